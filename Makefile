@@ -1,0 +1,39 @@
+# Both commands set up .venv by themselves; nothing else is needed but Python (>= 3.11) and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: quickstart test check pytest clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/acpo demo
+
+test: check pytest
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pytest: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n auto --dist loadfile $(PYTEST_ARGS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "acpo needs Python >= 3.11; found $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing acpo into $(VENV) (a minute or two, once) ..."
+	@$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "Installing the test tools into $(VENV) ..."
+	@$(PIP_INSTALL) -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,3 @@
+"""Token-level credit for reinforcement learning with verifiable rewards."""
+
+__version__ = "0.1.0"
