@@ -1,0 +1,34 @@
+"""The paper's maths: advantages, gates, credit, and the table of methods. Needs only torch."""
+
+from acpo.objectives.advantages import group_advantages
+from acpo.objectives.credit import CreditRule, credit_multipliers
+from acpo.objectives.dense import dense_loss, logit_gradient
+from acpo.objectives.loss import (
+    TokenCoefficients,
+    TokenObjective,
+    aggregation_weights,
+    token_coefficients,
+    token_objective,
+)
+from acpo.objectives.methods import METHODS, Method, get_method
+from acpo.objectives.shaping import token_advantages
+from acpo.objectives.tokens import TokenStats, stats_from_logits
+
+__all__ = [
+    "METHODS",
+    "CreditRule",
+    "Method",
+    "TokenCoefficients",
+    "TokenObjective",
+    "TokenStats",
+    "aggregation_weights",
+    "credit_multipliers",
+    "dense_loss",
+    "get_method",
+    "group_advantages",
+    "logit_gradient",
+    "stats_from_logits",
+    "token_advantages",
+    "token_coefficients",
+    "token_objective",
+]

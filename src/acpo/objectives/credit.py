@@ -1,0 +1,131 @@
+"""Credit multipliers (c+, c-): the paper's Eq. "acpo_weights" and every ablation row, as data.
+
+Each multiplier is affine in an uncertainty signal S, either δ = 1 - p_max or the normalised
+entropy ē = H / H_max, so a row is a handful of numbers and a rule for its gradient.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from acpo.objectives.tokens import TokenStats, select
+
+
+class Affine(NamedTuple):
+    """c = scale · (offset + slope · S). A string names the option that supplies the number."""
+
+    offset: float | Literal["offset"]
+    slope: float
+    scale: float | Literal["mismatch_scale"] = 1.0
+
+    def numbers(self, options: Mapping[str, Any], tau: float) -> tuple[float, float]:
+        """(constant, slope) of the multiplier on the branch whose gate temperature is τ."""
+        offset = self.offset if not isinstance(self.offset, str) else options[self.offset]
+        scale = self.scale if not isinstance(self.scale, str) else options[self.scale]
+        offset = 2 / tau if offset == "auto" else float(offset)
+        scale = 1 + 2 / tau if scale == "auto" else float(scale)
+        return scale * offset, scale * self.slope
+
+
+class Branches(NamedTuple):
+    """The multipliers for A > 0 and A <= 0."""
+
+    positive: Affine
+    nonpositive: Affine
+
+
+@dataclass(frozen=True)
+class CreditRule:
+    """One row of the paper's ablation table.
+
+    Attributes:
+        aligned: multipliers where the sampled token is the mode (everywhere, if `mismatched` is
+            unset).
+        mismatched: multipliers where it is not; always detached. Set only for routed ACPO.
+        signal: what S is; "none" for constant multipliers.
+        detached: whether S is detached everywhere.
+    """
+
+    aligned: Branches
+    mismatched: Branches | None = None
+    signal: Literal["none", "delta", "entropy"] = "none"
+    detached: bool = False
+
+    @property
+    def routed(self) -> bool:
+        return self.mismatched is not None
+
+    @property
+    def differentiates_mode(self) -> bool:
+        """Whether gradient flows through p_max of a mode that was not sampled."""
+        return self.signal == "delta" and not self.detached and not self.routed
+
+    @property
+    def differentiates_entropy(self) -> bool:
+        return self.signal == "entropy" and not self.detached
+
+    def table(self, options: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
+        """(constant, slope) as [[aligned +, aligned -], [mismatched +, mismatched -]]."""
+        taus = (float(options.get("tau_pos", 1.0)), float(options.get("tau_neg", 1.0)))
+        rows = (self.aligned, self.mismatched or self.aligned)
+        return [[m.numbers(options, t) for m, t in zip(row, taus, strict=True)] for row in rows]
+
+
+class Credit(NamedTuple):
+    """The multiplier c of each token and its closed-form slope dc/dS (0 where S is detached)."""
+
+    value: Tensor
+    slope: Tensor
+
+
+def credit_multipliers(
+    rule: CreditRule,
+    *,
+    stats: TokenStats,
+    positive: Tensor,
+    options: Mapping[str, Any],
+    entropy_max: Tensor | float | None = None,
+) -> Credit:
+    """c+ where `positive`, c- elsewhere, for every token."""
+    (ap, an), (mp, mn) = rule.table(options)
+    like = stats.logp.detach()
+
+    def choose(column: int) -> Tensor:
+        aligned = select(positive, ap[column], an[column], like.dtype)
+        mismatched = select(positive, mp[column], mn[column], like.dtype)
+        return torch.where(stats.is_mode, aligned, mismatched)
+
+    constant, slope = choose(0), choose(1)
+    if rule.signal == "none":
+        return Credit(constant, torch.zeros_like(like))
+    signal, live = uncertainty(rule, stats, options, entropy_max)
+    return Credit(constant + slope * signal, torch.where(live, slope, 0.0))
+
+
+def uncertainty(
+    rule: CreditRule,
+    stats: TokenStats,
+    options: Mapping[str, Any],
+    entropy_max: Tensor | float | None,
+) -> tuple[Tensor, Tensor]:
+    """The signal S and where gradient flows through it."""
+    everywhere = torch.ones_like(stats.is_mode)
+    if rule.signal == "entropy":
+        assert entropy_max is not None
+        signal = stats.entropy / entropy_max
+        live = everywhere
+        if not isinstance(options["entropy_norm"], str):
+            live = signal.detach() <= 1
+            signal = signal.clamp(max=1.0)
+    elif rule.routed:
+        live = stats.is_mode
+        signal = -torch.expm1(torch.where(live, stats.logp, stats.log_pmax.detach()))
+    else:
+        live = everywhere
+        signal = -torch.expm1(torch.where(stats.is_mode, stats.logp, stats.log_pmax))
+    if rule.detached:
+        return signal.detach(), ~everywhere
+    return signal, live

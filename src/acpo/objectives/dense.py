@@ -1,0 +1,131 @@
+"""The definition of every method's loss, from materialised logits, and its closed-form gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acpo.errors import ACPOError
+from acpo.objectives.batch import prepare_batch
+from acpo.objectives.loss import aggregation_weights, token_coefficients, token_objective
+from acpo.objectives.methods import Method, get_method
+from acpo.objectives.tokens import TokenStats, scaled_log_probs, stats_from_logits
+
+
+def dense_loss(
+    method: str | Method,
+    *,
+    logits: Tensor,
+    tokens: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    group_size: int | None = None,
+    old_entropy: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    beta: float = 0.0,
+    **options: Any,
+) -> Tensor:
+    """The loss by plain autograd from `[B, T, V]` logits: the definition, slow and obvious.
+
+    Arguments as in `token_objective`; `advantages` is `[B]` with groups in consecutive rows.
+    """
+    method = get_method(method, **options)
+    stats = _dense_stats(method, logits, tokens, mask, temperature)
+    objective = token_objective(
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        tokens=tokens,
+        group_size=group_size,
+        old_entropy=old_entropy,
+        ref_logp=ref_logp,
+        beta=beta,
+    )
+    weights = aggregation_weights(method, mask, dtype=objective.value.dtype)
+    return -(weights * objective.value).sum()
+
+
+def logit_gradient(
+    method: str | Method,
+    *,
+    logits: Tensor,
+    tokens: Tensor,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    temperature: float = 1.0,
+    group_size: int | None = None,
+    old_entropy: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    beta: float = 0.0,
+    **options: Any,
+) -> Tensor:
+    """∂ dense_loss / ∂ logits, `[B, T, V]`, in closed form. Arguments as in `dense_loss`."""
+    method = get_method(method, **options)
+    with torch.no_grad():
+        stats = _dense_stats(method, logits, tokens, mask, temperature)
+        batch = prepare_batch(
+            method,
+            stats=stats,
+            old_logp=old_logp,
+            advantages=advantages,
+            mask=mask,
+            tokens=tokens,
+            group_size=group_size,
+            old_entropy=old_entropy,
+            ref_logp=ref_logp,
+            beta=beta,
+            entropy_max=None,
+            options={},
+        )
+        c = token_coefficients(
+            method,
+            stats=batch.stats,
+            old_logp=batch.old_logp,
+            advantages=batch.advantages,
+            sequence_mean=batch.sequence_mean,
+            entropy_max=batch.entropy_max,
+            ref_logp=batch.ref_logp,
+            beta=beta,
+        )
+        log_p = scaled_log_probs(logits, temperature)
+        p = log_p.exp()
+        mode = torch.where(batch.stats.is_mode, tokens, log_p.argmax(-1))
+        bm = c.b * batch.stats.log_pmax.exp()
+        gradient = -(c.a + bm)[..., None] * p
+        gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + stats.entropy[..., None])
+        gradient.scatter_add_(-1, tokens[..., None], c.a[..., None])
+        gradient.scatter_add_(-1, mode[..., None], bm[..., None])
+        weights = aggregation_weights(method, mask, dtype=gradient.dtype)[..., None]
+        return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
+
+
+def _dense_stats(
+    method: Method, logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float
+) -> TokenStats:
+    if logits.dim() != 3 or not logits.shape[:2] == tokens.shape == mask.shape:
+        raise ACPOError(
+            f"logits has shape {list(logits.shape)}, tokens {list(tokens.shape)}, mask "
+            f"{list(mask.shape)}; they must be [B, T, V], [B, T] and [B, T]"
+        )
+    vocabulary = logits.shape[-1]
+    picked = tokens[mask.bool()]
+    if picked.numel() and (int(picked.min()) < 0 or int(picked.max()) >= vocabulary):
+        raise ACPOError(f"tokens holds ids outside [0, {vocabulary}); are they of this vocabulary?")
+    bad = (logits.isnan() | (logits == torch.inf)).any(-1) & mask.bool()
+    if bad.any():
+        row, column = bad.nonzero()[0].tolist()
+        raise ACPOError(
+            f"logits[{row}, {column}] is not finite at {int(bad.sum())} valid token(s); the model "
+            "diverged or overflowed: lower the learning rate or use a wider dtype"
+        )
+    return stats_from_logits(
+        logits=torch.where(mask.bool()[..., None], logits, 0.0),
+        tokens=torch.where(mask.bool(), tokens, 0),
+        temperature=temperature,
+        align_tol=float(method.options["align_tol"]),
+    )

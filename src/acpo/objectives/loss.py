@@ -1,0 +1,199 @@
+"""From token statistics to objectives, losses and closed-form gradients.
+
+Every method's per-token objective is J = A · f(w) · c - β · KL, and its gradient with respect to
+the scaled logits z = logits / T is
+
+    a (e_y - p) + b m (e_{v*} - p) + h (-p ⊙ (log p + H)),    m = p_max.
+
+`token_coefficients` gives J, a, b and h in closed form; `token_objective` gives J for autograd.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from acpo.objectives.batch import check_gradient_paths, prepare_batch
+from acpo.objectives.credit import Credit, credit_multipliers
+from acpo.objectives.gates import GATES, Gated, GateInputs, SequenceMean
+from acpo.objectives.methods import Method, get_method
+from acpo.objectives.metrics import Tally, tally_tokens
+from acpo.objectives.tokens import TokenStats
+
+
+class TokenObjective(NamedTuple):
+    """Per-token objective J (0 where masked; maximise it) and scalar metrics."""
+
+    value: Tensor
+    metrics: dict[str, Tensor]
+
+
+class TokenCoefficients(NamedTuple):
+    """Closed form of every token: J and the scalars of its logit gradient (see the module text)."""
+
+    value: Tensor
+    a: Tensor
+    b: Tensor
+    h: Tensor
+
+
+def aggregation_weights(
+    method: str | Method,
+    mask: Tensor,
+    *,
+    num_sequences: int | float | None = None,
+    num_tokens: int | float | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Weights `[B, T]` such that loss = -Σ weights · J, with the mask folded in.
+
+    Args:
+        method: a row of `METHODS`.
+        mask: `[B, T]`.
+        num_sequences: sequences in the whole mini-batch, if this is a part of it.
+        num_tokens: valid tokens in the whole mini-batch, likewise.
+        dtype: of the result.
+    """
+    valid = mask.to(dtype)
+    if get_method(method).aggregation == "token_mean":
+        total = valid.sum() if num_tokens is None else num_tokens
+        return valid / torch.as_tensor(total, dtype=dtype, device=valid.device).clamp_min(1)
+    lengths = valid.sum(1, keepdim=True).clamp_min(1)
+    return valid / lengths / (mask.shape[0] if num_sequences is None else num_sequences)
+
+
+def evaluate_tokens(
+    method: Method,
+    *,
+    stats: TokenStats,
+    old_logp: Tensor,
+    advantages: Tensor,
+    sequence_mean: SequenceMean,
+    entropy_max: Tensor | float | None = None,
+) -> tuple[Gated, Credit]:
+    """Gate f(w) and credit c of every token, any shape; advantages already per token."""
+    positive = advantages > 0
+    gated = GATES[method.gate](
+        GateInputs(stats.logp, old_logp, positive, sequence_mean, method.options)
+    )
+    credit = credit_multipliers(
+        method.credit,
+        stats=stats,
+        positive=positive,
+        options=method.options,
+        entropy_max=entropy_max,
+    )
+    return gated, credit
+
+
+def kl_penalty(logp: Tensor, ref_logp: Tensor) -> Tensor:
+    """The k3 estimate of KL(π || π_ref): e^d - d - 1 with d = log π_ref - log π."""
+    d = ref_logp - logp
+    return d.exp() - d - 1
+
+
+def token_coefficients(
+    method: Method,
+    *,
+    stats: TokenStats,
+    old_logp: Tensor,
+    advantages: Tensor,
+    sequence_mean: SequenceMean,
+    entropy_max: Tensor | float | None = None,
+    ref_logp: Tensor | None = None,
+    beta: float = 0.0,
+) -> TokenCoefficients:
+    """J and its gradient scalars (a, b, h) for every token, in closed form."""
+    with torch.no_grad():
+        gated, credit = evaluate_tokens(
+            method,
+            stats=stats,
+            old_logp=old_logp,
+            advantages=advantages,
+            sequence_mean=sequence_mean,
+            entropy_max=entropy_max,
+        )
+        value = advantages * gated.value * credit.value
+        a = advantages * gated.slope * credit.value
+        signal = advantages * gated.value * credit.slope  # dJ/dS
+        none = torch.zeros_like(signal)
+        b, h = none, none
+        if method.credit.signal == "delta":  # ∇δ = -m (e_v* - p)
+            b = -signal
+        elif method.credit.signal == "entropy":  # ∇ē = ∇H / H_max
+            assert entropy_max is not None
+            h = signal / entropy_max
+        if beta:
+            assert ref_logp is not None
+            value = value - beta * kl_penalty(stats.logp, ref_logp)
+            a = a - beta * (1 - (ref_logp - stats.logp).exp())
+        return TokenCoefficients(value, a, b, h)
+
+
+def token_objective(
+    method: str | Method,
+    *,
+    stats: TokenStats,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    tokens: Tensor | None = None,
+    group_size: int | None = None,
+    old_entropy: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    beta: float = 0.0,
+    entropy_max: Tensor | float | None = None,
+    **options: Any,
+) -> TokenObjective:
+    """Per-token objective of any method, differentiable through `stats`.
+
+    Args:
+        method: a row of `METHODS`.
+        stats: `[B, T]` statistics of the current policy.
+        old_logp: `[B, T]` log-probabilities under the rollout policy.
+        advantages: `[B]`, or `[B, T]` as `token_advantages` returns them.
+        mask: `[B, T]`, true at valid completion tokens.
+        tokens: `[B, T]` sampled ids; gtpo only.
+        group_size: completions per prompt, rows of a group consecutive; gtpo and gtpo_entropy.
+        old_entropy: `[B, T]` entropies under the rollout policy; gtpo_entropy only.
+        ref_logp: `[B, T]` log-probabilities under the reference policy, for `beta`.
+        beta: weight of the KL penalty.
+        entropy_max: H_max of the Shannon rows, if this is a part of a larger mini-batch.
+        **options: the method's options, e.g. `tau_pos`.
+    """
+    batch = prepare_batch(
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        tokens=tokens,
+        group_size=group_size,
+        old_entropy=old_entropy,
+        ref_logp=ref_logp,
+        beta=beta,
+        entropy_max=entropy_max,
+        options=options,
+    )
+    check_gradient_paths(batch.method, stats)
+    gated, credit = evaluate_tokens(
+        batch.method,
+        stats=batch.stats,
+        old_logp=batch.old_logp,
+        advantages=batch.advantages,
+        sequence_mean=batch.sequence_mean,
+        entropy_max=batch.entropy_max,
+    )
+    value = batch.advantages * gated.value * credit.value
+    if beta and batch.ref_logp is not None:
+        value = value - beta * kl_penalty(batch.stats.logp, batch.ref_logp)
+    tallies = tally_tokens(
+        batch.method,
+        stats=batch.stats,
+        old_logp=batch.old_logp,
+        advantages=batch.advantages,
+        mask=batch.mask,
+        gated=gated,
+        credit=credit,
+    )
+    return TokenObjective(torch.where(batch.mask, value, 0.0), Tally.means(tallies))

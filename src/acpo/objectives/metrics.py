@@ -1,0 +1,70 @@
+"""What tells whether training works, because the loss of the soft-gated rows does not."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acpo.objectives.credit import Credit
+from acpo.objectives.gates import Gated, log_ratio
+from acpo.objectives.methods import Method
+from acpo.objectives.tokens import TokenStats
+
+
+class Tally(NamedTuple):
+    """A sum and a count: means that add up exactly over micro-batches and ranks."""
+
+    total: Tensor
+    number: Tensor
+
+    @staticmethod
+    def means(tallies: dict[str, "Tally"]) -> dict[str, Tensor]:
+        """NaN where nothing was counted."""
+        return {name: t.total / t.number for name, t in tallies.items()}
+
+
+def tally_tokens(
+    method: Method,
+    *,
+    stats: TokenStats,
+    old_logp: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    gated: Gated,
+    credit: Credit,
+) -> dict[str, Tally]:
+    """Sums and counts over valid tokens, any shape.
+
+    `reversed` is the share of aligned positive tokens whose update lowers their own probability;
+    `credit/...` is the mean multiplier; `update/...` the mean of |∂J/∂log π(y)| by branch.
+    """
+    with torch.no_grad():
+        ratio = log_ratio(stats.logp, old_logp).exp()
+        delta = -torch.expm1(stats.log_pmax)
+        positive = mask & (advantages > 0)
+        negative = mask & ~(advantages > 0)
+        local = gated.slope * credit.value
+        if method.credit.signal == "delta":  # on aligned tokens δ moves with -p
+            proxy = torch.where(stats.is_mode, -gated.value * credit.slope * stats.logp.exp(), 0.0)
+            local = local + proxy
+        update = (advantages * local).abs()
+
+        def over(where: Tensor, x: Tensor) -> Tally:
+            return Tally(torch.where(where, x, 0).sum(dtype=torch.float32), where.sum())
+
+        return {
+            "aligned": over(mask, stats.is_mode),
+            "entropy": over(mask, stats.entropy),
+            "entropy/positive": over(positive, stats.entropy),
+            "entropy/nonpositive": over(negative, stats.entropy),
+            "delta": over(mask, delta),
+            "delta/positive": over(positive, delta),
+            "delta/nonpositive": over(negative, delta),
+            "credit/positive": over(positive, credit.value),
+            "credit/nonpositive": over(negative, credit.value),
+            "update/positive": over(positive, update),
+            "update/nonpositive": over(negative, update),
+            "reversed": over(positive & stats.is_mode, local < 0),
+            "saturated": over(mask, gated.saturated),
+            "ratio": over(mask, ratio),
+        }

@@ -1,0 +1,168 @@
+"""What must not change a loss: padding, order, splits, shifts."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from acpo.objectives import (
+    METHODS,
+    aggregation_weights,
+    dense_loss,
+    stats_from_logits,
+    token_advantages,
+    token_objective,
+)
+from acpo.objectives.batch import entropy_maximum
+from objectives.batches import EXTRAS, ROWS, loss_and_gradient, random_batch
+
+seeds = st.integers(0, 10_000)
+rows_of_table = st.sampled_from(ROWS)
+quick = settings(max_examples=60, deadline=None)
+PER_TOKEN = ("tokens", "old_logp", "mask", "old_entropy")
+
+
+def options_of(row):
+    return EXTRAS.get(row, {})
+
+
+def same(a, b):
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@quick
+@given(seeds, rows_of_table, st.integers(1, 5))
+def test_padding_changes_nothing(seed, row, extra):
+    batch = random_batch(seed)
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    wide = {
+        **batch,
+        "logits": torch.nn.functional.pad(batch["logits"], (0, 0, 0, extra), value=3.0),
+    }
+    for name in PER_TOKEN:
+        wide[name] = torch.nn.functional.pad(batch[name], (0, extra))
+    # Garbage under the mask must not leak either.
+    dead = ~wide["mask"]
+    wide["logits"][dead] = torch.nan
+    wide["old_logp"][dead] = torch.inf
+    wide["tokens"][dead] = -100
+    padded, padded_gradient = loss_and_gradient(dense_loss, wide, row, **options_of(row))
+    same(padded, value)
+    same(padded_gradient[:, : gradient.shape[1]], gradient)
+    assert (padded_gradient[dead] == 0).all()
+
+
+@quick
+@given(seeds, rows_of_table, st.randoms(use_true_random=False))
+def test_order_changes_nothing(seed, row, random):
+    """Groups in any order, and rows in any order within a group."""
+    batch = random_batch(seed)
+    groups = [list(range(3)), list(range(3, 6))]
+    random.shuffle(groups)
+    for group in groups:
+        random.shuffle(group)
+    order = torch.tensor([row for group in groups for row in group])
+    moved = {k: v[order] if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    shuffled, shuffled_gradient = loss_and_gradient(dense_loss, moved, row, **options_of(row))
+    same(shuffled, value)
+    same(shuffled_gradient, gradient[order])
+
+
+@quick
+@given(seeds, rows_of_table, st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_micro_batches_change_nothing(seed, row, assignment):
+    """Any split of the rows: token advantages and normalisers come from the whole batch."""
+    batch = random_batch(seed)
+    options = options_of(row)
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options)
+    method = METHODS[row](**options)
+    mask, tokens = batch["mask"], batch["tokens"]
+    whole = stats_from_logits(logits=batch["logits"], tokens=tokens)
+    advantages = token_advantages(
+        method,
+        entropy=whole.entropy,
+        **{k: batch[k] for k in ("advantages", "mask", "old_entropy", "tokens", "group_size")},
+    )
+    entropy_max = entropy_maximum(method, whole.entropy, mask)
+    logits = batch["logits"].clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for part in set(assignment):
+        rows = torch.tensor([i for i, a in enumerate(assignment) if a == part])
+        objective = token_objective(
+            method,
+            stats=stats_from_logits(logits=logits[rows], tokens=tokens[rows]),
+            old_logp=batch["old_logp"][rows],
+            advantages=advantages[rows],
+            mask=mask[rows],
+            entropy_max=entropy_max,
+        )
+        weights = aggregation_weights(
+            method, mask[rows], num_sequences=6, num_tokens=int(mask.sum()), dtype=torch.float64
+        )
+        total = total - (weights * objective.value).sum()
+    same(total.detach(), value)
+    same(torch.autograd.grad(total, logits)[0], gradient)
+
+
+@quick
+@given(seeds, rows_of_table, st.floats(-30, 30))
+def test_shifting_logits_changes_nothing(seed, row, shift):
+    batch = random_batch(seed)
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    moved = {**batch, "logits": batch["logits"] + shift}
+    shifted, shifted_gradient = loss_and_gradient(dense_loss, moved, row, **options_of(row))
+    torch.testing.assert_close(shifted, value, rtol=0, atol=1e-9)
+    torch.testing.assert_close(shifted_gradient, gradient, rtol=0, atol=1e-9)
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(6, 7).double(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_zero_advantage_is_exactly_zero_gradient(row):
+    batch = random_batch(3)
+    batch["advantages"][3:] = 0.0
+    _, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    assert (gradient[:3] != 0).any()
+    if METHODS[row].trains_zero_advantage:
+        assert row == "gtpo" and (gradient[3:] != 0).any(), "GTPO's entropy term acts on every row"
+    else:
+        assert (gradient[3:] == 0).all()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_fully_masked_sequences_count_but_do_not_move(row):
+    batch = random_batch(6)
+    batch["mask"][2] = False
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    assert torch.isfinite(value) and (gradient[2] == 0).all()
+    batch["mask"][:] = False
+    value, gradient = loss_and_gradient(dense_loss, batch, row, **options_of(row))
+    assert value == 0 and (gradient == 0).all()
+
+
+def test_metrics_by_hand():
+    """Two tokens: one aligned and positive, one mismatched and negative."""
+    logits = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]], dtype=torch.float64)
+    tokens = torch.tensor([[0], [1]])
+    stats = stats_from_logits(logits=logits, tokens=tokens)
+    metrics = token_objective(
+        "acpo",
+        stats=stats,
+        old_logp=stats.logp,
+        advantages=torch.tensor([1.0, -1.0], dtype=torch.float64),
+        mask=torch.ones(2, 1),
+    ).metrics
+    p = torch.sigmoid(torch.tensor(2.0)).item()
+    expected = {
+        "aligned": 0.5,
+        "delta": 1 - p,
+        "credit/positive": 3 - p,
+        "credit/nonpositive": 3 * p,
+        "update/positive": 3 * (1 - p),
+        "update/nonpositive": 3 * p,
+        "reversed": 0.0,
+        "ratio": 1.0,
+        "saturated": 0.0,
+    }
+    for name, number in expected.items():
+        assert metrics[name].item() == pytest.approx(number, abs=1e-6), name
