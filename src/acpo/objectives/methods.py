@@ -13,6 +13,9 @@ from typing import Any, Literal
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives.credit import Affine, Branches, CreditRule
 
+SEQUENCE_GATES = ("sequence_clip", "geometric_clip")
+"""Gates that average log ratios over the sequence."""
+
 ONE = Affine(1.0, 0.0)
 UNCERTAIN = Affine(0.0, 1.0)  # S
 OFFSET_UNCERTAIN = Affine("offset", 1.0)  # offset + S
@@ -52,7 +55,7 @@ class Method:
     def needs_other_tokens(self) -> bool:
         """Whether a token's coefficient depends on statistics of other tokens."""
         return (
-            self.gate in ("sequence_clip", "geometric_clip")
+            self.gate in SEQUENCE_GATES
             or self.shaping is not None
             or self.options.get("entropy_norm") == "batch_max"
         )

@@ -1,0 +1,12 @@
+"""From hidden states to token statistics and the policy loss, without `[tokens, vocab]` logits."""
+
+from acpo.head.fused import PolicyLoss, fused_policy_loss, token_stats
+from acpo.head.lookup import LanguageModelHead, language_model_head
+
+__all__ = [
+    "LanguageModelHead",
+    "PolicyLoss",
+    "fused_policy_loss",
+    "language_model_head",
+    "token_stats",
+]

@@ -1,0 +1,115 @@
+"""The row step by plain torch: any device, bounded memory, no Triton.
+
+Each function takes one chunk of raw products `[C, V]` and may overwrite it.
+"""
+
+import torch
+from torch import Tensor
+
+from acpo.head.coefficients import row_coefficients
+from acpo.head.projection import Projection
+from acpo.head.rows import Policy, RowCoefficients, RowStats, SparseGradient, Sparsity
+from acpo.objectives.tokens import is_policy_mode
+
+
+def statistics(
+    raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
+) -> None:
+    """Fill `out` from the chunk; `raw` is destroyed."""
+    _shifted_statistics(raw, tokens, projection, align_tol, out)
+
+
+def policy_gradient(
+    raw: Tensor,
+    tokens: Tensor,
+    projection: Projection,
+    policy: Policy,
+    out: RowStats,
+    dtype: torch.dtype,
+    sparsity: Sparsity | None = None,
+) -> tuple[RowCoefficients, Tensor | SparseGradient]:
+    """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`."""
+    align_tol = float(policy.options["align_tol"])
+    shifted, mass = _shifted_statistics(raw, tokens, projection, align_tol, out)
+    c = row_coefficients(out, policy)
+    result = _gradient(shifted, mass, tokens, projection, out, c, dtype)
+    return c, result if sparsity is None else _select(result, sparsity)
+
+
+def gradient(
+    raw: Tensor,
+    tokens: Tensor,
+    projection: Projection,
+    stats: RowStats,
+    coefficients: RowCoefficients,
+    dtype: torch.dtype,
+    sparsity: Sparsity | None = None,
+) -> Tensor | SparseGradient:
+    """The gradient for the raw products from known statistics and coefficients."""
+    top = torch.where(stats.is_mode, stats.logp, stats.log_pmax) + stats.log_z
+    shifted = projection.scale_(raw).sub_(top.nan_to_num(0.0, 0.0, 0.0)[:, None])
+    result = _gradient(shifted, shifted.exp(), tokens, projection, stats, coefficients, dtype)
+    return result if sparsity is None else _select(result, sparsity)
+
+
+def _select(gradient: Tensor, sparsity: Sparsity) -> SparseGradient:
+    """The rows and columns that hold an entry above the threshold."""
+    large = gradient.abs() > (sparsity.eps * sparsity.weight)[:, None]
+    rows, columns = (large.any(axis).nonzero()[:, 0] for axis in (1, 0))
+    return SparseGradient(rows, columns, gradient[rows][:, columns])
+
+
+def _shifted_statistics(
+    raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
+) -> tuple[Tensor, Tensor]:
+    """Fill `out`; return d = z - max z (in raw's memory) and e^d."""
+    z = projection.scale_(raw if raw.dtype in (torch.float32, torch.float64) else raw.float())
+    top, mode = z.max(-1)
+    z.sub_(top[:, None])
+    mass = z.exp()
+    total = mass.sum(-1)
+    # The shifted sum keeps the entropy exact near 0.
+    spread = torch.linalg.vecdot(mass, z)
+    if not torch.isfinite(spread).all():
+        z.clamp_(min=-1e30)  # 0 · -inf of an impossible token
+        spread = torch.linalg.vecdot(mass, z)
+    log_total = total.log()
+    logp = z.gather(1, tokens[:, None])[:, 0] - log_total
+    is_mode = is_policy_mode(logp, -log_total, align_tol)
+    out.logp.copy_(logp)
+    out.log_pmax.copy_(torch.where(is_mode, logp, -log_total))
+    out.is_mode.copy_(is_mode)
+    out.entropy.copy_(log_total - spread / total)
+    out.log_z.copy_(top + log_total)
+    out.mode.copy_(torch.where(is_mode, tokens, mode))
+    return z, mass
+
+
+def _gradient(
+    shifted: Tensor,
+    mass: Tensor,
+    tokens: Tensor,
+    projection: Projection,
+    stats: RowStats,
+    c: RowCoefficients,
+    dtype: torch.dtype,
+) -> Tensor:
+    finite = stats.finite()
+    total = mass.sum(-1, keepdim=True) if shifted.shape[0] else mass[:, :1]
+    pull = (c.a + c.bm)[:, None]
+    z = shifted.clone() if projection.softcap is not None else None
+    if bool((c.h != 0).any()):
+        # p (pull + h (log p + H)), with log p = d - log Σe^d
+        tail = (stats.entropy[:, None] - total.log()).nan_to_num(0.0, 0.0, 0.0)
+        factor = shifted.clamp_(min=-1e30).add_(tail).mul_(c.h[:, None]).add_(pull)
+        result = mass.mul_(factor).div_(-total)
+    else:
+        result = mass.mul_(-pull / total)
+    result.scatter_add_(1, tokens[:, None], c.a[:, None])
+    result.scatter_add_(1, stats.mode[:, None], c.bm[:, None])
+    if not bool(finite.all()):
+        result[~finite] = 0.0
+    if z is not None:
+        top = stats.log_z - total[:, 0].log()
+        z.add_(top[:, None])
+    return projection.pull_back_(result, z).to(dtype)

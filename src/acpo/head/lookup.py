@@ -1,0 +1,70 @@
+"""Find a model's output head, whatever has wrapped or sharded it, at the time of the call."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial
+
+from acpo.errors import ACPOError
+
+
+class LanguageModelHead(NamedTuple):
+    """Weights of the output projection and how its products become logits."""
+
+    weight: Tensor
+    bias: Tensor | None
+    softcap: float | None
+    logit_scale: float
+
+
+def language_model_head(model: Any) -> LanguageModelHead:
+    """The output head of a transformers causal LM, as plain tensors.
+
+    Look it up on every call: FSDP and PEFT replace modules, and tied weights follow the embedding.
+    FSDP2 shards are gathered; their gradient flows back as a partial sum, which the shards reduce.
+    Weights partitioned by DeepSpeed ZeRO-3 stay as they are: the fused functions gather them.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
+        raise ACPOError(
+            f"{type(model).__name__} has no output embedding with a weight; acpo trains causal "
+            "language models with a linear head"
+        )
+    config = model.config.get_text_config()
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    return LanguageModelHead(
+        _whole(weight),
+        None if bias is None else _whole(bias),
+        getattr(config, "final_logit_softcapping", None),
+        _logit_scale(config),
+    )
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    if isinstance(parameter, DTensor):
+        placements = [Partial() for _ in parameter.placements]
+        return parameter.full_tensor(grad_placements=placements)
+    return parameter
+
+
+def _logit_scale(config: Any) -> float:
+    """The multiplier each model family applies to its logits, under the name it gives it."""
+    for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        if value is not None:
+            return float(value)
+    scaling = getattr(config, "logits_scaling", None)
+    if scaling is None:
+        return 1.0
+    return float(scaling) if config.model_type == "hyperclovax" else 1 / float(scaling)
+
+
+def gathered(*parameters: Tensor | None) -> AbstractContextManager[Any]:
+    """A context in which parameters partitioned by DeepSpeed ZeRO-3 are whole."""
+    partitioned = [p for p in parameters if p is not None and hasattr(p, "ds_id")]
+    if not partitioned:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(partitioned)

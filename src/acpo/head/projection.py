@@ -1,0 +1,82 @@
+"""The linear map from hidden states to logits, and its matrix products."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acpo.errors import ACPOError
+
+
+class Projection(NamedTuple):
+    """How raw products become scaled logits: softcap(logit_scale · (hWᵀ + bias)) / temperature."""
+
+    temperature: float = 1.0
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+    def check(self) -> None:
+        """Raise for values no model has."""
+        if not self.temperature > 0:
+            raise ACPOError(
+                f"temperature={self.temperature} must be positive; use the one the rollouts were "
+                "sampled with"
+            )
+        if self.softcap is not None and not self.softcap > 0:
+            raise ACPOError(f"softcap={self.softcap} must be positive; pass None for no softcap")
+
+    def scaled(self, raw: Tensor) -> Tensor:
+        """Scaled logits z; differentiable."""
+        z = raw * self.logit_scale
+        if self.softcap is not None:
+            z = self.softcap * torch.tanh(z / self.softcap)
+        return z / self.temperature
+
+    def scale_(self, raw: Tensor) -> Tensor:
+        """The same, in place."""
+        if self.softcap is None:
+            factor = self.logit_scale / self.temperature
+            return raw if factor == 1.0 else raw.mul_(factor)
+        raw.mul_(self.logit_scale / self.softcap).tanh_()
+        return raw.mul_(self.softcap / self.temperature)
+
+    def pull_back_(self, gradient: Tensor, z: Tensor | None) -> Tensor:
+        """Turn the gradient for z into the gradient for the raw product, in place."""
+        gradient.mul_(self.logit_scale / self.temperature)
+        if self.softcap is not None:
+            assert z is not None
+            tanh = z.mul(self.temperature / self.softcap)
+            gradient.mul_(1 - tanh.square_())
+        return gradient
+
+
+def logits_dtype_for(hidden: Tensor, requested: torch.dtype | None) -> torch.dtype:
+    """float32 logits unless asked otherwise; float64 stays float64."""
+    if hidden.dtype == torch.float64:
+        return torch.float64
+    if requested not in (None, torch.float32, hidden.dtype):
+        raise ACPOError(
+            f"logits_dtype={requested} does not fit {hidden.dtype} hidden states; "
+            f"use torch.float32 or {hidden.dtype}"
+        )
+    return requested or torch.float32
+
+
+def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """out = a @ b, accumulated and rounded once to out's dtype."""
+    if out.dtype == a.dtype:
+        torch.mm(a, b, out=out)
+    elif a.is_cuda:
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        out.copy_(a.to(out.dtype) @ b.to(out.dtype))
+
+
+def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b in total's dtype."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(a.to(total.dtype), b.to(total.dtype))

@@ -1,0 +1,1 @@
+"""The row step on CUDA."""

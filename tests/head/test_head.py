@@ -1,0 +1,337 @@
+"""The fused head against the definition: every row, every option, any layout."""
+
+import pytest
+import torch
+
+from acpo.errors import ACPOError
+from acpo.head import fused_policy_loss, token_stats
+from acpo.head.reference import reference_policy_loss, reference_stats
+from acpo.objectives import (
+    METHODS,
+    aggregation_weights,
+    dense_loss,
+    stats_from_logits,
+    token_advantages,
+)
+from objectives.batches import EXTRAS, ROWS, random_batch
+
+HIDDEN, VOCAB = 13, 29
+
+
+def head_batch(seed=0, dtype=torch.float64, temperature=1.0, vocab=VOCAB, rows=6, length=7):
+    """A `[B, T]` batch whose logits come from hidden states and a head."""
+    g = torch.Generator().manual_seed(seed)
+    batch = random_batch(seed, rows=rows, length=length, vocab=vocab, dtype=dtype)
+    hidden = torch.randn(rows, length, HIDDEN, generator=g, dtype=dtype)
+    weight = torch.randn(vocab, HIDDEN, generator=g, dtype=dtype) * 0.7
+    logits = hidden @ weight.t()
+    aligned = torch.rand(rows, length, generator=g) < 0.5
+    tokens = torch.where(aligned, logits.argmax(-1), batch["tokens"])
+    logp = torch.log_softmax(logits / temperature, -1).gather(-1, tokens[..., None])[..., 0]
+    drift = 0.7 * torch.randn(rows, length, generator=g, dtype=dtype)
+    batch |= {"tokens": tokens, "old_logp": logp + drift, "temperature": temperature}
+    batch.pop("logits")
+    return hidden, weight, batch
+
+
+def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **extra):
+    """The fused loss of a `[B, T]` batch, as a trainer would call it."""
+    stats = stats_from_logits(
+        logits=(hidden @ weight.t()).detach(),
+        tokens=batch["tokens"],
+        temperature=batch["temperature"],
+    )
+    advantages = token_advantages(
+        row,
+        advantages=batch["advantages"],
+        mask=batch["mask"],
+        entropy=stats.entropy,
+        old_entropy=batch["old_entropy"],
+        tokens=batch["tokens"],
+        group_size=batch["group_size"],
+        **options,
+    )
+    weights = aggregation_weights(row, batch["mask"], dtype=hidden.dtype)
+    ids = torch.arange(hidden.shape[0])[:, None].expand_as(batch["tokens"])
+    return call(
+        hidden.flatten(0, 1),
+        weight,
+        batch["tokens"].flatten(),
+        old_logp=batch["old_logp"].flatten(),
+        advantages=advantages.flatten(),
+        weights=weights.flatten(),
+        method=row,
+        temperature=batch["temperature"],
+        sequence_ids=ids.flatten(),
+        **options,
+        **extra,
+    )
+
+
+def gradients(loss, *leaves):
+    return torch.autograd.grad(loss, leaves)
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("logits_bytes", [None, 5 * VOCAB * 4])
+def test_every_row_equals_the_dense_definition(row, dtype, logits_bytes):
+    options = EXTRAS.get(row, {})
+    hidden, weight, batch = head_batch(3, dtype, temperature=0.8)
+    hidden.requires_grad_(), weight.requires_grad_()
+    dense = dense_loss(row, logits=hidden @ weight.t(), **batch, **options)
+    expected = gradients(dense, hidden, weight)
+    out = flat_call(row, hidden, weight, batch, options, logits_bytes=logits_bytes)
+    got = gradients(out.loss, hidden, weight)
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert abs(out.loss.item() - dense.item()) <= tolerance * max(1.0, abs(dense.item()))
+    for a, b in zip(got, expected, strict=True):
+        assert b.norm() > 0 and relative(a, b) <= tolerance
+    assert out.nonfinite == 0
+
+
+@pytest.mark.parametrize("row", ["acpo", "acpo_no_routing", "shannon", "gspo", "grpo", "8020"])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"softcap": 3.0, "logit_scale": 1.7},
+        {"bias": True},
+        {"beta": 0.1},
+        {"entropy_bonus": 0.01},
+        {"softcap": 2.0, "bias": True, "beta": 0.05, "entropy_bonus": 0.02, "logit_scale": 0.5},
+    ],
+    ids=lambda e: "+".join(e),
+)
+def test_head_options(row, extra):
+    extra = dict(extra)
+    hidden, weight, batch = head_batch(5, temperature=1.2)
+    leaves = [hidden.requires_grad_(), weight.requires_grad_()]
+    if extra.pop("bias", False):
+        extra["bias"] = torch.randn(VOCAB, dtype=torch.float64).requires_grad_()
+        leaves.append(extra["bias"])
+    if "beta" in extra:
+        extra["ref_logp"] = batch["old_logp"].flatten() + 0.2
+    if "entropy_bonus" in extra:
+        extra["entropy_weights"] = extra.pop("entropy_bonus") * batch["mask"].flatten().double()
+    loss, stats = flat_call(row, hidden, weight, batch, {}, reference_policy_loss, **extra)
+    out = flat_call(row, hidden, weight, batch, {}, all_stats=True, **extra)
+    torch.testing.assert_close(out.loss, loss, rtol=1e-10, atol=1e-12)
+    for a, b in zip(gradients(out.loss, *leaves), gradients(loss, *leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    for a, b in zip(out.stats, stats, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "fields", [("logp",), ("log_pmax",), ("entropy",), ("logp", "log_pmax", "entropy")]
+)
+@pytest.mark.parametrize("softcap", [None, 2.5])
+def test_token_stats_and_their_gradients(fields, softcap):
+    hidden, weight, batch = head_batch(1)
+    flat = hidden.flatten(0, 1).requires_grad_()
+    weight.requires_grad_()
+    bias = torch.randn(VOCAB, dtype=torch.float64).requires_grad_()
+    settings = {"temperature": 0.7, "softcap": softcap, "bias": bias}
+    tokens = batch["tokens"].flatten()
+    expected = reference_stats(flat, weight, tokens, **settings)
+    got = token_stats(
+        flat, weight, tokens, differentiable=fields, logits_bytes=4 * VOCAB * 8, **settings
+    )
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert got.is_mode.any() and not got.is_mode.all()
+    g = torch.Generator().manual_seed(9)
+    mixes = [torch.randn(len(tokens), generator=g, dtype=torch.float64) for _ in fields]
+    mixes[0][::3] = 0.0
+    for stats in (got, expected):
+        assert all(getattr(stats, name).requires_grad for name in fields)
+    ours, theirs = (
+        sum((m * getattr(s, name)).sum() for m, name in zip(mixes, fields, strict=True))
+        for s in (got, expected)
+    )
+    leaves = (flat, weight, bias)
+    for a, b in zip(gradients(ours, *leaves), gradients(theirs, *leaves), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    hidden_names = {"logp", "log_pmax", "entropy"} - set(fields)
+    assert not any(getattr(got, name).requires_grad for name in hidden_names)
+
+
+def test_rows_without_gradient_are_not_computed_unless_asked():
+    hidden, weight, batch = head_batch(2)
+    batch["advantages"][2] = 0.0
+    dead = ~batch["mask"] | (batch["advantages"] == 0)[:, None]
+    out = flat_call("acpo", hidden, weight, batch, {})
+    assert torch.equal(out.computed, ~dead.flatten())
+    assert out.stats.logp[dead.flatten()].isnan().all()
+    full = flat_call("acpo", hidden, weight, batch, {}, all_stats=True)
+    assert full.computed.all() and torch.isfinite(full.stats.logp).all()
+    torch.testing.assert_close(full.stats.logp[~dead.flatten()], out.stats.logp[~dead.flatten()])
+
+
+def test_frozen_head_and_frozen_backbone():
+    hidden, weight, batch = head_batch(2)
+    both = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    expected = gradients(flat_call("acpo", *both, batch, {}).loss, *both)
+    only = hidden.clone().requires_grad_()
+    torch.testing.assert_close(
+        gradients(flat_call("acpo", only, weight, batch, {}).loss, only)[0], expected[0]
+    )
+    only = weight.clone().requires_grad_()
+    torch.testing.assert_close(
+        gradients(flat_call("acpo", hidden, only, batch, {}).loss, only)[0], expected[1]
+    )
+    with torch.no_grad():
+        loss = flat_call("acpo", hidden, weight, batch, {}).loss
+    assert not loss.requires_grad
+
+
+def test_upstream_scale_and_single_use():
+    hidden, weight, batch = head_batch(2)
+    hidden.requires_grad_()
+    (once,) = gradients(flat_call("acpo", hidden, weight, batch, {}).loss, hidden)
+    loss = flat_call("acpo", hidden, weight, batch, {}).loss
+    (scaled,) = torch.autograd.grad(2.5 * loss, hidden, retain_graph=True)
+    torch.testing.assert_close(scaled, 2.5 * once)
+    with pytest.raises(RuntimeError, match="call it again"):
+        torch.autograd.grad(loss, hidden)
+
+
+@pytest.mark.parametrize("row", ["acpo", "gspo"])
+def test_nothing_to_train_is_a_zero_with_a_graph(row):
+    hidden, weight, batch = head_batch(2)
+    hidden.requires_grad_(), weight.requires_grad_()
+    batch["advantages"][:] = 0.0
+    out = flat_call(row, hidden, weight, batch, {})
+    assert out.loss == 0
+    assert all((g == 0).all() for g in gradients(out.loss, hidden, weight))
+
+
+@pytest.mark.parametrize("row", ["acpo", "gspo", "shannon"])
+def test_non_finite_rows_are_counted_and_left_out(row):
+    hidden, weight, batch = head_batch(4)
+    batch["mask"][:] = True
+    clean = {**batch, "mask": batch["mask"].clone()}
+    clean["mask"][1, 2] = False
+    broken = hidden.clone()
+    broken[1, 2, 0] = float("nan")
+    broken.requires_grad_(), weight.requires_grad_()
+    batch["old_logp"] = clean["old_logp"] = torch.full_like(batch["old_logp"], -2.0)
+    weights = aggregation_weights(row, batch["mask"], dtype=torch.float64)
+    settings = {
+        "old_logp": batch["old_logp"].flatten(),
+        "advantages": batch["advantages"][:, None].expand(6, 7).flatten(),
+        "method": row,
+        "sequence_ids": torch.arange(6).repeat_interleave(7),
+    }
+    out = fused_policy_loss(
+        broken.flatten(0, 1),
+        weight,
+        batch["tokens"].flatten(),
+        weights=weights.flatten(),
+        **settings,
+    )
+    kept = torch.where(clean["mask"], weights, 0.0)
+    healthy = hidden.clone().requires_grad_()
+    expected = fused_policy_loss(
+        healthy.flatten(0, 1), weight, batch["tokens"].flatten(), weights=kept.flatten(), **settings
+    )
+    assert out.nonfinite == 1
+    torch.testing.assert_close(out.loss, expected.loss)
+    torch.testing.assert_close(
+        gradients(out.loss, broken, weight), gradients(expected.loss, healthy, weight)
+    )
+
+
+def test_impossible_tokens_do_not_poison_the_row():
+    hidden, weight, batch = head_batch(4)
+    bias = torch.zeros(VOCAB, dtype=torch.float64)
+    bias[3] = -torch.inf
+    batch["tokens"][batch["tokens"] == 3] = 4
+    out = flat_call("shannon", hidden.requires_grad_(), weight, batch, {}, bias=bias)
+    loss, _ = flat_call("shannon", hidden, weight, batch, {}, reference_policy_loss, bias=bias)
+    torch.testing.assert_close(out.loss, loss)
+    torch.testing.assert_close(gradients(out.loss, hidden), gradients(loss, hidden))
+
+
+def test_autocast_and_half_inputs():
+    hidden, weight, batch = head_batch(6, torch.float32)
+    hidden.requires_grad_(), weight.requires_grad_()
+    expected = gradients(flat_call("acpo", hidden, weight, batch, {}).loss, hidden, weight)
+    half = [
+        hidden.detach().bfloat16().requires_grad_(),
+        weight.detach().bfloat16().requires_grad_(),
+    ]
+    got = gradients(flat_call("acpo", *half, batch, {}).loss, *half)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == torch.bfloat16 and relative(a.float(), b) < 0.03
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = flat_call("acpo", hidden, weight, batch, {})
+    for a, b in zip(gradients(out.loss, hidden, weight), expected, strict=True):
+        assert a.dtype == torch.float32 and relative(a, b) < 0.03
+
+
+def test_sparse_drops_only_what_is_small():
+    hidden, weight, batch = head_batch(8, vocab=301)
+    weight = weight * 2
+    hidden.requires_grad_(), weight.requires_grad_()
+    exact = gradients(flat_call("acpo", hidden, weight, batch, {}).loss, hidden, weight)
+    errors = []
+    for eps in (0.0, 1e-4, 1e-1):
+        got = gradients(
+            flat_call("acpo", hidden, weight, batch, {}, sparse=eps).loss, hidden, weight
+        )
+        errors.append(max(relative(a, b) for a, b in zip(got, exact, strict=True)))
+    assert errors[0] < 1e-12 and errors[0] <= errors[1] < 1e-3 < errors[2] < 0.5
+
+
+@pytest.mark.parametrize("row", list(METHODS))
+def test_repeat_runs_are_bitwise_equal(row):
+    results = []
+    for _ in range(2):
+        hidden, weight, batch = head_batch(8, torch.float32)
+        hidden.requires_grad_(), weight.requires_grad_()
+        out = flat_call(row, hidden, weight, batch, EXTRAS.get(row, {}), logits_bytes=900)
+        results.append((out.loss, *gradients(out.loss, hidden, weight)))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokens": lambda t: t + VOCAB}, ["tokens", f"{VOCAB} rows"]),
+        ({"tokens": lambda t: t - 100}, ["tokens", "padding"]),
+        ({"tokens": lambda t: t.double()}, ["tokens", "integers"]),
+        ({"old_logp": lambda x: x[:-1]}, ["old_logp", "[41]", "[42]"]),
+        ({"advantages": lambda x: x * float("nan")}, ["advantages", "non-finite"]),
+        ({"weights": lambda x: x.to("meta")}, ["weights", "meta", "device"]),
+        ({"weight": lambda w: w[:, :-1]}, ["hidden", "weight", "[N, H]"]),
+        ({"bias": lambda _: torch.zeros(3)}, ["bias", "[3]"]),
+        ({"temperature": lambda _: 0.0}, ["temperature=0.0"]),
+        ({"softcap": lambda _: -1.0}, ["softcap=-1.0"]),
+        ({"sparse": lambda _: -1.0}, ["sparse=-1.0"]),
+        ({"beta": lambda _: 0.1}, ["ref_logp is missing"]),
+        ({"method": lambda _: "gspo"}, ["sequence_ids is missing"]),
+        ({"logits_dtype": lambda _: torch.float16}, ["logits_dtype=torch.float16"]),
+    ],
+)
+def test_bad_input(change, words):
+    hidden, weight, batch = head_batch(0, torch.float32)
+    inputs = {
+        "hidden": hidden.flatten(0, 1),
+        "weight": weight,
+        "tokens": batch["tokens"].flatten(),
+        "old_logp": batch["old_logp"].flatten(),
+        "advantages": torch.ones(42),
+        "weights": torch.ones(42),
+    }
+    for name, f in change.items():
+        inputs[name] = f(inputs.get(name))
+    with pytest.raises(ACPOError) as error:
+        fused_policy_loss(**inputs)
+    for word in words:
+        assert word in str(error.value)
