@@ -13,15 +13,17 @@ from acpo.objectives import Method, TokenStats
 class RowStats(NamedTuple):
     """Per-row results of the statistics pass, `[N]` each.
 
-    `log_z` is the log-sum-exp of the scaled logits; `mode` the index v*, equal to the sampled
-    token where `is_mode`.
+    `top` is the largest logit, in units of the backend that found it, and `log_total` the
+    log-sum-exp of the logits above it, so that p = exp(z - top - log_total) loses nothing to
+    large logits. `mode` is the index v*, equal to the sampled token where `is_mode`.
     """
 
     logp: Tensor
     log_pmax: Tensor
     is_mode: Tensor
     entropy: Tensor
-    log_z: Tensor
+    top: Tensor
+    log_total: Tensor
     mode: Tensor
 
     @classmethod
@@ -35,6 +37,7 @@ class RowStats(NamedTuple):
             column(),
             column(),
             torch.zeros(rows, device=device, dtype=torch.bool),
+            column(),
             column(),
             column(),
             torch.zeros(rows, device=device, dtype=torch.int64),
