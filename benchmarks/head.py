@@ -12,13 +12,14 @@ reference of the same loss. Peers that are not installed are reported as such, n
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -44,30 +45,37 @@ class Data:
     old_logp: Tensor
     advantages: Tensor
     weights: Tensor
+    shape: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def make(cls, rows: int, width: int, vocab: int, device: str, dtype: torch.dtype) -> "Data":
         torch.manual_seed(0)
         weight = torch.randn(vocab, width, device=device, dtype=dtype) / width**0.5
-        # Five candidates a row on a noise floor of log(vocab) + 1/2 nats.
+        # Five candidates a row, 7 to 10 nats above the summed mass of the rest of the vocabulary.
         candidates = torch.randint(vocab, (rows, 5), device=device)
-        floor = torch.log(torch.tensor(float(vocab))) + 0.5
-        lead = torch.rand(rows, 1, device=device) * 14 - 1
-        lead = floor + torch.cat([lead + 3, lead * torch.rand(rows, 4, device=device)], 1)
-        hidden = torch.randn(rows, width, device=device)
+        lead = math.log(vocab) + 7 + 3 * torch.rand(rows, 1, device=device)
+        others = lead - 7 * torch.rand(rows, 4, device=device).sqrt()
+        lead = torch.cat([lead, others], 1)
+        hidden = 0.3 * torch.randn(rows, width, device=device)
         for k in range(5):
             hidden += lead[:, k : k + 1] * weight[candidates[:, k]].float()
         hidden = hidden.to(dtype)
-        tokens, logp = [], []
+        tokens, logp, entropy, aligned = [], [], [], []
         for part in hidden.split(2048):
             log_p = torch.log_softmax((part @ weight.t()).float(), -1)
             drawn = torch.multinomial(log_p.exp(), 1)
             tokens.append(drawn[:, 0])
             logp.append(log_p.gather(1, drawn)[:, 0])
+            entropy.append(-(log_p.exp() * log_p).sum(-1))
+            aligned.append(log_p.argmax(-1) == drawn[:, 0])
         old = torch.cat(logp) + 0.1 * torch.randn(rows, device=device)
         advantages = torch.randn(rows, device=device)
         weights = torch.full((rows,), 1.0 / rows, device=device)
-        return cls(hidden, weight, torch.cat(tokens), old, advantages, weights)
+        shape = {
+            "mode_aligned": round(float(torch.cat(aligned).float().mean()), 3),
+            "mean_entropy": round(float(torch.cat(entropy).mean()), 3),
+        }
+        return cls(hidden, weight, torch.cat(tokens), old, advantages, weights, shape)
 
     def inputs(self) -> dict[str, Tensor]:
         names = ("tokens", "old_logp", "advantages", "weights")
@@ -150,6 +158,12 @@ def cce(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
     return sapo(data, -linear_cross_entropy(hidden, weight, data.tokens, reduction="none"))
 
 
+def cce_nll(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(hidden, weight, data.tokens)
+
+
 def verl_triton(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
     from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
 
@@ -167,11 +181,12 @@ def verl_torch(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
 @torch.compile(dynamic=False)
 def _compiled_row_step(z: Tensor, tokens: Tensor, old: Tensor, adv: Tensor, w: Tensor) -> Any:
     """ACPO's row step for torch.compile: loss and logit gradient of a chunk of bf16 logits."""
-    log_p = torch.log_softmax(z.float(), -1)
-    logp = log_p.gather(1, tokens[:, None])
-    log_m, mode = log_p.max(-1, keepdim=True)
-    entropy = -(log_p.exp() * log_p).sum(-1)
-    aligned, m = mode == tokens[:, None], log_m.exp()
+    z = z.float()
+    top = z.amax(-1, keepdim=True)
+    log_z = top + (z - top).exp().sum(-1, keepdim=True).log()
+    z_token = z.gather(1, tokens[:, None])
+    logp, m = z_token - log_z, torch.exp(top - log_z)
+    aligned = z_token >= top
     adv, w = adv[:, None], w[:, None]
     positive = adv > 0
     tau = torch.where(positive, 1.0, 1.05)
@@ -184,8 +199,10 @@ def _compiled_row_step(z: Tensor, tokens: Tensor, old: Tensor, adv: Tensor, w: T
     pull = credit * slope + torch.where(aligned, torch.where(positive, -m, m) * f, 0.0)
     a = -w * adv * pull
     column = torch.arange(z.shape[1], device=z.device)[None]
-    gradient = torch.where(column == tokens[:, None], a, 0.0) - a * log_p.exp()
-    return -(w * adv * f * credit).sum(), gradient.to(z.dtype), entropy
+    p = torch.exp(z - log_z)
+    gradient = torch.where(column == tokens[:, None], a, 0.0) - a * p
+    entropy = log_z - (p * z).sum(-1, keepdim=True)
+    return -(w * adv * f * credit).sum(), gradient.to(torch.bfloat16), entropy
 
 
 def compiled_chunks(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -233,6 +250,7 @@ CONTENDERS: dict[str, tuple[str, Contender]] = {
     "verl Triton": ("sapo", verl_triton),
     "verl torch chunks": ("sapo", verl_torch),
     "cut-cross-entropy": ("sapo", cce),
+    "cut-cross-entropy, NLL": ("nll", cce_nll),
     "Liger fused linear GRPO": ("own", liger_grpo),
     "Liger fused linear CE": ("nll", liger_nll),
 }
@@ -300,7 +318,8 @@ def relative(a: Tensor | None, b: Tensor) -> float | None:
 def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, Any]:
     data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
     references: dict[str, Any] = {}
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = {"data": data.shape}
+    print(f"  data: {data.shape}", flush=True)
     for name, (loss, contender) in CONTENDERS.items():
         if only and only not in name and not name.startswith("floor"):
             continue

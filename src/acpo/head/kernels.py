@@ -11,14 +11,12 @@ MAX_LOG_RATIO = tl.constexpr(20.0)
 
 @triton.jit
 def _logit(raw, scale, SOFTCAP: tl.constexpr):
-    """The logit before its last factor, and 1 - tanh² of the softcap (1 without one)."""
+    """The logit before its last factor: the softcap's tanh, or the product as it is."""
     x = raw.to(tl.float32)
-    derivative = tl.full(x.shape, 1.0, tl.float32)
     if SOFTCAP:
         x = 1.0 - 2.0 / (1.0 + tl.exp2(x * (2.0 * LOG2_E * scale)))
-        derivative = 1.0 - x * x
     # An impossible token (-inf) contributes 0, where 0 · -inf would be NaN. NaN passes.
-    return tl.where(x < LOWEST, LOWEST, x), derivative
+    return tl.where(x < LOWEST, LOWEST, x)
 
 
 @triton.jit
@@ -196,7 +194,7 @@ def row_kernel(
     token = tl.load(TOKEN + row)
     offsets = tl.arange(0, BLOCK)
     if STATISTICS:
-        x_token, _ = _logit(tl.load(z_row + token), scale, SOFTCAP)
+        x_token = _logit(tl.load(z_row + token), scale, SOFTCAP)
         top = LOWEST
         mode = 0
         mass = tl.zeros((BLOCK,), tl.float32)
@@ -205,7 +203,7 @@ def row_kernel(
         for start in range(0, V, BLOCK):
             ahead = start + BLOCK + offsets
             following = tl.load(z_row + ahead, mask=ahead < V, other=float("-inf"))
-            x, _ = _logit(current, scale, SOFTCAP)
+            x = _logit(current, scale, SOFTCAP)
             x = tl.where(start + offsets < V, x, LOWEST)
             highest = tl.max(x, 0)
             if highest > top:
@@ -296,7 +294,7 @@ def row_kernel(
             columns = (blocks - 1 - step) * BLOCK + offsets
             inside = columns < V
             raw = tl.load(z_row + columns, mask=inside, other=0.0)
-            x, derivative = _logit(raw, scale, SOFTCAP)
+            x = _logit(raw, scale, SOFTCAP)
             log2_p = (x - top) * factor - log2_total
             p = tl.exp2(log2_p)
             g = -p * both
@@ -305,7 +303,10 @@ def row_kernel(
             g += tl.where(columns == token, at_token, 0.0)
             if MODE_TERM:
                 g += tl.where(columns == mode, bm, 0.0)
-            g = tl.where(skip, 0.0, g * pull * derivative)
+            g *= pull
+            if SOFTCAP:
+                g *= 1.0 - x * x
+            g = tl.where(skip, 0.0, g)
             if NARROWS:
                 tl.debug_barrier()
             tl.store(g_row + columns, g.to(G.dtype.element_ty), mask=inside)
@@ -347,7 +348,7 @@ def column_maximum_kernel(
     per_weight = pull / tl.load(WEIGHT + rows, mask=real, other=1.0)
     where = real[:, None] & inside[None, :]
     raw = tl.load(Z + rows[:, None] * z_stride + columns[None, :], mask=where, other=float("-inf"))
-    x, _ = _logit(raw, scale, SOFTCAP)
+    x = _logit(raw, scale, SOFTCAP)
     log2_p = (x - top[:, None]) * factor - log2_total[:, None]
     size = both[:, None]
     if ENTROPY_TERM:
@@ -392,7 +393,7 @@ def selected_gradient_kernel(
     row = tl.load(ROWS + i)
     columns = tl.load(COLUMNS + j, mask=inside, other=0)
     raw = tl.load(Z + row * z_stride + columns, mask=inside, other=0.0)
-    x, derivative = _logit(raw, scale, SOFTCAP)
+    x = _logit(raw, scale, SOFTCAP)
     log2_p = (x - tl.load(TOP + row)) * factor - tl.load(LOG_TOTAL + row) * LOG2_E
     a, bm = tl.load(A + row), tl.load(BM + row)
     size = tl.full((BLOCK,), 0.0, tl.float32) + (a + bm)
@@ -401,7 +402,10 @@ def selected_gradient_kernel(
     g = -tl.exp2(log2_p) * size
     g += tl.where(columns == tl.load(TOKEN + row), a, 0.0)
     g += tl.where(columns == tl.load(MODE + row), bm, 0.0)
-    g = tl.where(inside, g * pull * derivative, 0.0)
+    g *= pull
+    if SOFTCAP:
+        g *= 1.0 - x * x
+    g = tl.where(inside, g, 0.0)
     tl.store(G + i * g_stride + j, g.to(G.dtype.element_ty), mask=j < g_stride)
 
 
