@@ -7,9 +7,9 @@ import torch
 import triton
 from torch import Tensor
 
-from acpo.head.kernels import (
+from acpo.head.kernels.rows import row_kernel
+from acpo.head.kernels.sparse import (
     column_maximum_kernel,
-    row_kernel,
     scale_kernel,
     selected_gradient_kernel,
 )
@@ -117,6 +117,7 @@ def _launch(
         *c,
         V=vocab,
         STATISTICS=stages.statistics,
+        FIND_MODE=policy is None or policy.method.credit.differentiates_mode,
         POLICY=stages.policy,
         GRADIENT=stages.gradient,
         NARROWS=target.dtype != raw.dtype,
