@@ -46,13 +46,15 @@ class Data:
     advantages: Tensor
     weights: Tensor
     shape: dict[str, float] = field(default_factory=dict)
+    gradient: Tensor | None = None
 
     @classmethod
     def make(cls, rows: int, width: int, vocab: int, device: str, dtype: torch.dtype) -> "Data":
         torch.manual_seed(0)
         weight = torch.randn(vocab, width, device=device, dtype=dtype) / width**0.5
         # Five candidates a row, 7 to 10 nats above the summed mass of the rest of the vocabulary.
-        candidates = torch.randint(vocab, (rows, 5), device=device)
+        # Token ids follow a log-uniform law, roughly as frequent as ranked words are.
+        candidates = (torch.rand(rows, 5, device=device) * math.log(vocab)).exp().long() - 1
         lead = math.log(vocab) + 7 + 3 * torch.rand(rows, 1, device=device)
         others = lead - 7 * torch.rand(rows, 4, device=device).sqrt()
         lead = torch.cat([lead, others], 1)
@@ -232,8 +234,26 @@ def floor(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
     return hidden.grad[0, 0]
 
 
+def gradient_floor(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The same products with a real gradient in place of logits: tiny numbers cost less power."""
+    with torch.no_grad():
+        z = hidden @ weight.t()
+        del z
+        if data.gradient is None:
+            data.gradient = torch.cat(
+                [
+                    torch.softmax((part @ weight.t()).float(), -1).mul_(1 / len(hidden)).bfloat16()
+                    for part in hidden.split(2048)
+                ]
+            )
+        g = data.gradient
+        hidden.grad, weight.grad = g @ weight, g.t() @ hidden
+    return hidden.grad[0, 0]
+
+
 CONTENDERS: dict[str, tuple[str, Contender]] = {
     "floor: three bare products": ("none", floor),
+    "floor, with a gradient's numbers": ("none", gradient_floor),
     "acpo, float32 logits": ("acpo", ours()),
     "acpo, bfloat16 logits": ("acpo", ours(logits_dtype=torch.bfloat16)),
     "acpo, frozen head": ("frozen", frozen),
@@ -271,40 +291,41 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
     return dh, total
 
 
-def time_call(call: Callable[[], Any], repeats: int) -> float:
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+class Trial:
+    """One contender on one batch: warmed up once, then timed in turn with the others."""
 
+    def __init__(self, data: Data, contender: Contender) -> None:
+        self.data, self.contender = data, contender
+        self.hidden, self.weight = data.leaves()
+        self.times: list[float] = []
 
-def measure(data: Data, contender: Contender, repeats: int) -> tuple[dict[str, Any], Any]:
-    hidden, weight = data.leaves()
-
-    def call() -> None:
-        hidden.grad = weight.grad = None
-        loss = contender(data, hidden, weight)
+    def call(self) -> None:
+        self.hidden.grad = self.weight.grad = None
+        loss = self.contender(self.data, self.hidden, self.weight)
         if loss.requires_grad:
             loss.backward()
 
-    for _ in range(2):
-        call()
-    torch.cuda.synchronize()
-    hidden.grad = weight.grad = None
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    milliseconds = time_call(call, repeats)
-    result = {"ms": round(milliseconds, 3), "peak_GiB": round(peak / 2**30, 3)}
-    return result, (hidden.grad, weight.grad)
+    def time(self) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.call()
+        begin.record()
+        self.call()
+        end.record()
+        torch.cuda.synchronize()
+        self.times.append(begin.elapsed_time(end))
+        self.hidden.grad = self.weight.grad = None
+
+    def peak_gib(self) -> float:
+        self.hidden.grad = self.weight.grad = None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.call()
+        torch.cuda.synchronize()
+        return round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+
+    def milliseconds(self) -> float:
+        return round(statistics.median(self.times), 3)
 
 
 def relative(a: Tensor | None, b: Tensor) -> float | None:
@@ -317,30 +338,41 @@ def relative(a: Tensor | None, b: Tensor) -> float | None:
 
 def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, Any]:
     data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
-    references: dict[str, Any] = {}
     table: dict[str, Any] = {"data": data.shape}
     print(f"  data: {data.shape}", flush=True)
+    reference: tuple[str, Any] = ("", None)
+    trials: dict[str, Trial] = {}
     for name, (loss, contender) in CONTENDERS.items():
         if only and only not in name and not name.startswith("floor"):
             continue
+        trial = Trial(data, contender)
         try:
-            result, gradients = measure(data, contender, repeats)
+            trial.call()
+            table[name] = {"loss": loss, "peak_GiB": trial.peak_gib()}
         except Exception as error:  # a peer that fails is a line of the report
             table[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
-            torch.cuda.empty_cache()
             continue
-        result["loss"] = loss
+        trials[name] = trial
         kind = "acpo" if loss == "frozen" else loss
         if kind in ("acpo", "sapo", "acpo_no_routing"):
-            if kind not in references:
-                references = {kind: reference_gradients(data, kind)}
-            result["error_dh"], result["error_dW"] = (
-                relative(g, r) for g, r in zip(gradients, references[kind], strict=True)
+            if kind != reference[0]:
+                reference = kind, reference_gradients(data, kind)
+            gradients = (trial.hidden.grad, trial.weight.grad)
+            table[name]["error_dh"], table[name]["error_dW"] = (
+                relative(g, r) for g, r in zip(gradients, reference[1], strict=True)
             )
-        table[name] = result
-        del gradients
-        base = table["floor: three bare products"]["ms"]
-        result["times_floor"] = round(result["ms"] / base, 3)
+        trial.hidden.grad = trial.weight.grad = None
+    del reference
+    torch.cuda.empty_cache()
+    # In turn, so that a warming chip slows all alike.
+    for _ in range(repeats):
+        for trial in trials.values():
+            trial.time()
+    base = trials["floor: three bare products"].milliseconds()
+    for name, trial in trials.items():
+        ms = trial.milliseconds()
+        table[name] |= {"ms": ms, "times_floor": round(ms / base, 3)}
+    for name, result in table.items():
         print(f"  {name:42s} {json.dumps(result)}", flush=True)
     return table
 
@@ -349,8 +381,9 @@ def repeats_bitwise(rows: int, width: int) -> bool:
     data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
     results = []
     for _ in range(2):
-        _, gradients = measure(data, ours(), 1)
-        results.append([g.clone() for g in gradients])
+        trial = Trial(data, ours())
+        trial.call()
+        results.append([trial.hidden.grad, trial.weight.grad])
     return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -359,13 +392,18 @@ def growth(width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     table = {}
     for rows in sizes:
         data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
-        result, _ = measure(data, ours(), 3)
+        trial = Trial(data, ours())
+        trial.call()
+        result = {"peak_GiB": trial.peak_gib()}
+        for _ in range(3):
+            trial.time()
+        result["ms"] = trial.milliseconds()
         result["us_per_token"] = round(1000 * result["ms"] / rows, 4)
         # The gradient of the hidden states is an output that any method must hold.
         result["peak_less_dh_GiB"] = round(result["peak_GiB"] - rows * width * 2 / 2**30, 3)
         table[str(rows)] = result
         print(f"  N={rows:7d} {json.dumps(result)}", flush=True)
-        del data
+        del data, trial
         torch.cuda.empty_cache()
     return table
 

@@ -106,7 +106,8 @@ class Gradients:
     def __init__(self, head: Head, wanted: Wanted, *, sparse: bool = False) -> None:
         self.head, self.wanted = head, wanted
         single = head.chunk_rows() >= head.hidden.shape[0] and not sparse
-        self.hidden = torch.zeros_like(head.hidden) if wanted.hidden else None
+        make = torch.zeros_like if sparse else torch.empty_like
+        self.hidden = make(head.hidden) if wanted.hidden else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         wide = head.hidden.dtype if head.hidden.dtype == torch.float64 else torch.float32

@@ -60,7 +60,53 @@ def _write_gradient(
                 g *= 1.0 - x * x
             if NARROWS:
                 tl.debug_barrier()
-            tl.store(g_row + columns, g.to(g_row.dtype.element_ty), mask=inside)
+            g = g.to(g_row.dtype.element_ty)
+            tl.store(g_row + columns, g, mask=inside, eviction_policy="evict_first")
+
+
+@triton.jit
+def _add_blocks(
+    mass,
+    spread,
+    highest,
+    where,
+    z_row,
+    begin,
+    end,
+    V,
+    scale,
+    factor,
+    shift,
+    KEEP: tl.constexpr,
+    FIND_MODE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Add columns [begin, end) to the lane-wise sums; KEEP asks the cache to hold on to them."""
+    policy: tl.constexpr = "evict_last" if KEEP else "evict_first"
+    offsets = tl.arange(0, BLOCK)
+    columns = begin + offsets
+    current = tl.load(
+        z_row + columns, mask=columns < V, other=float("-inf"), eviction_policy=policy
+    )
+    for start in range(begin, end, BLOCK):
+        ahead = start + BLOCK + offsets
+        following = tl.load(
+            z_row + ahead,
+            mask=(ahead < V) & (ahead < end),
+            other=float("-inf"),
+            eviction_policy=policy,
+        )
+        x = logit(current, start + offsets < V, scale, SOFTCAP)
+        if FIND_MODE:
+            where = tl.where(x > highest, start + offsets, where)
+        highest = tl.maximum(highest, x)
+        d = (x - shift) * factor
+        e = tl.exp2(d)
+        mass += e
+        spread += e * d
+        current = following
+    return mass, spread, highest, where
 
 
 @triton.jit
@@ -76,26 +122,48 @@ def _sums(
 ):
     """Σe^d and Σd e^d with d = z - shift, the largest logit, and (if asked) where it is.
 
-    Everything is lane-wise until the end, so that no block of the row waits for a reduction.
+    Everything is lane-wise until the end, so that no block of the row waits for a reduction. The
+    rows in flight do not fit the cache together; their second halves do.
     """
-    offsets = tl.arange(0, BLOCK)
     mass = tl.zeros((BLOCK,), tl.float32)
     spread = tl.zeros((BLOCK,), tl.float32)
     highest = tl.full((BLOCK,), LOWEST, tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
-    current = tl.load(z_row + offsets, mask=offsets < V, other=float("-inf"))
-    for start in range(0, V, BLOCK):
-        ahead = start + BLOCK + offsets
-        following = tl.load(z_row + ahead, mask=ahead < V, other=float("-inf"))
-        x = logit(current, start + offsets < V, scale, SOFTCAP)
-        if FIND_MODE:
-            where = tl.where(x > highest, start + offsets, where)
-        highest = tl.maximum(highest, x)
-        d = (x - shift) * factor
-        e = tl.exp2(d)
-        mass += e
-        spread += e * d
-        current = following
+    half = tl.cdiv(V, 2 * BLOCK) * BLOCK
+    mass, spread, highest, where = _add_blocks(
+        mass,
+        spread,
+        highest,
+        where,
+        z_row,
+        0,
+        half,
+        V,
+        scale,
+        factor,
+        shift,
+        False,
+        FIND_MODE,
+        SOFTCAP,
+        BLOCK,
+    )
+    mass, spread, highest, where = _add_blocks(
+        mass,
+        spread,
+        highest,
+        where,
+        z_row,
+        half,
+        V,
+        V,
+        scale,
+        factor,
+        shift,
+        True,
+        FIND_MODE,
+        SOFTCAP,
+        BLOCK,
+    )
     top = tl.max(highest, 0)
     mode = 0
     if FIND_MODE:

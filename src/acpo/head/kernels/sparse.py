@@ -26,31 +26,38 @@ def column_maximum_kernel(
     pull,
     SOFTCAP: tl.constexpr,
     ENTROPY_TERM: tl.constexpr,
+    SPAN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """max over rows of |gradient| / weight for every column, without the sampled token's term."""
+    """max over rows of |gradient| / weight for every column, without the sampled token's term.
+
+    A program takes BLOCK columns through SPAN rows before it meets the others.
+    """
     column_blocks = tl.cdiv(V, BLOCK)
     pid = tl.program_id(0).to(tl.int64)
     columns = (pid % column_blocks) * BLOCK + tl.arange(0, BLOCK)
-    i = (pid // column_blocks) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    real, inside = i < n_rows, columns < V
-    rows = tl.load(ROWS + i, mask=real, other=0)
-    both = tl.load(A + rows, mask=real, other=0.0) + tl.load(BM + rows, mask=real, other=0.0)
-    top = tl.load(TOP + rows, mask=real, other=0.0)
-    log2_total = tl.load(LOG_TOTAL + rows, mask=real, other=0.0) * LOG2_E
-    per_weight = pull / tl.load(WEIGHT + rows, mask=real, other=1.0)
-    where = real[:, None] & inside[None, :]
-    raw = tl.load(Z + rows[:, None] * z_stride + columns[None, :], mask=where, other=float("-inf"))
-    x = logit(raw, where, scale, SOFTCAP)
-    log2_p = (x - top[:, None]) * factor - log2_total[:, None]
-    size = both[:, None]
-    if ENTROPY_TERM:
-        h = tl.load(H + rows, mask=real, other=0.0)
-        entropy = tl.load(ENTROPY + rows, mask=real, other=0.0)
-        size = size + h[:, None] * (log2_p * LN_2 + entropy[:, None])
-    size = tl.abs(tl.exp2(log2_p) * size * per_weight[:, None])
-    highest = tl.max(tl.where(where, size, 0.0), 0)
+    inside = columns < V
+    highest = tl.zeros((BLOCK,), tl.float32)
+    for step in range(0, SPAN, BLOCK_ROWS):
+        i = (pid // column_blocks) * SPAN + step + tl.arange(0, BLOCK_ROWS)
+        real = i < n_rows
+        rows = tl.load(ROWS + i, mask=real, other=0)
+        size = tl.load(A + rows, mask=real, other=0.0) + tl.load(BM + rows, mask=real, other=0.0)
+        per_weight = tl.abs(pull / tl.load(WEIGHT + rows, mask=real, other=1.0))
+        top = tl.load(TOP + rows, mask=real, other=0.0)
+        log2_total = tl.load(LOG_TOTAL + rows, mask=real, other=0.0) * LOG2_E
+        where = real[:, None] & inside[None, :]
+        z = Z + rows[:, None] * z_stride + columns[None, :]
+        x = logit(tl.load(z, mask=where, other=float("-inf")), where, scale, SOFTCAP)
+        log2_p = (x - top[:, None]) * factor - log2_total[:, None]
+        size = size[:, None]
+        if ENTROPY_TERM:
+            h = tl.load(H + rows, mask=real, other=0.0)
+            entropy = tl.load(ENTROPY + rows, mask=real, other=0.0)
+            size = size + h[:, None] * (log2_p * LN_2 + entropy[:, None])
+        size = tl.exp2(log2_p) * tl.abs(size) * per_weight[:, None]
+        highest = tl.maximum(highest, tl.max(tl.where(where, size, 0.0), 0))
     tl.atomic_max(HIGHEST + columns, highest, mask=inside, sem="relaxed")
 
 
