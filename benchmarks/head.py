@@ -7,10 +7,12 @@ Every contender does forward and backward for hidden states and head on the same
 cannot compute ACPO run SAPO, or the plain negative log-likelihood where they know nothing else
 ("loss" says which). The floor is the three bare matrix products. Times are medians over CUDA
 events; memory is the peak above the inputs; errors are relative L2 distances to a float32
-reference of the same loss. Peers that are not installed are reported as such, not skipped.
+reference of the same loss. Each contender first runs for half a second, so that all are timed at
+the clocks a busy chip holds. Peers that are not installed are reported as such, not skipped.
 """
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -292,12 +294,11 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
 
 
 class Trial:
-    """One contender on one batch: warmed up once, then timed in turn with the others."""
+    """One contender on one batch, timed at the clocks the chip holds under its load."""
 
     def __init__(self, data: Data, contender: Contender) -> None:
         self.data, self.contender = data, contender
         self.hidden, self.weight = data.leaves()
-        self.times: list[float] = []
 
     def call(self) -> None:
         self.hidden.grad = self.weight.grad = None
@@ -305,15 +306,21 @@ class Trial:
         if loss.requires_grad:
             loss.backward()
 
-    def time(self) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.call()
-        begin.record()
-        self.call()
-        end.record()
+    def milliseconds(self, repeats: int) -> float:
+        """Median of back-to-back calls after half a second of the same."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.5:
+            self.call()
+            torch.cuda.synchronize()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        events[0].record()
+        for event in events[1:]:
+            self.call()
+            event.record()
         torch.cuda.synchronize()
-        self.times.append(begin.elapsed_time(end))
         self.hidden.grad = self.weight.grad = None
+        times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+        return round(statistics.median(times), 3)
 
     def peak_gib(self) -> float:
         self.hidden.grad = self.weight.grad = None
@@ -323,9 +330,6 @@ class Trial:
         self.call()
         torch.cuda.synchronize()
         return round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
-
-    def milliseconds(self) -> float:
-        return round(statistics.median(self.times), 3)
 
 
 def relative(a: Tensor | None, b: Tensor) -> float | None:
@@ -337,6 +341,7 @@ def relative(a: Tensor | None, b: Tensor) -> float | None:
 
 
 def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, Any]:
+    torch._dynamo.reset()  # a peer's compiled code trips over a second shape
     data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
     table: dict[str, Any] = {"data": data.shape}
     print(f"  data: {data.shape}", flush=True)
@@ -364,14 +369,14 @@ def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, 
         trial.hidden.grad = trial.weight.grad = None
     del reference
     torch.cuda.empty_cache()
-    # In turn, so that a warming chip slows all alike.
-    for _ in range(repeats):
-        for trial in trials.values():
-            trial.time()
-    base = trials["floor: three bare products"].milliseconds()
     for name, trial in trials.items():
-        ms = trial.milliseconds()
-        table[name] |= {"ms": ms, "times_floor": round(ms / base, 3)}
+        table[name]["ms"] = trial.milliseconds(repeats)
+    # The floor again, last: how far the chip has drifted meanwhile.
+    floor_trial = trials["floor: three bare products"]
+    floors = [table["floor: three bare products"]["ms"], floor_trial.milliseconds(repeats)]
+    table["floor: three bare products"]["ms_last"] = floors[1]
+    for name in trials:
+        table[name]["times_floor"] = round(table[name]["ms"] / statistics.mean(floors), 3)
     for name, result in table.items():
         print(f"  {name:42s} {json.dumps(result)}", flush=True)
     return table
@@ -395,9 +400,7 @@ def growth(width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
         trial = Trial(data, ours())
         trial.call()
         result = {"peak_GiB": trial.peak_gib()}
-        for _ in range(3):
-            trial.time()
-        result["ms"] = trial.milliseconds()
+        result["ms"] = trial.milliseconds(5)
         result["us_per_token"] = round(1000 * result["ms"] / rows, 4)
         # The gradient of the hidden states is an output that any method must hold.
         result["peak_less_dh_GiB"] = round(result["peak_GiB"] - rows * width * 2 / 2**30, 3)
