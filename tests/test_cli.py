@@ -1,5 +1,13 @@
+"""The command line: light to start, and `acpo methods`."""
+
+import json
 import subprocess
 import sys
+
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.objectives import METHODS
 
 
 def modules_loaded_by(code: str) -> set[str]:
@@ -15,3 +23,32 @@ def test_import_and_help_are_light():
         "assert CliRunner().invoke(acpo.cli.app, ['--help']).exit_code == 0"
     )
     assert not loaded & {"torch", "transformers", "trl", "numpy", "sympy"}
+
+
+def test_methods_table_as_json():
+    result = CliRunner().invoke(app, ["methods", "--json"])
+    rows = {row["name"]: row for row in json.loads(result.stdout)}
+    assert list(rows) == list(METHODS)
+    paper = {
+        "sapo": ("1", "1"),
+        "fixed": ("2", "1"),
+        "positive_only": ("2+δ", "1"),
+        "nonpositive_only": ("1", "1-δ"),
+        "acpo_no_routing": ("2+δ", "1-δ"),
+        "shannon": ("ē", "1-ē"),
+        "shannon_offset": ("2+ē", "1-ē"),
+        "global_sg": ("sg[δ]", "1-sg[δ]"),
+        "global_sg_offset": ("2+sg[δ]", "1-sg[δ]"),
+        "global_sg_x3": ("3sg[δ]", "3(1-sg[δ])"),
+        "acpo": ("2+δ | 3sg[δ]", "1-δ | 3(1-sg[δ])"),
+    }
+    assert {name: (rows[name]["c+"], rows[name]["c-"]) for name in paper} == paper
+    assert rows["dapo"]["aggregation"] == "token mean"
+    assert rows["acpo"]["options"]["tau_neg"] == 1.05
+
+
+def test_methods_table_for_people():
+    result = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "240"})
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in METHODS)
+    assert "sg[min(w, cap)]" in result.stdout, "brackets are text, not markup"

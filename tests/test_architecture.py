@@ -1,0 +1,56 @@
+"""The arrows between our modules point one way, and some never import torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
+
+# Who may import whom, among our own packages. A new package declares itself here.
+ALLOWED = {
+    "errors": set(),
+    "objectives": {"errors"},
+    "head": {"errors", "objectives"},
+    "verify": {"errors"},
+    "tasks": {"errors", "verify"},
+    "engines": {"errors", "objectives", "head", "verify", "tasks"},
+    "catalogue": {"errors", "objectives"},
+}
+TORCH_FREE = ("errors", "verify")
+
+
+def packages() -> list[str]:
+    found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    return sorted(found - {"__init__", "cli"})
+
+
+def imported_by(package: str) -> set[str]:
+    """Our own packages that a package's files import, at any depth of nesting."""
+    single = SOURCE / f"{package}.py"
+    files = [single] if single.exists() else list((SOURCE / package).rglob("*.py"))
+    names: set[str] = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module}
+                if node.module == "acpo":
+                    names |= {f"acpo.{alias.name}" for alias in node.names}
+    ours = {name.split(".")[1] for name in names if name.startswith("acpo.")}
+    return ours - {package}
+
+
+@pytest.mark.parametrize("package", packages())
+def test_arrows(package):
+    assert package in ALLOWED, f"declare what {package} may import"
+    assert imported_by(package) <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("package", [p for p in TORCH_FREE if p in packages()])
+def test_no_torch(package):
+    code = f"import acpo.{package}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
