@@ -132,13 +132,14 @@ class Channel:
         self._writer.flush()
 
 
-def load(source: str, name: str) -> dict[str, Any]:
-    """Run `source` as a module called `name`; its namespace."""
+def load(sources: list[str], name: str) -> dict[str, Any]:
+    """Run `sources` one after the other as one module called `name`; its namespace."""
     import types
 
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec(compile(source, "<solution>", "exec"), module.__dict__)
+    for source in sources:
+        exec(compile(source, f"<{name}>", "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
 
 
@@ -158,7 +159,7 @@ def evaluate(namespace: dict[str, Any], request: dict[str, Any]) -> dict[str, An
 def serve_calls(channel: Channel, job: dict[str, Any]) -> None:
     """Load the solution, then answer calls until the parent has no more."""
     try:
-        namespace = load(job["source"], "solution")
+        namespace = load(job["sources"], "solution")
     except BaseException as error:
         channel.send({"error": describe(error)})
         return
@@ -172,7 +173,7 @@ def run_program(channel: Channel, job: dict[str, Any]) -> None:
     sys.argv = ["solution.py"]
     status = 0
     try:
-        load(job["source"], "__main__")
+        load(job["sources"], "__main__")
     except SystemExit as error:
         code = error.code
         status = 0 if code is None else code & 255 if isinstance(code, int) else 1
@@ -205,9 +206,9 @@ def run_asserts(channel: Channel, job: dict[str, Any]) -> None:
         return call
 
     try:
-        namespace = load(job["prelude"], "test")
+        namespace = load([job["prelude"]], "test")
         namespace.update({name: remote(name) for name in job["names"]})
-        exec(compile(job["test"], "<test>", "exec"), namespace)
+        exec(compile(job["test"], "<test>", "exec", dont_inherit=True), namespace)
     except BaseException as error:
         channel.send({"failed": describe(error)})
         return

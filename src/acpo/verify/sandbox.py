@@ -16,6 +16,7 @@ from acpo.errors import ACPOError, ACPOWarning
 from acpo.verify import runner
 from acpo.verify.seccomp import seccomp_filter
 from acpo.verify.session import Launcher, Limits, Session, SessionEnded
+from acpo.verify.verdict import Outcome
 
 RUNNER = Path(runner.__file__)
 OLDEST_BWRAP = (0, 8, 0)
@@ -23,6 +24,7 @@ INSTALL = "install it with `apt-get install bubblewrap` (or dnf, pacman, apk)"
 _RUNNER_INSIDE = "/runner.py"
 _TMP_PER_FILE = 4
 LOADED = {"loaded": True}
+_PROBE = "import collections, heapq, itertools, math, re, typing"
 _LIBRARY_ROOTS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
@@ -55,13 +57,13 @@ class LocalBackend:
         self._launcher = launcher
         self.limits = limits or Limits()
 
-    def run_calls(self, source: str, expressions: Sequence[str]) -> Execution:
-        """Load `source`, then evaluate each expression in its namespace."""
+    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution:
+        """Load `sources` into one namespace, then evaluate each expression in it."""
         replies: list[dict[str, Any]] = []
         ended = None
         with _Sessions(self._launcher, self.limits) as sessions:
             try:
-                session = sessions.open({"mode": "calls", "source": source})
+                session = sessions.open({"mode": "calls", "sources": list(sources)})
                 loaded = session.receive()
                 if loaded != LOADED:
                     return Execution([loaded], None, sessions.seconds)
@@ -75,17 +77,17 @@ class LocalBackend:
         """Run `source` as a script."""
         with _Sessions(self._launcher, self.limits) as sessions:
             try:
-                session = sessions.open({"mode": "program", "source": source}, stdin)
+                session = sessions.open({"mode": "program", "sources": [source]}, stdin)
                 status, error = session.finish()
             except SessionEnded as ended:
                 return ProgramRun(b"", 1, "", ended, sessions.seconds)
             return ProgramRun(bytes(session.output), status, error, None, sessions.seconds)
 
-    def run_asserts(self, source: str, test: dict[str, Any], nonce: str) -> Execution:
+    def run_asserts(self, sources: Sequence[str], test: dict[str, Any], nonce: str) -> Execution:
         """Run a test in a sandbox of its own, the solution in another, and carry the calls."""
         with _Sessions(self._launcher, self.limits) as sessions:
             try:
-                solution = sessions.open({"mode": "calls", "source": source})
+                solution = sessions.open({"mode": "calls", "sources": list(sources)})
                 message = solution.receive()
                 if message == LOADED:
                     tester = sessions.open({"mode": "asserts", "nonce": nonce, **test})
@@ -226,7 +228,11 @@ def _find_bwrap() -> str:
 def _probe(launcher: BubblewrapLauncher) -> None:
     """One empty run, so that a sandbox that cannot work is refused before the first job."""
     try:
-        Session(launcher, Limits(), {"mode": "calls", "source": ""}).close()
+        session = Session(launcher, Limits(), {"mode": "calls", "sources": [_PROBE]})
+        loaded = session.receive()
+        session.close()
+        if loaded != LOADED:
+            raise SessionEnded(Outcome.INFRA_ERROR, f"its Python is not whole: {loaded}")
     except SessionEnded as ended:
         raise SandboxUnavailableError(
             f"bubblewrap cannot start a sandbox here ({ended.detail}). User namespaces may be off: "
