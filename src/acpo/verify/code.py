@@ -13,7 +13,6 @@ from acpo.verify.extract import defines, extract_code
 from acpo.verify.pool import Pool
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.sandbox import Execution, ProgramRun, sandbox
-from acpo.verify.session import SessionEnded
 from acpo.verify.verdict import Outcome, Verdict
 
 MAX_CODE_CHARS = 100_000
@@ -188,14 +187,3 @@ def _failed(reply: dict[str, Any], expression: str, seconds: float) -> Verdict:
     error = str(reply.get("error", "no value"))[:200]
     outcome = Outcome.LIMIT if error.startswith("MemoryError") else Outcome.INCORRECT
     return Verdict(outcome, f"{expression[:120]}: {error}", seconds)
-
-
-__all__ = [
-    "Backend",
-    "CodeJob",
-    "CodePool",
-    "SessionEnded",
-    "judge_code",
-    "shared_pool",
-    "verify_code",
-]
