@@ -12,6 +12,8 @@ MAX_DEPTH = 40
 MAX_DIGITS = 400
 
 _SPACING = re.compile(r"(?<!\\)\\[!,;:> ]|(?<!\\)~|\s+")
+_DIGIT_SPACING = re.compile(r"(?<=[\d,])\\[!,](?=\d)")
+_PERCENT = re.compile(r"(.*?) ?\\?%")
 _STYLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])")
 _INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(rf"([+-]?)(?:({_INTEGER})(\.\d*)?|(\.\d+))")
@@ -58,7 +60,8 @@ def normalise(text: str) -> str:
     for old, new in _REWRITES:
         if old in text:
             text = text.replace(old, new)
-    text = _SPACING.sub(" ", _STYLE.sub("", text)).strip()
+    text = _DIGIT_SPACING.sub("", _STYLE.sub("", text))
+    text = _SPACING.sub(" ", text).strip()
     for opening, closing in _DELIMITERS:
         if text.startswith(opening):
             text = text.removeprefix(opening).rstrip(" .").removesuffix(closing)
@@ -76,7 +79,8 @@ def decide(answer: str, gold: str) -> bool | None:
             return True
         if answer_value is not None and "." not in answer and "." not in gold:
             return False
-        return None
+    if (percent := _equal_as_percent(answer, gold)) is not None:
+        return percent
     gold_words = _words(gold)
     if gold_words is not None and (answer_words := _words(answer)) is not None:
         return answer_words == gold_words
@@ -108,6 +112,21 @@ def _rational(text: str) -> Fraction | None:
             return None
         return Fraction(int(top), int(bottom)) * (-1 if match[1] == "-" else 1)
     return None
+
+
+def _equal_as_percent(answer: str, gold: str) -> bool | None:
+    """True where a percent sign is all that differs: 12.5% is 12.5 and is 0.125."""
+    signs = [_PERCENT.fullmatch(text) for text in (answer, gold)]
+    if not any(signs):
+        return None
+    numbers, shares = set(), set()
+    for sign, text in zip(signs, (answer, gold), strict=True):
+        number = _rational(sign[1] if sign else text)
+        if number is None:
+            return None
+        numbers.add(number)
+        shares.add(number / 100 if sign else number)
+    return True if len(numbers) == 1 or len(shares) == 1 else None
 
 
 def _words(text: str) -> str | None:

@@ -12,12 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from acpo.verify.proctree import tree_memory
+from acpo.verify.proctree import kill_children, tree_memory
 from acpo.verify.verdict import Outcome, Verdict
 
 _START_SECONDS = 60.0
 _TICK_SECONDS = 0.1
 _EXIT_POLL_SECONDS = 0.002
+_KILL_SECONDS = 5.0
 _STDERR_TAIL = 400
 
 
@@ -159,14 +160,23 @@ class Session:
             self._check_deadline()
             time.sleep(_EXIT_POLL_SECONDS)
         self._drain()
+        outcome, detail = _explain(status, self._limits, self.seconds)
+        if outcome is not Outcome.INCORRECT:
+            raise SessionEnded(outcome, detail)
         return status, reported.decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Kill whatever is left. A namespace dies with its first process."""
-        # The group id stays ours until the leader is reaped, so kill first, then wait.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """Kill whatever is left, and return when it is gone."""
+        if self._status() is None and kill_children(self._process.pid):
+            # The kernel ends a namespace before its first process counts as dead, and bubblewrap
+            # ends after that: when it has been waited for, nothing is left.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_KILL_SECONDS)
+        if self._process.returncode is None:
+            # The group id stays ours until its leader is reaped, so kill first, then wait.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         self._channel.close()
         if self._stdout is not None:
             self._stdout.close()
