@@ -11,7 +11,7 @@ MAX_ANSWER_CHARS = 2_000
 MAX_DEPTH = 40
 MAX_DIGITS = 400
 
-_SPACING = re.compile(r"(?<!\\)\\[!,;:> ]|(?<!\\)~|\s+")
+_SPACING = re.compile(r"(?:(?<!\\)\\[!,;:> ]|(?<!\\)~|\s)+")
 _DIGIT_SPACING = re.compile(r"(?<=[\d,])\\[!,](?=\d)")
 _PERCENT = re.compile(r"(.*?) ?\\?%")
 _STYLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])")
