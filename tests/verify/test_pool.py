@@ -13,7 +13,7 @@ import pytest
 from acpo.errors import ACPOError
 from acpo.verify import MathPool, Outcome, Verdict
 from acpo.verify.pool import Pool, PoolClosedError
-from acpo.verify.proctree import descendants
+from acpo.verify.proctree import children, descendants
 
 SLOW = ("\\boxed{(x+y+z+w)^{900}}", "x+1")
 
@@ -108,28 +108,35 @@ def test_closed_and_empty_pools_are_refused():
         Pool(Counting, 0)
 
 
-def math_workers() -> list[int]:
-    """Forked workers: below this process, below the server."""
-    return [pid for server in descendants(os.getpid())[1:] for pid in descendants(server)[1:]]
+@pytest.fixture
+def processes():
+    """What the test started: (servers, workers). Other tests of this process may have more."""
+    before = set(descendants(os.getpid()))
+
+    def started() -> tuple[list[int], list[int]]:
+        servers = [pid for pid in children(os.getpid()) if pid not in before]
+        return servers, [worker for server in servers for worker in children(server)]
+
+    return started
 
 
-def test_a_worker_killed_from_outside_is_an_infra_error_and_replaced():
+def test_a_worker_killed_from_outside_is_an_infra_error_and_replaced(processes):
     with MathPool(1) as pool:
         assert pool.verify("\\boxed{x+x}", "2x").result().correct
         future = pool.verify(*SLOW)
         time.sleep(0.5)
-        for pid in set(math_workers()):
-            os.kill(pid, signal.SIGKILL)
+        [worker] = processes()[1]
+        os.kill(worker, signal.SIGKILL)
         verdict = future.result(timeout=30)
         assert verdict.outcome is Outcome.INFRA_ERROR
         assert verdict.reward() is None
         assert pool.verify("\\boxed{x+x}", "2x").result().correct
 
 
-def test_a_dead_server_is_started_again():
+def test_a_dead_server_is_started_again(processes):
     with MathPool(1) as pool:
         assert pool.verify("\\boxed{x+x}", "2x").result().correct
-        [server] = [pid for pid in descendants(os.getpid())[1:] if descendants(pid)[1:]]
+        [server] = processes()[0]
         os.kill(server, signal.SIGKILL)
         outcomes = [pool.verify("\\boxed{x+x}", "2x").result().outcome for _ in range(3)]
         assert outcomes[-1] is Outcome.CORRECT
@@ -161,11 +168,13 @@ def test_math_pool_from_asyncio():
         assert all(verdict.correct for verdict in asyncio.run(main(pool)))
 
 
-def test_closing_leaves_no_process():
+def test_closing_leaves_no_process(processes):
     with MathPool(2) as pool:
         pool.verify("\\boxed{x+x}", "2x").result()
-        assert math_workers()
-    assert descendants(os.getpid()) == [os.getpid()]
+        servers, workers = processes()
+        assert len(servers) == 1
+        assert workers
+    assert not [pid for pid in (*servers, *workers) if os.path.exists(f"/proc/{pid}")]
 
 
 def test_workers_die_with_their_parent():
