@@ -258,6 +258,7 @@ SAME: dict[str, list[tuple[str, str]]] = {
 MISSED: dict[str, list[tuple[str, str]]] = {
     "math-verify reads i as a symbol in a power": [("-1", "i^2")],
     "scientific notation of programming languages is 1 times e times 3 in LaTeX": [("1000", "1e3")],
+    "four bare letters are a word, whose letters do not commute": [("abcd", "dcba")],
     "an interval is accepted for an inequality, not the other way round": [("(5,\\infty)", "x>5")],
 }
 

@@ -16,7 +16,7 @@ from acpo.verify.code import CodePool, judge_code
 from acpo.verify.sandbox import SandboxUnavailableError, sandbox
 from acpo.verify.seccomp import seccomp_filter
 from conftest import require_tool
-from verify.sandboxed import ADD, inside
+from verify.sandboxed import ADD, backend, inside
 
 HONEST = "```python\ndef add(a, b):\n    return a + b\n```"
 
@@ -54,6 +54,21 @@ def test_unsafe_local_is_loud_and_still_limited():
     assert judge_code("```python\nimport os\nos._exit(0)\n```", ADD, local).reward() == 0.0
     assert judge_code("```python\nwhile True: pass\n```", ADD, local).outcome is Outcome.TIMEOUT
     assert judge_code("```python\nx = bytearray(1 << 34)\n```", ADD, local).outcome is Outcome.LIMIT
+
+
+@pytest.mark.sandbox
+def test_a_machine_out_of_descriptors_is_an_infra_error(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise OSError(24, "Too many open files")
+
+    box = backend()
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", refuse)
+        verdict = judge_code(HONEST, ADD, box)
+    assert verdict.outcome is Outcome.INFRA_ERROR
+    assert "Too many open files" in verdict.detail
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.sandbox

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.pool import Pool
+from acpo.verify.pool import Pool, available_cores
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.sandbox import Execution, ProgramRun, sandbox
 from acpo.verify.verdict import Outcome, Verdict
@@ -50,7 +50,7 @@ class CodePool(Pool[CodeJob]):
 
     def __init__(self, workers: int | None = None, backend: Backend | None = None) -> None:
         backend = backend or sandbox()
-        super().__init__(functools.partial(_CodeWorker, backend), workers or os.cpu_count() or 1)
+        super().__init__(functools.partial(_CodeWorker, backend), workers or available_cores())
 
     def verify(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Future[Verdict]:
         """The verdict on `text`, when a sandbox was free to make it."""

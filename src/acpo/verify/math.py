@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from acpo.verify import exact
 from acpo.verify.extract import extract_answer
-from acpo.verify.pool import Pool
+from acpo.verify.pool import Pool, available_cores
 from acpo.verify.spawner import Spawner, SpawnError
 from acpo.verify.verdict import Outcome, Verdict
 
@@ -46,7 +46,7 @@ class MathPool(Pool[MathJob]):
     ) -> None:
         self._spawner = Spawner(memory_bytes)
         make = functools.partial(_MathWorker, self._spawner, cpu_seconds)
-        super().__init__(make, workers or os.cpu_count() or 1)
+        super().__init__(make, workers or available_cores())
 
     def verify(self, text: str, gold: str) -> Future[Verdict]:
         """The verdict on `text`, at once where no algebra is needed."""

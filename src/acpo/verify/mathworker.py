@@ -22,14 +22,16 @@ MAX_RESULT_BITS = 200_000
 RECYCLE_AFTER_JOBS = 5_000
 RECYCLE_ABOVE_BYTES = 600 << 20
 
+# The parser learns its grammar as it goes; a worker inherits what these have taught the server.
 _WARM_UP = (
-    ("\\frac{1}{2}+x", "x+0.5"),
-    ("(1,2]", "[1,2)"),
+    ("-\\frac{3\\sqrt{2}}{4}", "x+0.5"),
+    ("(-\\infty,2)\\cup(3,\\infty)", "[2, \\infty)"),
     ("\\{1,\\sqrt{2}\\}", "1,2"),
-    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}"),
-    ("x\\ge 2", "[2,\\infty)"),
-    ("10\\%", "0.1"),
-    ("3\\pi-\\text{east}", "2^{3}\\cdot i"),
+    ("(3,\\frac{\\pi}{2})", "(3,\\pi)"),
+    ("\\begin{pmatrix}1\\\\x\\end{pmatrix}", "\\begin{pmatrix}1\\\\y\\end{pmatrix}"),
+    ("1<x\\le 3", "y=2x-3"),
+    ("10\\%", "5\\text{ cm}"),
+    ("2^{3!}", "\\binom{5}{2}"),
 )
 
 

@@ -1,6 +1,7 @@
 """A bounded pool that turns jobs into verdicts, from any thread and from asyncio."""
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
@@ -17,6 +18,13 @@ AnyJob = TypeVar("AnyJob")
 # Long enough that a waiting coroutine costs nothing, short against the cheapest job that can fill
 # the queue.
 _FULL_QUEUE_POLL_SECONDS = 0.005
+
+
+def available_cores() -> int:
+    """CPU cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class PoolClosedError(ACPOError):

@@ -107,7 +107,7 @@ class _Sessions:
         self._limits = limits
         self._opened: list[Session] = []
 
-    def open(self, job: dict[str, Any], stdin: bytes = b"") -> Session:
+    def open(self, job: dict[str, Any], stdin: bytes | None = None) -> Session:
         self._opened.append(Session(self._launcher, self._limits, job, stdin))
         return self._opened[-1]
 

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from acpo.verify.proctree import kill_children, tree_memory
-from acpo.verify.verdict import Outcome, Verdict
+from acpo.verify.verdict import Outcome
 
 _START_SECONDS = 60.0
 _TICK_SECONDS = 0.1
@@ -83,38 +84,21 @@ class Session:
     """
 
     def __init__(
-        self, launcher: Launcher, limits: Limits, job: dict[str, Any], stdin: bytes = b""
+        self, launcher: Launcher, limits: Limits, job: dict[str, Any], stdin: bytes | None = None
     ) -> None:
         self._limits = limits
         self._buffer = b""
-        self.started = time.monotonic()
         self.output = bytearray()
-        self._channel, theirs = socket.socketpair()
-        self._stdout: IO[bytes] | None = None
-        with theirs, tempfile.TemporaryFile() as feed, tempfile.TemporaryFile() as errors:
-            feed.write(stdin)
-            feed.seek(0)
-            command, extra = launcher.command(theirs.fileno(), limits)
-            program = job["mode"] == "program"
-            self._process = subprocess.Popen(
-                command,
-                stdin=feed,
-                stdout=subprocess.PIPE if program else subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=[theirs.fileno(), *extra],
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
-            for descriptor in extra:
-                os.close(descriptor)
-            theirs.close()
-            self._stdout = self._process.stdout
-            if self._stdout is not None:
-                os.set_blocking(self._stdout.fileno(), False)
-            self._deadline = time.monotonic() + _START_SECONDS
-            uid = (1 << 30) + secrets.randbelow(1 << 29) if launcher.drops_root else None
-            self._start({**job, "limits": {"rlimits": limits.rlimits(), "uid": uid}}, errors)
+        self.started = time.monotonic()
+        self._deadline = self.started + _START_SECONDS
+        uid = (1 << 30) + secrets.randbelow(1 << 29) if launcher.drops_root else None
+        job = {**job, "limits": {"rlimits": limits.rlimits(), "uid": uid}}
+        try:
+            self._launch(launcher, job, stdin)
+        except OSError as error:
+            raise SessionEnded(
+                Outcome.INFRA_ERROR, f"the sandbox did not start: {error}"
+            ) from error
         self.started = time.monotonic()
         self._deadline = self.started + limits.wall_seconds
 
@@ -181,16 +165,43 @@ class Session:
         if self._stdout is not None:
             self._stdout.close()
 
-    def _start(self, job: dict[str, Any], errors: IO[bytes]) -> None:
-        try:
-            if self.request(job) != {"ready": True}:
-                raise SessionEnded(Outcome.INFRA_ERROR, "the runner did not start")
-        except SessionEnded:
-            self.close()
-            errors.seek(0)
-            tail = errors.read()[-_STDERR_TAIL:].decode(errors="replace").strip()
-            detail = f"the sandbox did not start: {tail or 'no message'}"
-            raise SessionEnded(Outcome.INFRA_ERROR, detail) from None
+    def _launch(self, launcher: Launcher, job: dict[str, Any], stdin: bytes | None) -> None:
+        """Start the process, send it its job and hear that it is ready."""
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        with theirs, _read_only(stdin) as feed, tempfile.TemporaryFile() as errors:
+            command, extra = launcher.command(theirs.fileno(), self._limits)
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=feed,
+                    stdout=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                    stderr=errors,
+                    pass_fds=[theirs.fileno(), *extra],
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                )
+            except OSError:
+                ours.close()
+                raise
+            finally:
+                for descriptor in extra:
+                    os.close(descriptor)
+            theirs.close()
+            self._stdout = self._process.stdout
+            if self._stdout is not None:
+                os.set_blocking(self._stdout.fileno(), False)
+            try:
+                ready = self.request(job) == {"ready": True}
+            except SessionEnded:
+                ready = False
+            if not ready:
+                self.close()
+                errors.seek(0)
+                tail = errors.read()[-_STDERR_TAIL:].decode(errors="replace").strip()
+                detail = f"the sandbox did not start: {tail or 'no message'}"
+                raise SessionEnded(Outcome.INFRA_ERROR, detail)
 
     def _wait_for_bytes(self) -> bytes:
         """Some bytes of the channel, b"" at its end; limits are watched meanwhile."""
@@ -254,6 +265,14 @@ def _explain(status: int | None, limits: Limits, seconds: float) -> tuple[Outcom
     return Outcome.INCORRECT, f"it exited with status {status} before every call was answered"
 
 
-def verdict_of(ended: SessionEnded, seconds: float) -> Verdict:
-    """The verdict a session's end stands for."""
-    return Verdict(ended.outcome, ended.detail, seconds)
+@contextlib.contextmanager
+def _read_only(data: bytes | None) -> Iterator[IO[bytes] | int]:
+    """`data` as something to read and not to write; nothing to read for None."""
+    if data is None:
+        yield subprocess.DEVNULL
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        with open(file.name, "rb") as readable:
+            yield readable
