@@ -1,0 +1,92 @@
+"""Where the answer is, and what exact comparison makes of it."""
+
+import pytest
+
+from acpo.verify import exact
+from acpo.verify.extract import extract_answer, extract_code, visible
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("so \\boxed{7}", "7"),
+        ("\\boxed{1} then \\boxed{2}", "2"),
+        ("\\boxed {2}", "2"),
+        ("\\fbox{3}", "3"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}"),
+        ("\\boxed{a\\}b}", "a\\}b"),
+        ("<think>\\boxed{1}</think>\\boxed{2}", "2"),
+        ("\\boxed{1}</think>\\boxed{2}", "2"),
+        ("\\boxed{1}<think>\\boxed{2}", "1"),
+        ("<thinking>\\boxed{1}</thinking>Answer: 2", "2"),
+        ("Answer: 7", "7"),
+        ("**Answer:** 7", "7"),
+        ("Final answer : $7$.", "$7$."),
+        ("ANSWER: 1\nanswer: 2\nbye", "2"),
+        ("Answer: 1\n\\boxed{2}", "2"),
+        ("work\n#### 18", "18"),
+        ("#### 1\n#### 2", "2"),
+        ("Answer: 3\n#### 4", "3"),
+        ("\\boxed{7", None),
+        ("\\boxed{}", None),
+        ("\\boxed 7", None),
+        ("the answer is 7", None),
+        ("", None),
+    ],
+)
+def test_extract_answer(text, answer):
+    assert extract_answer(text) == answer
+
+
+def test_visible_text_follows_the_last_closing_tag():
+    assert visible("a</think>b</think>c") == "c"
+    assert visible("a<think>b</think>c<think>d") == "c"
+    assert visible("no tags") == "no tags"
+
+
+def test_extract_code_prefers_the_block_with_the_entry_point():
+    text = "```python\ndef f(): pass\n```\ntext\n```python\nf()\n```"
+    assert extract_code(text, "f") == "def f(): pass\n"
+    assert extract_code(text) == "f()\n"
+    assert extract_code("```js\nf()\n```") is None
+    assert extract_code("plain") == "plain"
+    assert extract_code("````python\n```\ninner\n```\n````") == "```\ninner\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        ("1,234", "1234", True),
+        ("1,23", "123", None),
+        ("2/4", "\\frac{1}{2}", True),
+        ("1/3", "1/2", False),
+        ("0.5", "1/2", True),
+        ("0.3333", "1/3", None),
+        ("1/0", "1/0", True),
+        ("1/0", "5", None),
+        ("x", "5", None),
+        ("silent", "listen", False),
+        ("xy", "yx", None),
+        ("50\\%", "\\frac{1}{2}", True),
+        ("50\\%", "50", True),
+        ("50\\%", "51", None),
+    ],
+)
+def test_exact_decisions(answer, gold, equal):
+    assert exact.decide(exact.normalise(answer), exact.normalise(gold)) is equal
+
+
+def test_normalise_keeps_rows_of_matrices():
+    matrix = "\\begin{pmatrix}1\\\\(2)\\\\[3]\\\\ 4\\end{pmatrix}"
+    assert exact.normalise(matrix) == matrix
+    assert exact.normalise("\\left( 1,\\; 2 \\right).") == "( 1, 2 )"
+    assert exact.normalise("\\leftarrow") == "\\leftarrow"
+    assert exact.normalise("\\(x\\).") == "x"
+
+
+def test_sizes_are_refused_with_their_limit():
+    assert "2000" in exact.oversized("x" * 2001)
+    assert "40" in exact.oversized("{" * 41)
+    assert "400" in exact.oversized("1" * 401)
+    assert exact.oversized("{" * 40 + "1" * 400) is None

@@ -1,0 +1,159 @@
+"""Real answers: right against themselves, wrong against each other."""
+
+import ast
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import TimeoutExpired
+
+import pytest
+
+from acpo.verify import MathPool, Outcome
+from acpo.verify.code import CodePool
+from acpo.verify.exact import normalise
+from acpo.verify.math import MathJob
+from acpo.verify.problem import HUMANEVAL_PRO_NUMERIC, read_problem
+from verify.naive import exit_code_checker
+from verify.sandboxed import backend
+
+SIZES = {
+    "aime24": 30,
+    "aime25": 30,
+    "math500": 500,
+    "hmmt25": 30,
+    "beyondaime": 100,
+    "gsm8k_test": 1319,
+}
+
+
+def rows(data: Path, name: str) -> list[dict]:
+    with (data / f"{name}.jsonl").open() as file:
+        return [json.loads(line) for line in file]
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with MathPool(2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_gold_is_right_against_itself(shared_data, pool, name):
+    golds = [row["answer"] for row in rows(shared_data, name)]
+    assert len(golds) == SIZES[name]
+    for form in ("So $\\boxed{%s}$.", "<think>hm</think>\nAnswer: %s", "#### %s"):
+        verdicts = pool.verify_all((form % gold, gold) for gold in golds)
+        assert [v for v in verdicts if not v.correct] == []
+
+
+@pytest.mark.parametrize("name", ["math500", "hmmt25"])
+def test_gold_is_right_against_itself_through_sympy(shared_data, pool, name):
+    golds = [normalise(row["answer"]) for row in rows(shared_data, name)]
+    verdicts = pool.run(MathJob(gold, gold) for gold in golds)
+    assert [v for v in verdicts if not v.correct] == []
+
+
+@pytest.mark.parametrize("name", ["aime24", "math500", "hmmt25", "beyondaime"])
+def test_gold_is_wrong_against_other_problems(shared_data, pool, name):
+    golds = [row["answer"] for row in rows(shared_data, name)]
+    shifted = golds[7:] + golds[:7]
+    verdicts = pool.verify_all((f"\\boxed{{{a}}}", b) for a, b in zip(golds, shifted, strict=True))
+    assert {v.outcome for v in verdicts} <= {Outcome.CORRECT, Outcome.INCORRECT}
+    equal = [(a, b) for a, b, v in zip(golds, shifted, verdicts, strict=True) if v.correct]
+    assert [pair for pair in equal if pair[0].lstrip("0") != pair[1].lstrip("0")] == []
+
+
+def reference(row: dict) -> str:
+    raw = row["raw_problem"] + row["raw_solution"]
+    return f"{raw}\n{row['new_problem']}{row['new_solution']}\n"
+
+
+@pytest.mark.sandbox
+def test_humaneval_pro_references_are_correct(shared_data):
+    problems = rows(shared_data, "humaneval_pro")
+    assert len(problems) == 164
+    assert not any(read_problem(row).assert_mode for row in problems)
+    with CodePool(2, backend()) as code_pool:
+        verdicts = code_pool.verify_all((f"```python\n{reference(r)}\n```", r) for r in problems)
+    assert [v for v in verdicts if not v.correct] == []
+
+
+@pytest.mark.sandbox
+def test_only_the_listed_problems_mix_ints_and_floats(shared_data):
+    problems = rows(shared_data, "humaneval_pro")
+    strict = [{**row, "id": None} for row in problems]
+    with CodePool(2, backend()) as code_pool:
+        verdicts = code_pool.verify_all((reference(row), row) for row in strict)
+    wrong = {row["id"] for row, v in zip(problems, verdicts, strict=True) if not v.correct}
+    assert wrong == HUMANEVAL_PRO_NUMERIC
+
+
+class WrongConstant(ast.NodeTransformer):
+    def visit_Constant(self, node):
+        if type(node.value) in (int, float):
+            return ast.Constant(node.value + 1)
+        return node
+
+
+class MissingReturn(ast.NodeTransformer):
+    def visit_Return(self, node):
+        return ast.Expr(node.value) if node.value else node
+
+
+class OffByOne(ast.NodeTransformer):
+    def visit_Return(self, node):
+        return (
+            ast.Return(ast.Call(ast.Name("_off", ast.Load()), [node.value], []))
+            if node.value
+            else node
+        )
+
+
+OFF = """
+def _off(value):
+    if isinstance(value, bool): return not value
+    if isinstance(value, (int, float)): return value + 1
+    if isinstance(value, str): return value + "x"
+    if isinstance(value, (list, tuple)): return value[1:] if value else type(value)((1,))
+    if isinstance(value, dict): return {**value, "off": 1}
+    if isinstance(value, set): return value | {"off"}
+    return 1
+"""
+
+
+def mutants(row: dict) -> list[str]:
+    """The reference with its last function wrong, in three ways."""
+    made = []
+    for change in (WrongConstant(), MissingReturn(), OffByOne()):
+        tree = ast.parse(reference(row))
+        entry = read_problem(row).entry_point
+        tree.body = [
+            change.visit(node) if getattr(node, "name", "") == entry else node for node in tree.body
+        ]
+        made.append(OFF + ast.unparse(ast.fix_missing_locations(tree)))
+    return made
+
+
+def fails_its_asserts(job: tuple[str, dict]) -> bool:
+    """Whether plain Python says so; a mutant that it cannot judge in time is left out."""
+    try:
+        return not exit_code_checker(job[0], job[1]["test_code"], seconds=3)
+    except TimeoutExpired:
+        return False
+
+
+@pytest.mark.sandbox
+def test_mutated_references_are_not_correct(shared_data):
+    """Whatever fails the original asserts in plain Python must not be correct here."""
+    problems = rows(shared_data, "humaneval_pro")
+    jobs = [(mutant, row) for row in problems for mutant in mutants(row)]
+    with ThreadPoolExecutor(2) as threads:
+        broken = [
+            job for job, bad in zip(jobs, threads.map(fails_its_asserts, jobs), strict=True) if bad
+        ]
+    assert {row["id"] for _, row in broken} == {row["id"] for row in problems}
+    assert len(broken) > 2 * len(problems)
+    with CodePool(2, backend()) as code_pool:
+        verdicts = code_pool.verify_all((f"```python\n{code}\n```", row) for code, row in broken)
+    assert [v for v in verdicts if v.correct] == []
+    assert [v for v in verdicts if v.reward() is None] == []

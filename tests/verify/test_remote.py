@@ -1,0 +1,140 @@
+"""The remote backend against a real HTTP server that speaks SandboxFusion's run_code."""
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from acpo.verify import CodePool, Limits, Outcome, RemoteBackend
+from acpo.verify import remote as remote_module
+from acpo.verify.code import judge_code
+from verify.sandboxed import ADD
+
+HONEST = "```python\ndef add(a, b):\n    return a + b\n```"
+
+
+class Server(BaseHTTPRequestHandler):
+    """Runs what it is sent, like SandboxFusion with `isolation: none`. Test code only."""
+
+    behaviour = "honest"
+    failures = 0
+    requests: list[dict] = []  # noqa: RUF012
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Server.requests.append(request)
+        if Server.failures > 0:
+            Server.failures -= 1
+            self.send_error(503)
+            return
+        answers = {"honest": self.run_code, "broken": self.sandbox_error, "nonsense": lambda _: []}
+        body = json.dumps(answers[Server.behaviour](request)).encode()
+        self.send_response(200 if self.path == "/run_code" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def run_code(self, request):
+        result = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stderr": ""}
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", request["code"]],
+                input=request["stdin"].encode(),
+                capture_output=True,
+                timeout=request["run_timeout"],
+                check=False,
+            )
+            result["return_code"] = done.returncode
+            result["stdout"] = done.stdout.decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            result |= {"status": "TimeLimitExceeded", "return_code": None, "stdout": ""}
+        status = "Success" if result["return_code"] == 0 else "Failed"
+        return {"status": status, "message": "", "compile_result": None, "run_result": result}
+
+    def sandbox_error(self, request):
+        return {"status": "SandboxError", "message": "no pod", "run_result": None}
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    Server.behaviour, Server.failures, Server.requests = "honest", 0, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    limits = Limits(wall_seconds=2.0)
+    yield RemoteBackend(f"http://127.0.0.1:{server.server_port}/", limits)
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_verdicts_are_those_of_the_local_sandbox(remote):
+    equal = "class E:\n    def __eq__(self, o): return True\n"
+    for code, outcome in [
+        ("def add(a, b): return a + b", Outcome.CORRECT),
+        ("def add(a, b):\n    print('noise')\n    return a + b", Outcome.CORRECT),
+        ("def add(a, b): return a - b", Outcome.INCORRECT),
+        ("def add(a, b): return 3", Outcome.INCORRECT),
+        ("import sys\nsys.exit(0)", Outcome.INCORRECT),
+        ("import os\nos._exit(0)", Outcome.INCORRECT),
+        (equal + "def add(a, b): return E()", Outcome.INCORRECT),
+        ("this is no python", Outcome.INCORRECT),
+        ("import os\nos.write(1, b'x' * 10)\ndef add(a, b): return a + b", Outcome.CORRECT),
+        ("while True: pass", Outcome.TIMEOUT),
+        ("def add(a, b): return 'x' * 10 ** 7", Outcome.LIMIT),
+    ]:
+        verdict = judge_code(f"```python\n{code}\n```", ADD, remote)
+        assert verdict.outcome is outcome, (code, verdict)
+
+
+def test_expected_values_are_not_sent(remote):
+    problem = {**ADD, "test_code": "assert add(1, 2) == 918273645\n"}
+    judge_code(HONEST, problem, remote)
+    assert len(Server.requests) == 1
+    assert "918273645" not in json.dumps(Server.requests)
+
+
+def test_scripts_run_there_too(remote):
+    row = {"inputs": ["4\n", "5\n"], "outputs": ["8\n", "10\n"]}
+    assert judge_code("print(2 * int(input()))", row, remote).correct
+    assert not judge_code("print(8)", row, remote).correct
+    assert not judge_code("1 / 0", {"inputs": [""], "outputs": [""]}, remote).correct
+
+
+def test_passing_trouble_is_tried_again(remote):
+    Server.failures = 2
+    assert judge_code(HONEST, ADD, remote).correct
+    assert len(Server.requests) == 3
+
+
+@pytest.mark.parametrize("behaviour", ["broken", "nonsense"])
+def test_a_server_at_fault_is_an_infra_error(remote, behaviour):
+    Server.behaviour = behaviour
+    verdict = judge_code(HONEST, ADD, remote)
+    assert verdict.outcome is Outcome.INFRA_ERROR
+    assert verdict.reward() is None
+
+
+def test_no_server_is_an_infra_error(monkeypatch):
+    monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    verdict = judge_code(HONEST, ADD, RemoteBackend("http://127.0.0.1:9"))
+    assert verdict.outcome is Outcome.INFRA_ERROR
+
+
+def test_assert_mode_is_refused_not_weakened(remote):
+    row = {**ADD, "test_code": "for i in range(3):\n    assert add(i, i) == 2 * i\n"}
+    verdict = judge_code(HONEST, row, remote)
+    assert verdict.outcome is Outcome.INFRA_ERROR
+    assert "assert_mode" in verdict.detail
+
+
+def test_it_serves_a_pool(remote):
+    with CodePool(2, remote) as pool:
+        assert all(verdict.correct for verdict in pool.verify_all([(HONEST, ADD)] * 6))
