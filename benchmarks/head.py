@@ -460,14 +460,40 @@ def environment() -> dict[str, Any]:
     return {"command": "python " + " ".join(sys.argv), "device": device, "versions": versions}
 
 
+def markdown(report: dict[str, Any]) -> str:
+    """The report's tables, as docs/head.md shows them."""
+    lines = []
+    for shape in (key for key in report if key.startswith("N=")):
+        lines += [
+            f"\n**{shape}, V={VOCAB:,}**\n",
+            "| | loss | ms | × floor | peak GiB | error dh / dW |",
+        ]
+        lines.append("|---|---|---|---|---|---|")
+        for name, r in report[shape].items():
+            if name == "data":
+                continue
+            if "error" in r:
+                lines.append(f"| {name} | | failed | | | |")
+                continue
+            errors = [f"{r[k]:.1e}" for k in ("error_dh", "error_dW") if r.get(k) is not None]
+            cells = (name, r["loss"], r["ms"], r["times_floor"], r["peak_GiB"], " / ".join(errors))
+            lines.append("| " + " | ".join(str(c) for c in cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    output = parser.add_mutually_exclusive_group(required=True)
+    output.add_argument("--out", type=Path, help="measure, and write the report here")
+    output.add_argument("--table", type=Path, help="print a written report as Markdown")
     parser.add_argument("--cpu", action="store_true", help="time the CPU path instead")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", help="run only contenders whose name contains this")
     parser.add_argument("--no-growth", action="store_true", help="skip the growth table")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(markdown(json.loads(arguments.table.read_text())))
+        return
     report: dict[str, Any] = {**environment(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
 
     def save() -> None:
