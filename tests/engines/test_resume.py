@@ -88,6 +88,17 @@ def test_corruption_of_the_same_size_is_recognised(tmp_path):
     assert "not readable" in checkpoint.problem(folder)
 
 
+def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):
+    for step in (2, 4, 6, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.forget_old(tmp_path, None, keep=None)
+    assert len(list(tmp_path.iterdir())) == 4
+    checkpoint.forget_old(tmp_path, 2, keep=str(tmp_path / "checkpoint-2"))
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-10"}
+    checkpoint.forget_old(tmp_path, 1, keep=None)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-10"]
+
+
 def test_resuming_needs_the_same_number_of_processes(tmp_path):
     with pytest.raises(ACPOError, match="number of processes"):
         checkpoint.load_state(str(tmp_path), rank=1)
