@@ -174,7 +174,7 @@ def test_attack_20_symlink_and_dotdot():
 import os
 def add(a, b):
     got = []
-    for target in ["/etc/passwd", "/etc/shadow", "/root", "/home", "/work", "/sys/kernel"]:
+    for target in ["/etc/passwd", "/etc/shadow", "/root", "/home", "/var", "/sys/kernel"]:
         for path in [target, ".." + target, "/tmp/.." + target, "/proc/self/root" + target,
                      "/proc/1/root" + target]:
             try:

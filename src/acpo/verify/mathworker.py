@@ -180,6 +180,7 @@ def main(control_fd: int, memory_bytes: int) -> None:
     logging.disable(logging.CRITICAL)
     sys.setrecursionlimit(5_000)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     guard_sympy()
     for answer, gold in _WARM_UP:
         compare(answer, gold)

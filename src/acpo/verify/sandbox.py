@@ -145,14 +145,13 @@ class BubblewrapLauncher:
         else:
             identity = ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
         writable = ["--size", str(limits.file_bytes * _TMP_PER_FILE), "--perms", "1777"]
-        python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
         command = [
             self._bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--new-session", *identity,
             *_python_mounts(), "--ro-bind", str(RUNNER), _RUNNER_INSIDE, "--proc", "/proc",
             "--dev", "/dev", *writable, "--tmpfs", "/tmp", "--remount-ro", "/dev",
             "--remount-ro", "/", "--hostname", "sandbox", "--clearenv", "--chdir", "/tmp", *seccomp,
-            "--", python, "-I", "-S", "-B", _RUNNER_INSIDE, str(channel),
+            "--", _interpreter(), "-I", "-S", "-B", _RUNNER_INSIDE, str(channel),
         ]  # fmt: skip
         return command, extra
 
@@ -188,10 +187,15 @@ def unsafe_local(limits: Limits | None = None) -> LocalBackend:
     return LocalBackend(UnsafeLauncher(), limits)
 
 
+def _interpreter() -> str:
+    """The real interpreter: a virtual environment holds links to it."""
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
 @functools.cache
 def _python_mounts() -> tuple[str, ...]:
     """Read-only binds of the interpreter, its standard library and the shared libraries."""
-    python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    python = _interpreter()
     wanted = dict.fromkeys([*_LIBRARY_ROOTS, "/etc/ld.so.cache", "/usr/share/zoneinfo"])
     if python.startswith("/nix/"):
         wanted["/nix/store"] = None
