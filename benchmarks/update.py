@@ -213,7 +213,8 @@ def run_ours(
             size,
             method="sapo",
             per_device_train_batch_size=size["completions"],
-            max_tokens_per_pack=size["budget"],
+            max_tokens_per_pack=args.budget or size["budget"],
+            logits_bytes=args.logits_bytes,
             gradient_checkpointing=checkpointing,
         )
         rollout = add_old_logp(trainer, rollout)
@@ -348,6 +349,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="dtype of the weights")
     parser.add_argument("--stock-batch", type=int, default=4, help="TRL's micro-batch")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--budget", type=int, help="our tokens per pack [32768]")
+    parser.add_argument("--logits-bytes", type=int, help="our memory for a chunk of logits")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     args = parser.parse_args()
     size: dict[str, Any] = TINY if args.tiny else FULL
     if args.tiny:
@@ -355,7 +359,7 @@ def main() -> None:
     settings = {k: v for k, v in size.items() if k != "shape"}
     result: dict[str, Any] = {"environment": environment(), "size": settings, "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for name in VARIANTS:
+    for name in args.variants:
         for checkpointing in (True, False):
             try:
                 row = run_variant(name, checkpointing, size, args)

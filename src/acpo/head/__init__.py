@@ -2,11 +2,13 @@
 
 from acpo.head.fused import PolicyLoss, fused_policy_loss
 from acpo.head.lookup import LanguageModelHead, language_model_head
+from acpo.head.passes import default_logits_bytes
 from acpo.head.statistics import token_stats
 
 __all__ = [
     "LanguageModelHead",
     "PolicyLoss",
+    "default_logits_bytes",
     "fused_policy_loss",
     "language_model_head",
     "token_stats",

@@ -23,6 +23,13 @@ CUDA_LOGITS_BYTES = 5_000_000_000  # 8,192 rows of 151,936 float32 logits
 CPU_LOGITS_BYTES = 64 << 20
 
 
+def default_logits_bytes(device: torch.device) -> int:
+    """Memory for a chunk of logits, from the size of the device alone."""
+    if device.type != "cuda":
+        return CPU_LOGITS_BYTES
+    return min(CUDA_LOGITS_BYTES, torch.cuda.get_device_properties(device).total_memory // 16)
+
+
 RowStep = Callable[[Tensor, slice], Tensor | SparseGradient | None]
 
 
@@ -71,19 +78,13 @@ class Head:
     def chunk_rows(self) -> int:
         """Rows per chunk: equal chunks under the logits budget, a function of shapes alone."""
         rows, vocab = self.hidden.shape[0], self.weight.shape[0]
-        budget = self.logits_bytes or self._default_budget()
+        budget = self.logits_bytes or default_logits_bytes(self.hidden.device)
         most = max(1, budget // (vocab * self.logits_dtype.itemsize))
         if most >= rows:
             return max(rows, 1)
         most = max(most // ROW_ALIGNMENT * ROW_ALIGNMENT, min(most, ROW_ALIGNMENT))
         even = math.ceil(rows / math.ceil(rows / most))
         return min(most, math.ceil(even / ROW_ALIGNMENT) * ROW_ALIGNMENT)
-
-    def _default_budget(self) -> int:
-        if not self.hidden.is_cuda:
-            return CPU_LOGITS_BYTES
-        total = torch.cuda.get_device_properties(self.hidden.device).total_memory
-        return min(CUDA_LOGITS_BYTES, total // 16)
 
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Row ranges with their raw logits, all in one reused buffer."""

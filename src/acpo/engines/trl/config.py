@@ -44,6 +44,7 @@ class ACPOConfig(GRPOConfig):
         method: a row of `acpo.objectives.METHODS`.
         update_layout: "packed", "padded" or "auto".
         max_tokens_per_pack: token budget of one forward pass; from free memory when unset.
+        logits_bytes: memory for a chunk of logits in the head; from the device's size when unset.
         gradient_checkpointing: when unset, on only if a longest sequence would not fit without.
         dynamic_sampling: replace groups without reward variance by fresh ones.
         max_resample_times: how often to resample before training on what there is.
@@ -60,6 +61,10 @@ class ACPOConfig(GRPOConfig):
     )
     max_tokens_per_pack: int | None = field(
         default=None, metadata={"help": "Token budget of one forward pass; from free memory."}
+    )
+    logits_bytes: int | None = field(
+        default=None,
+        metadata={"help": "Memory for a chunk of logits; from the device's size when unset."},
     )
     gradient_checkpointing: bool | None = field(  # type: ignore[assignment]
         default=None,
@@ -146,7 +151,8 @@ class ACPOConfig(GRPOConfig):
             raise ACPOError(
                 f"update_layout={self.update_layout!r} is unknown; use 'auto', 'packed' or 'padded'"
             )
-        for name in ("max_tokens_per_pack", "soft_overlong_cache", "max_nonfinite_steps"):
+        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache")
+        for name in (*counts, "max_nonfinite_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ACPOError(f"{name}={value} must be positive, or left out")

@@ -58,6 +58,7 @@ class PolicyRequest:
         temperature: rollout temperature.
         align_tol: the tie tolerance of the statistics.
         float32_head: compute the head in float32, outside autocast.
+        logits_bytes: memory for a chunk of logits; the head's default if None.
         loss: absent, only statistics are computed.
     """
 
@@ -66,6 +67,7 @@ class PolicyRequest:
     temperature: float
     align_tol: float = 1e-6
     float32_head: bool = False
+    logits_bytes: int | None = None
     loss: LossTerms | None = None
 
 
@@ -95,6 +97,7 @@ def answer(model: Any, hidden: Tensor, request: PolicyRequest) -> dict[str, Tens
         "temperature": request.temperature,
         "softcap": head.softcap,
         "logit_scale": head.logit_scale,
+        "logits_bytes": request.logits_bytes,
     }
     device = hidden.device.type
     amp = torch.is_autocast_enabled(device) and not request.float32_head

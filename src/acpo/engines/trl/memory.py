@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from acpo.head import default_logits_bytes
+
 CPU_BYTES = 2 << 30
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
 SAFE_SHARE = 0.6
@@ -27,16 +29,18 @@ def activation_bytes(config: Any, *, itemsize: int, checkpointing: bool) -> int:
     return kept * itemsize
 
 
-def free_bytes(model: Any, device: torch.device, *, optimizer_started: bool) -> int:
+def free_bytes(
+    model: Any, device: torch.device, *, logits_bytes: int | None, optimizer_started: bool
+) -> int:
     """Memory for activations, once gradients and optimizer states have taken theirs."""
     if device.type != "cuda":
         return CPU_BYTES
-    free, total = torch.cuda.mem_get_info(device)
+    free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     trained = [p for p in model.parameters() if p.requires_grad]
     pending = 0 if optimizer_started else sum(3 * _local(p) for p in trained)
     head = model.get_output_embeddings().weight
-    logits = min(1 << 30, total // 16) + 4 * head.numel()
+    logits = (logits_bytes or default_logits_bytes(device)) + 4 * head.numel()
     return max(0, free - pending - logits)
 
 

@@ -140,6 +140,7 @@ class ACPOTrainer(ResumableTrainer):
             entropy_coef=args.entropy_coef,
             off_policy_threshold=args.off_policy_mask_threshold,
             float32_head=args.cast_lm_head_to_fp32,
+            logits_bytes=args.logits_bytes,
         )
         self.packed = PackedUpdate(
             settings, ranks=self.ranks, attention=attention, autocast=self.accelerator.autocast
@@ -154,7 +155,9 @@ class ACPOTrainer(ResumableTrainer):
         """The token budget of a pack, and whether to recompute activations."""
         args, device = self.args, self.accelerator.device
         config = policy.config.get_text_config()
-        free = memory.free_bytes(policy, device, optimizer_started=False)
+        free = memory.free_bytes(
+            policy, device, logits_bytes=args.logits_bytes, optimizer_started=False
+        )
         per_token = functools.partial(memory.activation_bytes, config, itemsize=itemsize)
         if args.gradient_checkpointing is None:
             longest = 2 * args.max_completion_length

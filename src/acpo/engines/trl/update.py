@@ -40,6 +40,7 @@ class UpdateSettings:
         entropy_coef: weight of the entropy bonus.
         off_policy_threshold: TRL's `off_policy_mask_threshold`.
         float32_head: TRL's `cast_lm_head_to_fp32`.
+        logits_bytes: memory for a chunk of logits.
     """
 
     method: Method
@@ -50,6 +51,7 @@ class UpdateSettings:
     entropy_coef: float = 0.0
     off_policy_threshold: float | None = None
     float32_head: bool = False
+    logits_bytes: int | None = None
 
     @property
     def needs_statistics(self) -> bool:
@@ -280,6 +282,7 @@ class PackedUpdate:
             self.settings.temperature,
             float(self.settings.method.options["align_tol"]),
             self.settings.float32_head,
+            self.settings.logits_bytes,
         )
         return request, (rows, columns)
 
