@@ -1,5 +1,7 @@
 """`acpo <verb>`. Verbs import what they need when called, so that `acpo --help` is instant."""
 
+from pathlib import Path
+
 import typer
 
 app = typer.Typer(
@@ -9,8 +11,68 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_help=True)
+app.add_typer(verify_app, name="verify")
 
 
 @app.callback()
 def main() -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
+
+
+FILE = typer.Argument(help="JSONL, one completion per row.")
+TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
+OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
+WORKERS = typer.Option(None, min=1, help="Verifications at a time [default: one per core].")
+
+
+@verify_app.command("math")
+def verify_math(
+    file: Path = FILE,
+    text_field: str = TEXT_FIELD,
+    gold_field: str = typer.Option("answer", help="Field of the gold answer."),
+    cpu_seconds: float = typer.Option(2.0, min=0.01, help="CPU limit of one comparison."),
+    workers: int | None = WORKERS,
+    output: Path | None = OUTPUT,
+) -> None:
+    """Compare math answers with gold answers."""
+    from acpo.verify import batch
+    from acpo.verify.math import MathPool
+
+    with batch.reported_errors():
+        rows = batch.read_rows(file)
+        texts = batch.column(rows, text_field, "--text-field")
+        golds = batch.column(rows, gold_field, "--gold-field")
+        with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
+            verdicts = batch.verdicts(pool.verify, list(zip(texts, golds, strict=True)))
+        batch.report(rows, verdicts, output)
+
+
+@verify_app.command("code")
+def verify_code(
+    file: Path = FILE,
+    text_field: str = TEXT_FIELD,
+    problems: Path | None = typer.Option(
+        None, help="JSONL of problems, joined on --id-field [default: the rows hold them]."
+    ),
+    id_field: str = typer.Option("id", help="Field that names the problem of a row."),
+    cpu_seconds: int = typer.Option(10, min=1, help="CPU limit of one solution."),
+    workers: int | None = WORKERS,
+    output: Path | None = OUTPUT,
+    remote: str | None = typer.Option(None, help="URL of a SandboxFusion-compatible server."),
+    unsafe_local: bool = typer.Option(
+        False, "--unsafe-local", help="Run without a sandbox: model output gets your rights."
+    ),
+) -> None:
+    """Run code completions against their tests, in a sandbox."""
+    from acpo.verify import batch
+    from acpo.verify.code import CodePool
+
+    with batch.reported_errors():
+        rows = batch.read_rows(file)
+        texts = batch.column(rows, text_field, "--text-field")
+        tests = batch.join(rows, problems, id_field) if problems else rows
+        backend = batch.backend(remote, unsafe_local, cpu_seconds)
+        with CodePool(workers, backend) as pool:
+            verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
+        batch.report(rows, verdicts, output)

@@ -1,0 +1,189 @@
+"""Code completions to verdicts: a backend runs them, this side compares."""
+
+import atexit
+import functools
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol
+
+from acpo.verify.compare import matches
+from acpo.verify.extract import defines, extract_code
+from acpo.verify.pool import Pool
+from acpo.verify.problem import CodeProblem, ProblemError, read_problem
+from acpo.verify.sandbox import Execution, ProgramRun, sandbox
+from acpo.verify.verdict import Outcome, Verdict
+
+MAX_CODE_CHARS = 100_000
+
+
+class Backend(Protocol):
+    """Where solutions run. It returns what they did, and never learns what was expected."""
+
+    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution: ...
+
+    def run_program(self, source: str, stdin: bytes) -> ProgramRun: ...
+
+    def run_asserts(
+        self, sources: Sequence[str], test: dict[str, Any], nonce: str
+    ) -> Execution: ...
+
+
+class CodeJob(NamedTuple):
+    """One completion and the problem it answers."""
+
+    text: str
+    problem: CodeProblem | Mapping[str, Any]
+
+
+class CodePool(Pool[CodeJob]):
+    """Code verification, `workers` sandboxes at a time, each made for one solution.
+
+    Args:
+        workers: Sandboxes at a time; None for one per CPU core.
+        backend: Where they run; None for bubblewrap on this machine.
+
+    Raises:
+        SandboxUnavailableError: No backend was given and bubblewrap does not work here.
+    """
+
+    def __init__(self, workers: int | None = None, backend: Backend | None = None) -> None:
+        backend = backend or sandbox()
+        super().__init__(functools.partial(_CodeWorker, backend), workers or os.cpu_count() or 1)
+
+    def verify(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Future[Verdict]:
+        """The verdict on `text`, when a sandbox was free to make it."""
+        return self.submit(CodeJob(text, problem))
+
+    async def verify_async(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
+        """The verdict on `text` without blocking the event loop."""
+        return await self.submit_async(CodeJob(text, problem))
+
+    def verify_all(
+        self, pairs: Iterable[tuple[str, CodeProblem | Mapping[str, Any]]]
+    ) -> list[Verdict]:
+        """Verdicts on (text, problem) pairs, in their order."""
+        return self.run(CodeJob(*pair) for pair in pairs)
+
+
+class _CodeWorker:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def run(self, job: CodeJob) -> Verdict:
+        return judge_code(job.text, job.problem, self._backend)
+
+    def close(self) -> None:
+        """Nothing outlives a job."""
+
+
+def verify_code(text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
+    """Verify one completion against a problem or a dataset row, with this process's shared pool.
+
+    Raises:
+        SandboxUnavailableError: bubblewrap does not work here.
+    """
+    return shared_pool().submit(CodeJob(text, problem)).result()
+
+
+def shared_pool() -> CodePool:
+    """The pool that `verify_code` and the reward functions of this process share."""
+    return _shared_pool(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _shared_pool(pid: int) -> CodePool:
+    pool = CodePool()
+    atexit.register(lambda: pool.close() if os.getpid() == pid else None)
+    return pool
+
+
+def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Backend) -> Verdict:
+    """Extract the program of `text`, run it on `backend`, compare what came back."""
+    if not isinstance(problem, CodeProblem):
+        try:
+            problem = read_problem(problem)
+        except ProblemError as error:
+            return Verdict(Outcome.UNPARSEABLE_GOLD, str(error))
+    code = extract_code(text, problem.entry_point)
+    if code is None:
+        return Verdict(Outcome.INCORRECT, "no code found")
+    if len(code) > MAX_CODE_CHARS:
+        return Verdict(Outcome.LIMIT, f"{len(code)} characters, more than {MAX_CODE_CHARS}")
+    if problem.stdio:
+        return _judge_program(code, problem, backend)
+    if defines(code, problem.entry_point or ""):
+        sources = [problem.prelude, code]
+    else:
+        sources = [problem.prompt + code]
+    if problem.assert_mode:
+        return _judge_asserts(sources, problem, backend)
+    return _judge_calls(sources, problem, backend)
+
+
+def _judge_calls(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+    run = backend.run_calls(sources, [case.expression for case in problem.cases])
+    for case, reply in zip(problem.cases, run.replies, strict=False):
+        if "value" not in reply:
+            return _failed(reply, case.expression, run.seconds)
+        tolerances = {"rel_tol": case.rel_tol, "abs_tol": case.abs_tol}
+        if not matches(reply["value"], case.expected, case.rule, **tolerances):
+            detail = f"wrong value for {case.expression[:120]}"
+            return Verdict(Outcome.INCORRECT, detail, run.seconds)
+    if run.ended is not None:
+        return Verdict(run.ended.outcome, run.ended.detail, run.seconds)
+    if len(run.replies) != len(problem.cases):
+        detail = f"{len(run.replies)} of {len(problem.cases)} calls answered"
+        return Verdict(Outcome.INCORRECT, detail, run.seconds)
+    return Verdict(Outcome.CORRECT, f"{len(problem.cases)} calls", run.seconds)
+
+
+def _judge_program(code: str, problem: CodeProblem, backend: Backend) -> Verdict:
+    seconds = 0.0
+    for case in problem.stdio:
+        run = backend.run_program(code, case.stdin.encode(errors="surrogatepass"))
+        seconds += run.seconds
+        if run.ended is not None:
+            return Verdict(run.ended.outcome, run.ended.detail, seconds)
+        if run.status != 0:
+            detail = f"exit status {run.status} {run.error}".strip()
+            return Verdict(Outcome.INCORRECT, detail, seconds)
+        if not _same_output(run.output, case.stdout):
+            return Verdict(Outcome.INCORRECT, "wrong output", seconds)
+    return Verdict(Outcome.CORRECT, f"{len(problem.stdio)} runs", seconds)
+
+
+def _same_output(output: bytes, expected: str) -> bool:
+    """Equal line by line, up to spaces at the end of a line and empty lines at the end."""
+    try:
+        printed = output.decode()
+    except UnicodeDecodeError:
+        return False
+
+    def lines(text: str) -> list[str]:
+        return [line.rstrip(" \t\r") for line in text.rstrip().split("\n")]
+
+    return lines(printed) == lines(expected)
+
+
+def _judge_asserts(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+    nonce = secrets.token_hex(16)
+    test = {
+        "prelude": problem.prelude,
+        "names": [problem.entry_point],
+        "test": problem.assert_source,
+    }
+    run = backend.run_asserts(sources, test, nonce)
+    if run.ended is not None:
+        return Verdict(run.ended.outcome, f"assert_mode: {run.ended.detail}", run.seconds)
+    if run.replies == [{"passed": nonce}]:
+        return Verdict(Outcome.CORRECT, "assert_mode", run.seconds)
+    reason = str(run.replies[0].get("failed", run.replies[0].get("error")))[:200]
+    return Verdict(Outcome.INCORRECT, f"assert_mode: {reason}", run.seconds)
+
+
+def _failed(reply: dict[str, Any], expression: str, seconds: float) -> Verdict:
+    error = str(reply.get("error", "no value"))[:200]
+    outcome = Outcome.LIMIT if error.startswith("MemoryError") else Outcome.INCORRECT
+    return Verdict(outcome, f"{expression[:120]}: {error}", seconds)

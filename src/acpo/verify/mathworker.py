@@ -1,0 +1,193 @@
+"""The processes in which answers meet SymPy. Run as a child, never imported by the parent.
+
+One server process imports math-verify once and forks a worker whenever it is told to, so that a
+killed worker is replaced in milliseconds. Every job runs under a CPU timer of the kernel whose
+expiry ends the process: no Python code has to run for it, so nothing SymPy does can block it.
+"""
+
+import gc
+import json
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from functools import lru_cache
+from typing import Any
+
+SPAWN, KILL = b"S", b"K"
+MAX_RESULT_BITS = 200_000
+RECYCLE_AFTER_JOBS = 5_000
+RECYCLE_ABOVE_BYTES = 600 << 20
+
+_WARM_UP = (
+    ("\\frac{1}{2}+x", "x+0.5"),
+    ("(1,2]", "[1,2)"),
+    ("\\{1,\\sqrt{2}\\}", "1,2"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}"),
+    ("x\\ge 2", "[2,\\infty)"),
+    ("10\\%", "0.1"),
+    ("3\\pi-\\text{east}", "2^{3}\\cdot i"),
+)
+
+
+class AnswerTooLargeError(BaseException):
+    """An exact number grew past the limit. No `Exception`: math-verify swallows those."""
+
+
+def compare(answer: str, gold: str) -> dict[str, str]:
+    """The outcome of comparing two answers."""
+    from math_verify import verify
+
+    try:
+        gold_values = _parse(gold)
+        if not gold_values:
+            detail = f"math-verify cannot read {gold[:80]!r}"
+            return {"outcome": "unparseable_gold", "detail": detail}
+        values = _parse(answer)
+        equal = bool(values) and verify(list(gold_values), list(values), timeout_seconds=None)
+    except AnswerTooLargeError as error:
+        return {"outcome": "limit", "detail": str(error)}
+    if equal:
+        return {"outcome": "correct", "detail": "equal by math-verify"}
+    detail = "not equal by math-verify" if values else "math-verify cannot read the answer"
+    return {"outcome": "incorrect", "detail": detail}
+
+
+@lru_cache(maxsize=512)
+def _parse(answer: str) -> tuple[Any, ...]:
+    """What math-verify reads in one boxed answer; only the whole box, never a number inside it."""
+    from math_verify import LatexExtractionConfig, parse
+
+    whole_box = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
+    return tuple(
+        parse(
+            f"\\boxed{{{answer}}}",
+            [whole_box],
+            fallback_mode="no_fallback",
+            extraction_mode="first_match",
+            parsing_timeout=None,
+        )
+    )
+
+
+def guard_sympy() -> None:
+    """Make SymPy refuse powers, factorials and binomials too large to ever be an answer.
+
+    The CPU timer would stop them as well, a second or two later.
+    """
+    from sympy import Integer, Rational, binomial, factorial
+
+    def power_guard(kind: type) -> None:
+        original = kind._eval_power  # type: ignore[attr-defined]
+
+        def guarded(self: Any, exponent: Any) -> Any:
+            if isinstance(exponent, Integer):
+                bits = max(abs(int(self.p)).bit_length(), int(self.q).bit_length())
+                if bits > 1 and abs(int(exponent)) * bits > MAX_RESULT_BITS:
+                    raise AnswerTooLargeError(f"a power of more than {MAX_RESULT_BITS} bits")
+            return original(self, exponent)
+
+        kind._eval_power = guarded  # type: ignore[attr-defined]
+
+    def eval_guard(function: type, largest: int) -> None:
+        original = function.eval.__func__  # type: ignore[attr-defined]
+
+        def guarded(cls: type, *args: Any) -> Any:
+            if any(isinstance(arg, Integer) and abs(int(arg)) > largest for arg in args):
+                raise AnswerTooLargeError(f"{function.__name__} of a number above {largest}")
+            return original(cls, *args)
+
+        function.eval = classmethod(guarded)  # type: ignore[attr-defined]
+
+    power_guard(Integer)
+    power_guard(Rational)
+    eval_guard(factorial, 10_000)
+    eval_guard(binomial, 10_000)
+
+
+def serve_jobs(channel: socket.socket) -> None:
+    """Answer jobs until the parent closes the channel or this process has grown too old."""
+    reader = channel.makefile("rb")
+    for _ in range(RECYCLE_AFTER_JOBS):
+        line = reader.readline()
+        if not line:
+            return
+        job = json.loads(line)
+        before = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+        signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"])
+        reply = compare(job["answer"], job["gold"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        seconds = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - before
+        channel.sendall(json.dumps({**reply, "seconds": seconds}).encode() + b"\n")
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if peak_kib * 1024 > RECYCLE_ABOVE_BYTES:
+            return
+
+
+def _fork_worker(channel: int, control: socket.socket, memory_bytes: int) -> int:
+    pid = os.fork()
+    if pid:
+        os.close(channel)
+        return pid
+    status = 1
+    try:
+        control.close()
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+        serve_jobs(socket.socket(fileno=channel))
+        status = 0
+    except (OSError, MemoryError, RecursionError):
+        pass
+    finally:
+        os._exit(status)
+
+
+def _reap(pid: int) -> int:
+    try:
+        os.kill(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1]
+    except (ProcessLookupError, ChildProcessError):
+        return 0
+
+
+def serve_spawns(control: socket.socket, memory_bytes: int) -> None:
+    """Fork and reap workers for the parent until it closes the control channel."""
+    children: set[int] = set()
+    try:
+        while True:
+            select.select([control], [], [])
+            message, channels, _, _ = socket.recv_fds(control, 64, 1)
+            if not message:
+                return
+            if message[:1] == SPAWN:
+                pid = _fork_worker(channels[0], control, memory_bytes)
+                children.add(pid)
+                control.sendall(b"%d\n" % pid)
+            elif message[:1] == KILL and int(message[1:]) in children:
+                children.discard(int(message[1:]))
+                control.sendall(b"%d\n" % _reap(int(message[1:])))
+    finally:
+        for pid in children:
+            _reap(pid)
+
+
+def main(control_fd: int, memory_bytes: int) -> None:
+    """Import and warm math-verify, say so, then serve."""
+    logging.disable(logging.CRITICAL)
+    sys.setrecursionlimit(5_000)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    guard_sympy()
+    for answer, gold in _WARM_UP:
+        compare(answer, gold)
+    _parse.cache_clear()
+    gc.collect()
+    gc.freeze()
+    control = socket.socket(fileno=control_fd)
+    control.sendall(b"ready\n")
+    serve_spawns(control, memory_bytes)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,120 @@
+"""A bounded pool that turns jobs into verdicts, from any thread and from asyncio."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
+
+from acpo.errors import ACPOError
+from acpo.verify.verdict import Verdict
+
+Job = TypeVar("Job", contravariant=True)
+AnyJob = TypeVar("AnyJob")
+
+# Long enough that a waiting coroutine costs nothing, short against the cheapest job that can fill
+# the queue.
+_FULL_QUEUE_POLL_SECONDS = 0.005
+
+
+class PoolClosedError(ACPOError):
+    """A job was handed to a pool that is closed."""
+
+
+class Worker(Protocol[Job]):
+    """What does the jobs of one pool thread, one at a time."""
+
+    def run(self, job: Job) -> Verdict: ...
+
+    def close(self) -> None: ...
+
+
+class Pool(Generic[AnyJob]):
+    """Threads that each own one `Worker` and take jobs from one bounded queue.
+
+    The time limit of a job starts when its worker takes it: waiting is never billed. When
+    `4 * workers` jobs wait, `submit` blocks, so a producer cannot outrun the workers.
+    """
+
+    def __init__(self, make_worker: Callable[[], Worker[AnyJob]], workers: int) -> None:
+        if workers < 1:
+            raise ACPOError(f"workers={workers}: a pool needs at least 1 worker")
+        self._make_worker = make_worker
+        self._queue: queue.Queue[tuple[Future[Verdict], AnyJob] | None] = queue.Queue(4 * workers)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"acpo-verify-{index}", daemon=True)
+            for index in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def workers(self) -> int:
+        return len(self._threads)
+
+    def submit(self, job: AnyJob) -> Future[Verdict]:
+        """Queue one job, waiting while the queue is full."""
+        future: Future[Verdict] = Future()
+        self._check_open()
+        self._queue.put((future, job))
+        return future
+
+    async def submit_async(self, job: AnyJob) -> Verdict:
+        """Queue one job without ever blocking the event loop, and await its verdict."""
+        future: Future[Verdict] = Future()
+        while True:
+            self._check_open()
+            try:
+                self._queue.put_nowait((future, job))
+                break
+            except queue.Full:
+                await asyncio.sleep(_FULL_QUEUE_POLL_SECONDS)
+        return await asyncio.wrap_future(future)
+
+    def run(self, jobs: Iterable[AnyJob]) -> list[Verdict]:
+        """Verdicts of `jobs`, in their order."""
+        return [future.result() for future in [self.submit(job) for job in jobs]]
+
+    def close(self) -> None:
+        """Finish what is queued, then stop every worker."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        for _ in self._threads:
+            self._queue.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PoolClosedError("this pool is closed: make a new one")
+
+    def _serve(self) -> None:
+        worker = self._make_worker()
+        try:
+            while (item := self._queue.get()) is not None:
+                future, job = item
+                if not future.set_running_or_notify_cancel():
+                    continue
+                try:
+                    future.set_result(worker.run(job))
+                except BaseException as error:  # handed to whoever asked for the verdict
+                    future.set_exception(error)
+        finally:
+            worker.close()

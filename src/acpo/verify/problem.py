@@ -1,0 +1,138 @@
+"""Code problems: what is asked, and the tests as (call, expected) pairs wherever they allow it."""
+
+import ast
+import builtins
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
+
+# Tests of HumanEval Pro whose own reference answers an int where the test writes a float, or the
+# other way round. Everywhere else the types have to agree.
+HUMANEVAL_PRO_NUMERIC = frozenset({45, 47, 83, 130})
+
+
+class ProblemError(ACPOError):
+    """A code problem that cannot be read, or has no tests."""
+
+
+@dataclass(frozen=True)
+class StdioCase:
+    """One run of a script: what it reads, and what it has to print."""
+
+    stdin: str
+    stdout: str
+
+
+@dataclass(frozen=True)
+class CodeProblem:
+    """A problem and its tests.
+
+    Exactly one of `cases`, `stdio` and `assert_source` is given.
+
+    Attributes:
+        prompt: Code that a completion without a `def` of the entry point continues.
+        prelude: Code that runs before the solution: imports, given functions.
+        entry_point: The function the tests call; None for scripts.
+        cases: Calls with expected values. The sandbox sees the calls alone.
+        stdio: Scripts: inputs with expected outputs.
+        assert_source: A test that could not be translated to calls. It runs in `assert_mode`: in
+            a sandbox of its own, with the solution's functions behind a wire.
+    """
+
+    prompt: str = ""
+    prelude: str = ""
+    entry_point: str | None = None
+    cases: tuple[Case, ...] = ()
+    stdio: tuple[StdioCase, ...] = ()
+    assert_source: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [bool(self.cases), bool(self.stdio), self.assert_source is not None]
+        if sum(given) != 1:
+            raise ProblemError(
+                f"{sum(given)} kinds of tests given: a problem has cases, stdio or assert_source"
+            )
+
+    @property
+    def assert_mode(self) -> bool:
+        return self.assert_source is not None
+
+
+def read_problem(row: Mapping[str, Any]) -> CodeProblem:
+    """The problem of one dataset row, known by its fields.
+
+    HumanEval Pro (`raw_problem`, `new_problem`, `test_code`), HumanEval and its kin (`prompt`,
+    `test`, `entry_point`), scripts (`inputs`, `outputs`, as lists of strings).
+
+    Raises:
+        ProblemError: The fields fit none of these, or hold no test.
+    """
+    try:
+        if "test_code" in row:
+            return _humaneval_pro(row)
+        if "entry_point" in row and "test" in row:
+            return _humaneval(row)
+        if "inputs" in row and "outputs" in row:
+            return _scripts(row)
+    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ProblemError(f"problem {row.get('id', '?')!r}: {error}") from error
+    raise ProblemError(
+        f"fields {sorted(row)}: a code problem has test_code, or test and entry_point, or inputs "
+        "and outputs"
+    )
+
+
+def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
+    prompt = f"{row.get('raw_problem', '')}\n{row.get('new_problem', '')}"
+    entry_point = _called_function(row["test_code"])
+    numeric = "raw_problem" in row and row.get("id") in HUMANEVAL_PRO_NUMERIC
+    return _with_tests(prompt, row["test_code"], entry_point, numeric=numeric)
+
+
+def _humaneval(row: Mapping[str, Any]) -> CodeProblem:
+    entry_point = row["entry_point"]
+    test = f"{row['test']}\ncheck({entry_point})\n"
+    return _with_tests(row.get("prompt", ""), test, entry_point, numeric=False)
+
+
+def _scripts(row: Mapping[str, Any]) -> CodeProblem:
+    if not row["inputs"] or len(row["inputs"]) != len(row["outputs"]):
+        counts = f"{len(row['inputs'])} inputs, {len(row['outputs'])} outputs"
+        raise ProblemError(f"{counts}: scripts need as many outputs as inputs, and at least one")
+    pairs = zip(row["inputs"], row["outputs"], strict=True)
+    return CodeProblem(stdio=tuple(StdioCase(str(given), str(wanted)) for given, wanted in pairs))
+
+
+def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> CodeProblem:
+    compile(test, "<test>", "exec")
+    if "assert" not in test:
+        raise ProblemError("the test holds no assert")
+    try:
+        cases = cases_from_test(test, entry_point, numeric=numeric)
+    except Untranslatable:
+        return CodeProblem(prompt, _prelude(prompt), entry_point, assert_source=test)
+    return CodeProblem(prompt, _prelude(prompt), entry_point, cases)
+
+
+def _prelude(prompt: str) -> str:
+    """The prompt where it is a program by itself, else its imports."""
+    try:
+        compile(prompt, "<prompt>", "exec")
+    except SyntaxError:
+        return "\n".join(
+            line for line in prompt.splitlines() if line.startswith(("import ", "from "))
+        )
+    return prompt
+
+
+def _called_function(test: str) -> str:
+    """The function a test is about: the first one it calls that Python does not bring along."""
+    for node in ast.walk(ast.parse(test)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            if not hasattr(builtins, name):
+                return name
+    raise ProblemError("the test calls no function")

@@ -1,0 +1,114 @@
+"""A SandboxFusion-compatible server as the place where solutions run."""
+
+import http.client
+import json
+import math
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from acpo.verify.sandbox import RUNNER, Execution, ProgramRun
+from acpo.verify.session import Limits, SessionEnded
+from acpo.verify.verdict import Outcome
+
+_ATTEMPTS = 3
+_FIRST_PAUSE_SECONDS = 0.2
+_ANSWER_SLACK_SECONDS = 30.0
+# Every byte of output may arrive as a six-character JSON escape.
+_JSON_GROWTH = 6
+
+
+class RemoteBackend:
+    """Runs solutions by `POST {url}/run_code`. The server gets calls, never expected values.
+
+    What confines them is the server's business: SandboxFusion's shipped local configuration does
+    not. A server that cannot be reached, answers nonsense or reports a fault of its own gives
+    `infra_error`, after `_ATTEMPTS` tries.
+
+    Args:
+        url: The server, without `/run_code`.
+        limits: Only time, memory and output apply; the rest is the server's.
+    """
+
+    def __init__(self, url: str, limits: Limits | None = None) -> None:
+        self._url = url.rstrip("/") + "/run_code"
+        self.limits = limits or Limits()
+
+    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution:
+        job = json.dumps({"sources": list(sources), "expressions": list(expressions)})
+        code = RUNNER.read_text().partition('\nif __name__ == "__main__":')[0]
+        run = self.run_program(f"{code}\nrun_batch(json.loads({job!r}))\n", b"")
+        replies: list[dict[str, Any]] = []
+        for line in run.output.splitlines():
+            try:
+                reply = json.loads(line)
+            except (ValueError, RecursionError):
+                break
+            if not isinstance(reply, dict):
+                break
+            replies.append(reply)
+        return Execution(replies, run.ended, run.seconds)
+
+    def run_program(self, source: str, stdin: bytes) -> ProgramRun:
+        start = time.perf_counter()
+        try:
+            result = self._post(source, stdin)
+        except SessionEnded as failure:
+            return ProgramRun(b"", 1, "", failure, time.perf_counter() - start)
+        output = str(result.get("stdout") or "").encode(errors="surrogatepass")
+        seconds = float(result.get("execution_time") or 0.0)
+        status = int(result["return_code"]) if result.get("return_code") is not None else 1
+        ended = None
+        if result.get("status") == "TimeLimitExceeded":
+            ended = SessionEnded(Outcome.TIMEOUT, f"more than {self.limits.wall_seconds} s")
+        elif len(output) > self.limits.output_bytes:
+            ended = SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
+        return ProgramRun(output, status, str(result.get("stderr") or "")[-200:], ended, seconds)
+
+    def run_asserts(self, sources: Sequence[str], test: dict[str, Any], nonce: str) -> Execution:
+        """Refused: the test would have to share a process with the solution."""
+        detail = "assert_mode needs two connected sandboxes, which this server does not offer"
+        return Execution([], SessionEnded(Outcome.INFRA_ERROR, detail), 0.0)
+
+    def _post(self, code: str, stdin: bytes) -> dict[str, Any]:
+        """The `run_result` of one program. Raises SessionEnded when there is none."""
+        body = {
+            "code": code,
+            "language": "python",
+            "stdin": stdin.decode(errors="replace"),
+            "run_timeout": self.limits.wall_seconds,
+            "memory_limit_MB": math.ceil(self.limits.memory_bytes / 2**20),
+        }
+        request = urllib.request.Request(
+            self._url,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        problem = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)
+            try:
+                answer = self._exchange(request)
+            except (OSError, ValueError, http.client.HTTPException) as error:
+                problem = str(error)
+                continue
+            result = answer.get("run_result")
+            if answer.get("status") in ("Success", "Failed") and isinstance(result, dict):
+                return result
+            problem = f"{answer.get('status')}: {answer.get('message')}"[:200]
+        raise SessionEnded(Outcome.INFRA_ERROR, f"{self._url}: {problem}")
+
+    def _exchange(self, request: urllib.request.Request) -> dict[str, Any]:
+        timeout = self.limits.wall_seconds + _ANSWER_SLACK_SECONDS
+        longest = _JSON_GROWTH * self.limits.output_bytes + (1 << 20)
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            data = response.read(longest + 1)
+        if len(data) > longest:
+            raise SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
+        answer = json.loads(data)
+        if not isinstance(answer, dict):
+            raise ValueError("the answer is not a JSON object")
+        return answer

@@ -1,0 +1,150 @@
+"""Reward functions `f(prompts, completions, **columns) -> list[float | None]`, as TRL calls them.
+
+`None` marks a sample that was not judged; it has to leave its group, not earn 0. Where the
+trainer passes `log_metric`, the share of every outcome is logged as `verify/<outcome>`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.verify import code, math
+from acpo.verify.extract import THINK_CLOSERS, THINK_OPENERS, extract_answer
+from acpo.verify.verdict import Outcome, Verdict
+
+Reward = Callable[..., Any]
+
+
+def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
+    """The text of a completion: itself, or its last assistant message."""
+    if isinstance(completion, str):
+        return completion
+    for message in reversed(completion):
+        if message.get("role") == "assistant":
+            content = message.get("content") or ""
+            if isinstance(content, str):
+                return content
+            return "".join(part.get("text", "") for part in content)
+    return ""
+
+
+def math_reward(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
+    """Correctness of math answers against the column `gold_field`: 1, `wrong`, or None."""
+
+    def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pairs = _math_pairs(completions, columns, gold_field)
+        return _rewards(math.shared_pool().verify_all(pairs), wrong, columns)
+
+    return math_correct
+
+
+def math_reward_async(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
+    """`math_reward` as a coroutine function."""
+
+    async def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pool = math.shared_pool()
+        pairs = _math_pairs(completions, columns, gold_field)
+        verdicts = await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
+        return _rewards(verdicts, wrong, columns)
+
+    return math_correct
+
+
+def code_reward(*, wrong: float = 0.0) -> Reward:
+    """Correctness of code. The columns of a row are its problem, see `read_problem`."""
+
+    def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pairs = _code_pairs(completions, columns)
+        return _rewards(code.shared_pool().verify_all(pairs), wrong, columns)
+
+    return code_correct
+
+
+def code_reward_async(*, wrong: float = 0.0) -> Reward:
+    """`code_reward` as a coroutine function."""
+
+    async def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pool = code.shared_pool()
+        pairs = _code_pairs(completions, columns)
+        verdicts = await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
+        return _rewards(verdicts, wrong, columns)
+
+    return code_correct
+
+
+def answer_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    """1 for a completion that states an answer where `extract_answer` looks for it, else 0."""
+    return [float(extract_answer(completion_text(text)) is not None) for text in completions]
+
+
+def think_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    """1 for one closed block of thoughts followed by an answer, else 0."""
+
+    def well_formed(text: str) -> bool:
+        opened = sum(text.count(tag) for tag in THINK_OPENERS)
+        closed = sum(text.count(tag) for tag in THINK_CLOSERS)
+        # Chat templates may open the block in the prompt.
+        return opened <= closed == 1 and extract_answer(text) is not None
+
+    return [float(well_formed(completion_text(text))) for text in completions]
+
+
+def soft_overlong(*, max_length: int, cache_length: int) -> Reward:
+    """DAPO's length penalty (equation 13): 0, then linear over the cache, then -1."""
+    if not 0 < cache_length < max_length:
+        raise ACPOError(
+            f"cache_length={cache_length}: must be above 0 and below max_length={max_length}"
+        )
+
+    def soft_overlong_penalty(
+        prompts: Any, completions: Any, *, completion_ids: Any, **columns: Any
+    ) -> list[float]:
+        free = max_length - cache_length
+        return [max(-1.0, min(0.0, (free - len(ids)) / cache_length)) for ids in completion_ids]
+
+    return soft_overlong_penalty
+
+
+math_correct = math_reward()
+math_correct_signed = math_reward(wrong=-1.0)
+math_correct_async = math_reward_async()
+code_correct = code_reward()
+code_correct_signed = code_reward(wrong=-1.0)
+code_correct_async = code_reward_async()
+
+
+def _math_pairs(
+    completions: Any, columns: dict[str, Any], gold_field: str
+) -> list[tuple[str, str]]:
+    if gold_field not in columns:
+        known = sorted(name for name, value in columns.items() if isinstance(value, list))
+        raise ACPOError(f"gold_field={gold_field!r}: the dataset has no such column, only {known}")
+    golds = columns[gold_field]
+    return [
+        (completion_text(text), "" if gold is None else str(gold))
+        for text, gold in zip(completions, golds, strict=True)
+    ]
+
+
+def _code_pairs(completions: Any, columns: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    count = len(completions)
+    lists = {
+        name: column
+        for name, column in columns.items()
+        if isinstance(column, list) and len(column) == count
+    }
+    rows = [{name: column[index] for name, column in lists.items()} for index in range(count)]
+    return [(completion_text(text), row) for text, row in zip(completions, rows, strict=True)]
+
+
+def _rewards(
+    verdicts: Sequence[Verdict], wrong: float, columns: dict[str, Any]
+) -> list[float | None]:
+    log_metric = columns.get("log_metric")
+    if log_metric is not None and verdicts:
+        counts = Counter(verdict.outcome for verdict in verdicts)
+        for outcome in Outcome:
+            log_metric(f"verify/{outcome}", counts[outcome] / len(verdicts))
+    return [verdict.reward(wrong=wrong) for verdict in verdicts]

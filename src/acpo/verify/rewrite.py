@@ -1,0 +1,174 @@
+"""Asserts to (call, expected): the call goes into the sandbox, the expected value never does."""
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from acpo.verify.compare import Rule
+
+
+class Untranslatable(Exception):
+    """The test does more than compare calls with constants."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call and what it has to give."""
+
+    expression: str
+    expected: Any = None
+    rule: Rule = "equal"
+    rel_tol: float = 1e-9
+    abs_tol: float = 0.0
+
+
+_ARITHMETIC: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_MAKERS: dict[str, Callable[..., Any]] = {
+    kind.__name__: kind for kind in (set, frozenset, list, tuple, dict, float, int, complex, bytes)
+}
+# Builtins that may surround the call under test; what they compute is sent back and compared.
+_WRAPPERS = frozenset({*_MAKERS, "sorted", "len", "round"})
+_CONSTANTS = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.nan": math.nan}
+
+
+def cases_from_test(test: str, entry_point: str, *, numeric: bool = False) -> tuple[Case, ...]:
+    """The asserts of `test` as cases.
+
+    Args:
+        test: Top-level asserts, or a `check(candidate)` function of asserts and the call to it.
+        entry_point: The function under test.
+        numeric: Whether an int and a float of the same value are equal in these tests.
+
+    Raises:
+        Untranslatable: Some statement is not an assert that compares a call with a constant.
+    """
+    cases: list[Case] = []
+    for statement in _asserts(ast.parse(test).body, entry_point):
+        condition = statement.test
+        if isinstance(condition, ast.Constant) and condition.value is True:
+            continue
+        cases.append(_case(condition, entry_point, numeric))
+    if not cases:
+        raise Untranslatable("no assert")
+    return tuple(cases)
+
+
+def _asserts(body: list[ast.stmt], entry_point: str) -> list[ast.Assert]:
+    """The asserts of a test module, those of its `check(candidate)` included."""
+    found: list[ast.Assert] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            found.append(statement)
+        elif isinstance(statement, ast.FunctionDef) and statement.name == "check":
+            renamed = _Rename(statement.args.args[0].arg, entry_point)
+            found += _asserts([renamed.visit(inner) for inner in statement.body], entry_point)
+        elif not _is_idle(statement):
+            raise Untranslatable(ast.unparse(statement)[:80])
+    return found
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    """Statements that test nothing: docstrings, `METADATA = {...}`, `import math`, `check(f)`."""
+    if isinstance(statement, ast.Import):
+        return [alias.name for alias in statement.names] == ["math"]
+    if isinstance(statement, ast.Assign):
+        return ast.unparse(statement.targets[0]) == "METADATA"
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return ast.unparse(statement.value.func) == "check"
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+class _Rename(ast.NodeTransformer):
+    def __init__(self, old: str, new: str) -> None:
+        self._old, self._new = old, new
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._new, node.ctx) if node.id == self._old else node
+
+
+def _case(condition: ast.expr, entry_point: str, numeric: bool) -> Case:
+    equal: Rule = "numeric" if numeric else "equal"
+    match condition:
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+            if _calls(right, entry_point) and not _calls(left, entry_point):
+                left, right = right, left
+            return Case(_call(left, entry_point), _constant(right), equal)
+        case ast.Call(func=func, args=[value, wanted], keywords=keywords) if ast.unparse(func) in (
+            "math.isclose",
+            "isclose",
+        ):
+            named = {word.arg or "": _constant(word.value) for word in keywords}
+            return _close(value, _constant(wanted), entry_point, **named)
+        case ast.Compare(
+            left=ast.Call(func=func, args=[ast.BinOp(left=value, op=ast.Sub(), right=wanted)]),
+            ops=[ast.Lt() | ast.LtE()],
+            comparators=[tolerance],
+        ) if ast.unparse(func) in ("abs", "math.fabs"):
+            if _calls(wanted, entry_point):
+                value, wanted = wanted, value
+            bound = _constant(tolerance)
+            return _close(value, _constant(wanted), entry_point, rel_tol=0.0, abs_tol=bound)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return Case(_call(operand, entry_point), rule="falsy")
+        case ast.Call():
+            return Case(_call(condition, entry_point), rule="truthy")
+    raise Untranslatable(ast.unparse(condition)[:80])
+
+
+def _close(
+    value: ast.expr, wanted: Any, entry_point: str, rel_tol: float = 1e-9, abs_tol: float = 0.0
+) -> Case:
+    return Case(_call(value, entry_point), wanted, "close", rel_tol, abs_tol)
+
+
+def _calls(node: ast.expr, entry_point: str) -> bool:
+    return any(isinstance(inner, ast.Name) and inner.id == entry_point for inner in ast.walk(node))
+
+
+def _call(node: ast.expr, entry_point: str) -> str:
+    """`node` as the expression the sandbox evaluates.
+
+    Arithmetic on calls stays with the call (`f(1) + f(2) == 6` sends the sum); any other name than
+    the function under test would have to be looked up, so it is not sent.
+    """
+    names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    if entry_point not in names or names - {entry_point} - _WRAPPERS:
+        raise Untranslatable(ast.unparse(node)[:80])
+    return ast.unparse(node)
+
+
+def _constant(node: ast.expr) -> Any:
+    """The value of an expression made of constants alone."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.List(elts=elements):
+            return [_constant(element) for element in elements]
+        case ast.Tuple(elts=elements):
+            return tuple(_constant(element) for element in elements)
+        case ast.Set(elts=elements):
+            return {_constant(element) for element in elements}
+        case ast.Dict(keys=keys, values=values) if None not in keys:
+            pairs = zip(keys, values, strict=True)
+            return {_constant(key): _constant(value) for key, value in pairs if key is not None}
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _ARITHMETIC:
+            return _ARITHMETIC[type(op)](_constant(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _ARITHMETIC[type(op)](_constant(left), _constant(right))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _MAKERS:
+            return _MAKERS[name](*(_constant(arg) for arg in args))
+        case ast.Attribute() if ast.unparse(node) in _CONSTANTS:
+            return _CONSTANTS[ast.unparse(node)]
+    raise Untranslatable(ast.unparse(node)[:80])

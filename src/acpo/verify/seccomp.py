@@ -1,0 +1,69 @@
+"""A seccomp filter for bubblewrap: system calls that no solution needs and an escape would."""
+
+import errno
+import platform
+import struct
+
+# (audit architecture, {name: number}) per machine; numbers from the kernel's unistd tables.
+_SHARED = {"io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430}
+_X86_64 = _SHARED | {
+    "shmget": 29, "semget": 64, "msgget": 68, "ptrace": 101, "pivot_root": 155, "chroot": 161,
+    "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "init_module": 175,
+    "delete_module": 176, "mq_open": 240, "kexec_load": 246, "add_key": 248, "request_key": 249,
+    "keyctl": 250, "unshare": 272, "perf_event_open": 298, "name_to_handle_at": 303,
+    "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
+    "finit_module": 313, "bpf": 321, "userfaultfd": 323,
+}  # fmt: skip
+_AARCH64 = _SHARED | {
+    "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "acct": 89, "unshare": 97,
+    "kexec_load": 104, "init_module": 105, "delete_module": 106, "ptrace": 117, "reboot": 142,
+    "mq_open": 180, "msgget": 186, "semget": 190, "shmget": 194, "add_key": 217,
+    "request_key": 218, "keyctl": 219, "swapon": 224, "perf_event_open": 241,
+    "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
+    "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
+}  # fmt: skip
+# machine: (audit architecture, denied calls, clone, socket)
+_MACHINES = {
+    "x86_64": (0xC000003E, _X86_64, 56, 41),
+    "aarch64": (0xC00000B7, _AARCH64, 220, 198),
+}
+_CLONE3 = 435
+_X32_BIT = 0x40000000
+_NAMESPACE_FLAGS = 0x7E020000
+_SOCKET_DOMAINS = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: those the new namespaces confine
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+
+
+def seccomp_filter() -> bytes | None:
+    """The filter as bubblewrap reads it, or None on a machine whose call numbers are unknown."""
+    if platform.machine() not in _MACHINES:
+        return None
+    architecture, denied, clone, socket = _MACHINES[platform.machine()]
+    deny = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
+    allow = [(_RETURN, 0, 0, _ALLOW)]
+    program = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, architecture),
+        *deny,
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _X32_BIT),
+        *deny,
+        # glibc falls back to clone, whose flags a filter can read.
+        (_EQUAL, 0, 1, _CLONE3),
+        (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
+    ]
+    for number in sorted(denied.values()):
+        program += [(_EQUAL, 0, 1, number), *deny]
+    flags = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _NAMESPACE_FLAGS), *deny, *allow]
+    domains = [(_LOAD, 0, 0, _FIRST_ARGUMENT)]
+    for domain in _SOCKET_DOMAINS:
+        domains += [(_EQUAL, 0, 1, domain), *allow]
+    domains += deny
+    program += [(_EQUAL, 0, len(flags), clone), *flags]
+    program += [(_EQUAL, 0, len(domains), socket), *domains]
+    program += allow
+    return b"".join(struct.pack("=HBBI", *step) for step in program)

@@ -1,0 +1,249 @@
+"""One sandboxed process and the lines of JSON that cross its border."""
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+from acpo.verify.proctree import tree_memory
+from acpo.verify.verdict import Outcome, Verdict
+
+_START_SECONDS = 60.0
+_TICK_SECONDS = 0.1
+_EXIT_POLL_SECONDS = 0.002
+_STDERR_TAIL = 400
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run of untrusted code may use.
+
+    Attributes:
+        cpu_seconds: CPU time of each process, enforced by the kernel.
+        wall_seconds: Time from the moment the sandbox is ready, for code that sleeps or waits.
+        memory_bytes: Address space of each process, and resident memory of all of them.
+        processes: Processes and threads together.
+        files: Open files of each process.
+        file_bytes: Size of any one file, and of the whole writable /tmp times four.
+        output_bytes: Standard output, and any one value that a call returns.
+    """
+
+    cpu_seconds: int = 10
+    wall_seconds: float = 30.0
+    memory_bytes: int = 1 << 30
+    processes: int = 32
+    files: int = 64
+    file_bytes: int = 16 << 20
+    output_bytes: int = 1 << 20
+
+    def rlimits(self) -> dict[str, int]:
+        return {
+            "RLIMIT_CPU": self.cpu_seconds,
+            "RLIMIT_AS": self.memory_bytes,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_NOFILE": self.files,
+            "RLIMIT_FSIZE": self.file_bytes,
+            "RLIMIT_CORE": 0,
+            "RLIMIT_MEMLOCK": 0,
+        }
+
+
+class Launcher(Protocol):
+    """How a runner process is started: in a sandbox, or for `--unsafe-local` without one."""
+
+    drops_root: bool
+
+    def command(self, channel: int, limits: Limits) -> tuple[list[str], list[int]]:
+        """The command line, and descriptors to pass on (closed here after the start)."""
+        ...
+
+
+class SessionEnded(Exception):
+    """The process is gone or has to go. Carries the verdict that follows."""
+
+    def __init__(self, outcome: Outcome, detail: str) -> None:
+        super().__init__(detail)
+        self.outcome = outcome
+        self.detail = detail
+
+
+class Session:
+    """A started runner. Everything it says is untrusted data.
+
+    Until it has said that it is ready no untrusted code has run, so a failure before that is the
+    machine's and one after it the solution's: code cannot ask for an `infra_error`.
+    """
+
+    def __init__(
+        self, launcher: Launcher, limits: Limits, job: dict[str, Any], stdin: bytes = b""
+    ) -> None:
+        self._limits = limits
+        self._buffer = b""
+        self.started = time.monotonic()
+        self.output = bytearray()
+        self._channel, theirs = socket.socketpair()
+        self._stdout: IO[bytes] | None = None
+        with theirs, tempfile.TemporaryFile() as feed, tempfile.TemporaryFile() as errors:
+            feed.write(stdin)
+            feed.seek(0)
+            command, extra = launcher.command(theirs.fileno(), limits)
+            program = job["mode"] == "program"
+            self._process = subprocess.Popen(
+                command,
+                stdin=feed,
+                stdout=subprocess.PIPE if program else subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[theirs.fileno(), *extra],
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+            for descriptor in extra:
+                os.close(descriptor)
+            theirs.close()
+            self._stdout = self._process.stdout
+            if self._stdout is not None:
+                os.set_blocking(self._stdout.fileno(), False)
+            self._deadline = time.monotonic() + _START_SECONDS
+            uid = (1 << 30) + secrets.randbelow(1 << 29) if launcher.drops_root else None
+            self._start({**job, "limits": {"rlimits": limits.rlimits(), "uid": uid}}, errors)
+        self.started = time.monotonic()
+        self._deadline = self.started + limits.wall_seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def request(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Send one message and wait for the answer to it."""
+        self.send(message)
+        return self.receive()
+
+    def send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # `receive` finds out why nobody reads any more
+            self._channel.settimeout(max(0.01, self._deadline - time.monotonic()))
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self) -> dict[str, Any]:
+        """The next message. Raises SessionEnded when there will be none."""
+        while b"\n" not in self._buffer:
+            if len(self._buffer) > self._limits.output_bytes:
+                raise SessionEnded(Outcome.LIMIT, "a value larger than output_bytes")
+            chunk = self._wait_for_bytes()
+            if not chunk:
+                raise self._ended()
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            raise SessionEnded(Outcome.INCORRECT, "a message that is not one") from None
+        if not isinstance(message, dict):
+            raise SessionEnded(Outcome.INCORRECT, "a message that is not one")
+        return message
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for the process to end by itself: its exit status and the error it reported."""
+        reported = b""
+        while chunk := self._wait_for_bytes():
+            reported = (reported + chunk)[:_STDERR_TAIL]
+        while (status := self._status()) is None:
+            self._drain()
+            self._check_deadline()
+            time.sleep(_EXIT_POLL_SECONDS)
+        self._drain()
+        return status, reported.decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Kill whatever is left. A namespace dies with its first process."""
+        # The group id stays ours until the leader is reaped, so kill first, then wait.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._channel.close()
+        if self._stdout is not None:
+            self._stdout.close()
+
+    def _start(self, job: dict[str, Any], errors: IO[bytes]) -> None:
+        try:
+            if self.request(job) != {"ready": True}:
+                raise SessionEnded(Outcome.INFRA_ERROR, "the runner did not start")
+        except SessionEnded:
+            self.close()
+            errors.seek(0)
+            tail = errors.read()[-_STDERR_TAIL:].decode(errors="replace").strip()
+            detail = f"the sandbox did not start: {tail or 'no message'}"
+            raise SessionEnded(Outcome.INFRA_ERROR, detail) from None
+
+    def _wait_for_bytes(self) -> bytes:
+        """Some bytes of the channel, b"" at its end; limits are watched meanwhile."""
+        while True:
+            self._drain()
+            self._channel.settimeout(min(_TICK_SECONDS, self._check_deadline()))
+            try:
+                return self._channel.recv(1 << 16)
+            except TimeoutError:
+                self._watch_memory()
+                if self._status() is not None:
+                    return b""
+            except ConnectionError:
+                return b""
+
+    def _drain(self) -> None:
+        """Take what standard output holds, so that a full pipe never blocks honest code."""
+        if self._stdout is None:
+            return
+        while chunk := self._stdout.read(1 << 16):
+            self.output += chunk
+            if len(self.output) > self._limits.output_bytes:
+                raise SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
+
+    def _check_deadline(self) -> float:
+        """Seconds left. Raises SessionEnded when there are none."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise SessionEnded(Outcome.TIMEOUT, f"more than {self._limits.wall_seconds} s")
+        return left
+
+    def _watch_memory(self) -> None:
+        if tree_memory(self._process.pid) > self._limits.memory_bytes:
+            raise SessionEnded(Outcome.LIMIT, "more resident memory than memory_bytes")
+
+    def _status(self) -> int | None:
+        """The exit status as `Popen.returncode` writes it, without reaping; None while it runs."""
+        state = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if state is None:
+            return None
+        return state.si_status if state.si_code == os.CLD_EXITED else -state.si_status
+
+    def _ended(self) -> SessionEnded:
+        """Why the process closed its channel without an answer."""
+        patience = time.monotonic() + 1.0
+        while (status := self._status()) is None and time.monotonic() < patience:
+            time.sleep(_EXIT_POLL_SECONDS)
+        return SessionEnded(*_explain(status, self._limits, self.seconds))
+
+
+def _explain(status: int | None, limits: Limits, seconds: float) -> tuple[Outcome, str]:
+    if status is None:
+        return Outcome.INCORRECT, "it closed the channel"
+    sent = -status if status < 0 else status - 128
+    if sent == signal.SIGXCPU or (sent == signal.SIGKILL and seconds >= limits.cpu_seconds):
+        return Outcome.TIMEOUT, f"more than {limits.cpu_seconds} s of CPU time"
+    if sent in (signal.SIGKILL, signal.SIGXFSZ):
+        return Outcome.LIMIT, f"ended by {signal.Signals(sent).name}"
+    if sent in {int(known) for known in signal.Signals}:
+        return Outcome.INCORRECT, f"ended by {signal.Signals(sent).name}"
+    return Outcome.INCORRECT, f"it exited with status {status} before every call was answered"
+
+
+def verdict_of(ended: SessionEnded, seconds: float) -> Verdict:
+    """The verdict a session's end stands for."""
+    return Verdict(ended.outcome, ended.detail, seconds)
