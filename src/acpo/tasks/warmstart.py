@@ -1,4 +1,6 @@
-"""Build the checkpoint the quickstart starts from: `python -m acpo.tasks.warmstart OUTPUT`.
+"""Build the checkpoint the quickstart starts from.
+
+    python -m acpo.tasks.warmstart src/acpo/tasks/checkpoints/chain
 
 Supervised training on traces with a known rate of wrong steps. The result knows how to write a
 trace and mostly knows the right step, but often samples a wrong one, as base models do.
@@ -43,7 +45,7 @@ def warm_start(
         optimizer, max_lr=learning_rate, total_steps=updates, pct_start=0.1
     )
     losses = []
-    for _ in range(updates):
+    for update in range(updates):
         problems = rng.choices(pools[rng.choice(LENGTHS)], k=batch_size)
         loss = _loss(model, tokenizer, problems, mistakes, rng)
         loss.backward()
@@ -52,6 +54,8 @@ def warm_start(
         schedule.step()
         optimizer.zero_grad()
         losses.append(loss.item())
+        if update % 100 == 99:
+            typer.echo(f"update {update + 1}/{updates}  loss {losses[-1]:.4f}", err=True)
     return model, tokenizer, losses
 
 
@@ -82,7 +86,7 @@ def _loss(
 
 def main(
     output: Path,
-    updates: int = 4000,
+    updates: int = 2000,
     batch_size: int = 128,
     learning_rate: float = 3e-3,
     easy: float = Mistakes.easy,
@@ -100,6 +104,7 @@ def main(
     model.generation_config.max_length = None
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
+    (output / "model.safetensors").chmod(0o644)  # written for its owner alone
     record = {**settings, "easy": easy, "hard": hard, "final_loss": sum(losses[-50:]) / 50}
     (output / "warmstart.json").write_text(json.dumps(record, indent=2) + "\n")
     typer.echo(f"{output}: {model.num_parameters():,} parameters, loss {record['final_loss']:.4f}")
