@@ -114,11 +114,25 @@ def conflict_advantages(
     tokens common to both are never pushed both ways. κ filters completions whose mean entropy
     h_i exceeds the limit when the initial policy's did not.
     """
+    hits = conflict_hits(advantages=advantages, tokens=tokens, mask=mask, group_size=group_size)
+    return shape_conflicts(
+        advantages=advantages, hits=hits, mask=mask, entropy=entropy, options=options
+    )
+
+
+def shape_conflicts(
+    *,
+    advantages: Tensor,
+    hits: Tensor,
+    mask: Tensor,
+    entropy: Tensor,
+    options: Mapping[str, Any],
+) -> Tensor:
+    """GTPO's advantages once the conflicts (`conflict_hits`) are known; local to each sequence."""
     mean_entropy = _sequence_mean(entropy.detach(), mask)  # [B]
     limit = float(options["entropy_limit"])
     filtered = (mean_entropy > limit) & (float(options["initial_entropy"]) < limit)
     shaped = torch.where(filtered, 0.0, advantages - float(options["gamma"]) * mean_entropy)
-    hits = conflict_hits(advantages=advantages, tokens=tokens, mask=mask, group_size=group_size)
     factor = select(advantages > 0, 2.0, 0.0, shaped.dtype)[:, None]
     return shaped[:, None] * factor.pow(hits) * mask
 

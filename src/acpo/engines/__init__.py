@@ -1,0 +1,1 @@
+"""Training frameworks: the only modules that know one."""

@@ -1,0 +1,113 @@
+"""Checkpoints that are either whole or not there.
+
+A checkpoint is written to a staging folder, described by a manifest, flushed, and renamed into
+place. A run killed at any moment leaves the previous checkpoint untouched; a folder whose files do
+not match its manifest is recognised and passed over.
+"""
+
+import json
+import os
+import re
+import shutil
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acpo.errors import ACPOError
+
+STAGING = "_writing"
+MANIFEST = "acpo_manifest.json"
+SAMPLE = 1 << 20
+
+
+def _fingerprint(path: Path) -> dict[str, int]:
+    """Size, and a checksum of the first and last mebibyte."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        checksum = zlib.crc32(file.read(SAMPLE))
+        if size > SAMPLE:
+            file.seek(max(SAMPLE, size - SAMPLE))
+            checksum = zlib.crc32(file.read(), checksum)
+    return {"bytes": size, "crc32": checksum}
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(staged: Path, final: Path) -> None:
+    """Describe, flush and rename a finished checkpoint."""
+    files = sorted(p for p in staged.rglob("*") if p.is_file() and p.name != MANIFEST)
+    manifest = {str(p.relative_to(staged)): _fingerprint(p) for p in files}
+    (staged / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    for path in [*files, staged / MANIFEST, staged]:
+        _flush(path)
+    if final.exists():
+        os.replace(final, staged.parent / f"replaced-{final.name}")
+    os.replace(staged, final)
+    _flush(final.parent)
+    shutil.rmtree(staged.parent, ignore_errors=True)
+
+
+def problem(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint; None if it is whole."""
+    manifest = checkpoint / MANIFEST
+    if not manifest.is_file():
+        return f"{manifest.name} is missing"
+    try:
+        described = json.loads(manifest.read_text())
+    except ValueError:
+        return f"{manifest.name} is not readable"
+    for name, expected in described.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        found = _fingerprint(path)
+        if found != expected:
+            return f"{name} has {found['bytes']} of {expected['bytes']} bytes, or other content"
+    return None
+
+
+def whole_checkpoints(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+    """The usable checkpoints of a run, oldest first, and what is wrong with the others."""
+    if not folder.is_dir():
+        return [], {}
+    numbered = [(int(m[1]), p) for p in folder.iterdir() if (m := _numbered(p.name))]
+    problems = {path: problem(path) for _, path in sorted(numbered)}
+    whole = [path for path, wrong in problems.items() if wrong is None]
+    return whole, {path: wrong for path, wrong in problems.items() if wrong is not None}
+
+
+def _numbered(name: str) -> re.Match[str] | None:
+    return re.fullmatch(r"checkpoint-(\d+)", name)
+
+
+def require_whole(checkpoint: Path) -> None:
+    """Raise unless a checkpoint named by the user can be resumed from exactly."""
+    wrong = problem(checkpoint)
+    if wrong is None:
+        return
+    usable, _ = whole_checkpoints(checkpoint.parent)
+    remedy = f"use {usable[-1]}" if usable else "start without resume_from_checkpoint"
+    raise ACPOError(f"resume_from_checkpoint={str(checkpoint)!r}: {wrong}; {remedy}")
+
+
+def save_state(state: dict[str, Any], folder: str, rank: int) -> None:
+    """Write one process's part of the run that transformers does not know about."""
+    torch.save(state, Path(folder) / f"acpo_state_{rank}.pt")
+
+
+def load_state(folder: str, rank: int) -> dict[str, Any]:
+    """Read what `save_state` wrote."""
+    path = Path(folder) / f"acpo_state_{rank}.pt"
+    if not path.is_file():
+        raise ACPOError(
+            f"{path} is missing; resume with the number of processes the checkpoint was written by"
+        )
+    return torch.load(path, map_location="cpu", weights_only=True)

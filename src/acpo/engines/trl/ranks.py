@@ -1,0 +1,50 @@
+"""The few things the processes of a run tell each other."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Ranks:
+    """Collectives that fall back to the identity in a single process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def count(self) -> int:
+        """How many processes train together."""
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Sum over the processes; a new tensor."""
+        x = x.clone()
+        if self.count > 1:
+            dist.all_reduce(x)
+        return x
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Elementwise maximum over the processes; a new tensor."""
+        x = x.clone()
+        if self.count > 1:
+            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        return x
+
+    def most(self, number: int) -> int:
+        """The largest of the processes' numbers."""
+        if self.count == 1:
+            return number
+        return int(self.maximum(torch.tensor(number, device=self.device)))
+
+    def gather(self, values: Tensor) -> Tensor:
+        """All processes' one-dimensional values, of whatever lengths, in rank order."""
+        if self.count == 1:
+            return values
+        longest = self.most(values.numel())
+        padded = values.new_zeros(longest)
+        padded[: values.numel()] = values
+        lengths = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.count)]
+        dist.all_gather(lengths, torch.tensor([values.numel()], device=self.device))
+        everyone = [torch.empty_like(padded) for _ in range(self.count)]
+        dist.all_gather(everyone, padded)
+        return torch.cat([x[: int(n)] for x, n in zip(everyone, lengths, strict=True)])

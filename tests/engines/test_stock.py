@@ -1,0 +1,145 @@
+"""The gradient of every optimizer step against stock TRL's, end to end from the same seed."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from acpo import ACPOConfig, ACPOTrainer
+from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+
+STOCK: dict[str, dict[str, Any]] = {
+    "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
+    "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
+    "sapo": {"loss_type": "sapo"},
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 0.1,
+        "epsilon_high": 0.2,
+    },
+    "8020": {
+        "loss_type": "dapo",
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "top_entropy_quantile": 0.2,
+    },
+}
+# Few tokens, so that some completions end before the limit.
+SHORT = {"generation_kwargs": {"suppress_tokens": list(range(10, 64))}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "several updates per rollout": {
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "temperature": 0.8,
+    },
+    "two iterations, masks": {
+        "gradient_accumulation_steps": 2,
+        "num_iterations": 2,
+        "mask_truncated_completions": True,
+        **SHORT,
+    },
+    "kl": {"beta": 0.1, "num_iterations": 2, "temperature": 0.8},
+    "sampling ratio per token": {"num_iterations": 2},
+    "tools": {"num_iterations": 2},
+    "on-policy, accumulation": {"gradient_accumulation_steps": 2},
+    "sampling ratio per sequence": {"num_iterations": 2},
+    "uncorrected kl": {"beta": 0.1, "num_iterations": 2, "use_bias_correction_kl": False},
+    "entropy bonus": {"entropy_coef": 0.01},
+    "off-policy mask": {"num_iterations": 2, "off_policy_mask_threshold": 1e-3},
+    "batch scale": {"scale_rewards": "batch"},
+}
+EVERY_METHOD = list(SETTINGS)[:5]
+CASES = [(m, s) for s in SETTINGS for m in STOCK if s in EVERY_METHOD or m in ("sapo", "gspo")]
+
+
+class Recorder(TrainerCallback):
+    """Keeps the gradient of every step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+        self.gradients.append(torch.cat([g.flatten() for g in grads]).clone())
+
+
+def sampling_ratio(rollout, kind):
+    per_token = 0.5 + (rollout["completion_ids"] % 5).float() / 4
+    return per_token if kind == "token" else per_token[:, :1]
+
+
+def with_ratio(trainer_class, kind):
+    """A trainer whose rollouts carry vLLM's correction, without vLLM."""
+
+    class Corrected(trainer_class):
+        def _generate_and_score_completions(self, inputs):
+            rollout = super()._generate_and_score_completions(inputs)
+            rollout["importance_sampling_ratio"] = sampling_ratio(rollout, kind)
+            return rollout
+
+        def _compute_loss(self, model, inputs):
+            self.use_vllm = True
+            try:
+                return super()._compute_loss(model, inputs)
+            finally:
+                self.use_vllm = False
+
+    return Corrected
+
+
+def rollout_with_tools(prompts, trainer):
+    """Random completions in which some tokens were not the model's."""
+    generator = torch.Generator().manual_seed(len(prompts) + trainer.state.global_step)
+    ids, masks = [], []
+    for _ in prompts:
+        length = int(torch.randint(4, 12, (1,), generator=generator))
+        ids.append(torch.randint(2, 60, (length,), generator=generator).tolist())
+        masks.append([1, 0, 0, *([1] * (length - 4)), 0])
+    prompt_ids = [trainer.processing_class(p)["input_ids"] for p in prompts]
+    return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": masks}
+
+
+def gradients(trainer_class, config_class, folder, setting, *, steps=3, rewards=odd_tokens, **more):
+    if setting.startswith("sampling ratio"):
+        trainer_class = with_ratio(trainer_class, setting.split()[-1])
+    model = tiny_model()
+    if more.get("beta"):
+        model.save_pretrained(folder / "model")
+        tiny_tokenizer().save_pretrained(folder / "model")
+        model = str(folder / "model")
+    recorder = Recorder()
+    trainer = trainer_class(
+        model,
+        rewards,
+        config_class(**options(folder, max_steps=steps, learning_rate=1e-3, **more)),
+        prompts(32),
+        processing_class=tiny_tokenizer(),
+        callbacks=[recorder],
+        rollout_func=rollout_with_tools if setting == "tools" else None,
+    )
+    trainer.train()
+    return recorder.gradients
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize(("method", "setting"), CASES)
+def test_every_step_has_the_gradient_of_stock_trl(tmp_path, monkeypatch, method, setting):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    more = dict(SETTINGS[setting])
+    if method == "8020":  # TRL takes the entropy quantile of one micro-batch
+        size = more.pop("gradient_accumulation_steps", 1)
+        more["per_device_train_batch_size"] = 8 * size
+        more["steps_per_generation"] = more.get("steps_per_generation", size) // size
+    clip = {k: v for k, v in STOCK[method].items() if k.startswith("epsilon")}
+    ours = gradients(ACPOTrainer, ACPOConfig, tmp_path, setting, method=method, **clip, **more)
+    theirs = gradients(GRPOTrainer, GRPOConfig, tmp_path, setting, **STOCK[method], **more)
+    assert len(ours) == len(theirs) == 3
+    for a, b in zip(ours, theirs, strict=True):
+        assert b.norm() > 1e-4
+        assert relative(a, b) < 1e-4

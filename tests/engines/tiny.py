@@ -1,0 +1,83 @@
+"""A tiny Qwen3, a tokenizer and data that make a trainer step in milliseconds."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+WORDS = ["<pad>", "<eos>", *[f"w{i}" for i in range(62)]]
+
+
+def tiny_tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+    )
+    if chat:
+        wrapped.chat_template = (
+            "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+            "{% if add_generation_prompt %}w1 {% endif %}"
+        )
+    return wrapped
+
+
+def tiny_model(
+    seed: int = 0, *, tied: bool = True, dtype: torch.dtype = torch.float32, sharpness: float = 8.0
+) -> Qwen3ForCausalLM:
+    """Random weights, with logits spread enough that tokens differ in confidence."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        eos_token_id=1,
+        attn_implementation="sdpa",
+    )
+    model = Qwen3ForCausalLM(config).to(dtype)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(sharpness)
+    return model
+
+
+def prompts(count: int = 16) -> Dataset:
+    texts = [" ".join(f"w{(i * 7 + j) % 62}" for j in range(2 + i % 4)) for i in range(count)]
+    return Dataset.from_dict({"prompt": texts, "answer": [str(i % 5) for i in range(count)]})
+
+
+def odd_tokens(completion_ids: Any, **_: Any) -> list[float]:
+    """A reward with variance in most groups and a constant one in some."""
+    return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+
+def options(folder: Path, **more: Any) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 12,
+        "max_steps": 1,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "seed": 3,
+        "max_grad_norm": 0.0,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+    }
+    return {**defaults, **more}
