@@ -20,6 +20,39 @@ def main() -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
 
 
+OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
+RECIPE = typer.Argument(help="A YAML file; see recipes/.")
+
+
+@app.command(context_settings=OVERRIDABLE)
+def train(context: typer.Context, recipe: Path = RECIPE) -> None:
+    """Train what a recipe describes. Append `--key value` to change any option of it."""
+    from acpo.verify.batch import reported_errors
+
+    with reported_errors():
+        from acpo.train.launch import train
+
+        train(recipe, context.args)
+
+
+@app.command(context_settings=OVERRIDABLE)
+def doctor(
+    context: typer.Context,
+    recipe: Path = RECIPE,
+    processes: int | None = typer.Option(
+        None, min=1, help="Training processes to plan for [default: those of this launch]."
+    ),
+) -> None:
+    """Check a recipe, and say what training it will do, before anything is trained."""
+    from acpo.verify.batch import reported_errors
+
+    with reported_errors():
+        from acpo.train.doctor import examine
+
+        if not examine(recipe, context.args, processes=processes):
+            raise typer.Exit(1)
+
+
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
 OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
