@@ -96,8 +96,8 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
     problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
     assert problems == [("b", "2")]
     assert str(cleaning) == (
-        "5 rows, left out: 2 without an answer, 0 repeats, 2 of 1 problems with conflicting "
-        "answers; 1 problems remain"
+        "5 rows, left out: 2 without an answer, 0 repeats, 2 rows of 1 problems with "
+        "conflicting answers; 1 problems remain"
     )
 
 

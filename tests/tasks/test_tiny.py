@@ -57,21 +57,22 @@ def policy():
 
 
 @torch.no_grad()
-def next_digit_probabilities(policy, problem, index):
-    """P(digit) for the result of one step, after the right steps before it."""
+def digit_probabilities(policy, problems):
+    """P(digit) for the result of every step, after the right steps before it: [B, steps, 10]."""
     model, tokenizer = policy
-    text = problem.prompt + problem.solution[: 4 * (index + 1)]
-    logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
+    texts = [problem.prompt + problem.solution for problem in problems]
+    logits = model(torch.tensor(tokenizer(texts)["input_ids"])).logits
     digits = tokenizer("0123456789")["input_ids"]
-    return logits.softmax(-1)[digits]
+    results = len(problems[0].prompt) + 4 * torch.arange(1, 1 + len(problems[0].steps))
+    return logits.softmax(-1)[:, results - 1][..., digits]
 
 
 def test_shipped_checkpoint_makes_the_mistakes_it_was_taught(policy):
     made = json.loads((CHECKPOINT / "warmstart.json").read_text())
     chances = {True: [], False: []}
-    for problem in held_out_chains(60, steps=5):
-        for index, step in enumerate(problem.steps):
-            p = next_digit_probabilities(policy, problem, index)
+    problems = held_out_chains(100, steps=5)
+    for problem, rows in zip(problems, digit_probabilities(policy, problems), strict=True):
+        for step, p in zip(problem.steps, rows, strict=True):
             chances[is_hard(step)].append((p[step.result], p[misremembered(step)]))
     hard, easy = (torch.tensor(chances[kind]) for kind in (True, False))
     assert (1 - easy[:, 0]).mean().item() == pytest.approx(made["easy"], abs=0.03)

@@ -48,3 +48,7 @@ def flags(**options):
 def lottery(prompts, completions, **columns):
     """A random model never answers: any reward that varies gives its update something to do."""
     return [float(index % 3 == 0) for index in range(len(completions))]
+
+
+def never(prompts, completions, **columns):
+    return [0.0] * len(completions)

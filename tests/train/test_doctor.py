@@ -60,12 +60,21 @@ def test_too_few_problems(examine):
 
 
 def test_gold_answers_that_earn_nothing(examine, tmp_path):
-    file = tmp_path / "unboxed.jsonl"
-    rows = [{"problem": f"{i}?", "answer": "a)} nonsense {"} for i in range(200)]
+    code, output = examine(reward_funcs="train.standin.never")
+    assert code == 1
+    assert "0 of 200 gold answers earn a reward" in output
+    assert "200 gold answers earn none, such as '3'" in output
+
+
+def test_gold_answers_that_cannot_be_judged(examine, tmp_path):
+    file = tmp_path / "unreadable.jsonl"
+    golds = ["3"] * 199 + ["a)} nonsense {"]
+    rows = [{"problem": f"{i}?", "answer": gold} for i, gold in enumerate(golds)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, output = examine(data=file)
-    assert code == 1
-    assert "200 of 200 gold answers earn no reward" in output
+    assert code == 0
+    assert "199 of 200 gold answers earn a reward" in output
+    assert "1 gold answers cannot be judged, such as 'a)} nonsense {'" in output
 
 
 def test_a_reward_for_nothing(examine):

@@ -53,8 +53,8 @@ class Cleaning:
     def __str__(self) -> str:
         return (
             f"{self.rows} rows, left out: {self.unanswered} without an answer, {self.repeated} "
-            f"repeats, {self.conflicting_rows} of {self.conflicting} problems with conflicting "
-            f"answers; {self.kept} problems remain"
+            f"repeats, {self.conflicting_rows} rows of {self.conflicting} problems with "
+            f"conflicting answers; {self.kept} problems remain"
         )
 
 

@@ -6,6 +6,7 @@ Supervised training on traces with a known rate of wrong steps. The result knows
 trace and mostly knows the right step, but often samples a wrong one, as base models do.
 """
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -59,6 +60,7 @@ def warm_start(
     return model, tokenizer, losses
 
 
+@functools.cache
 def _problems(steps: int) -> list[ChainProblem]:
     available = 10 * 24**steps
     held = held_out_chains(min(2048, available // 4), steps=steps)

@@ -156,19 +156,26 @@ def _check_rewards(findings: Findings, data: TrainingData) -> None:
     except ACPOError as error:
         findings.problem(str(error))
         return
-    unjudged = [row for row, value in zip(rows, right, strict=True) if value is None]
     refused = [
-        row for row, value in zip(rows, right, strict=True) if value is not None and value <= 0
+        row["answer"]
+        for row, value in zip(rows, right, strict=True)
+        if value is not None and value <= 0
     ]
+    unjudged = [row["answer"] for row, value in zip(rows, right, strict=True) if value is None]
+    earning = len(rows) - len(refused) - len(unjudged)
+    (findings.fine if earning else findings.problem)(
+        f"{earning} of {len(rows)} gold answers earn a reward"
+    )
     if refused:
         findings.problem(
-            f"{len(refused)} of {len(rows)} gold answers earn no reward, such as "
-            f"{refused[0]['answer']!r}: the model could never be right on them"
+            f"{len(refused)} gold answers earn none, such as {refused[0]!r}: the model could never "
+            "be right on them"
         )
-    else:
-        findings.fine(f"{len(rows) - len(unjudged)} of {len(rows)} gold answers earn a reward")
     if unjudged:
-        findings.note(f"{len(unjudged)} gold answers cannot be judged; such problems teach nothing")
+        findings.note(
+            f"{len(unjudged)} gold answers cannot be judged, such as {unjudged[0]!r}: such "
+            "problems teach nothing"
+        )
     if any(value is not None and value > 0 for value in wrong):
         findings.problem("an empty completion earns a reward")
     else:

@@ -10,7 +10,8 @@ from acpo.tasks.chain import ChainProblem
 from acpo.train.accuracy import Interval, Sample, accuracy
 
 CURVES = {
-    "reward": "reward (accuracy of the samples)",
+    "reward": "mean reward of the samples",
+    "aligned": "share of mode-aligned tokens",
     "entropy": "entropy per token (nats)",
     "completions/mean_length": "completion length (tokens)",
 }
@@ -74,14 +75,15 @@ def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -
     drawn = [key for key in CURVES if any(row.get(key) is not None for row in history)]
     if not drawn:
         return
-    figure = Figure(figsize=(4.2 * len(drawn), 3.2), layout="constrained")
+    figure = Figure(figsize=(3.6 * len(drawn), 3.2), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
         points = [(row["step"], row[key]) for row in history if row.get(key) is not None]
         axes.plot(*zip(*points, strict=True), color="#1f6f8b")
         axes.set(xlabel="update", ylabel=CURVES[key])
         axes.grid(alpha=0.3)
+        if key.startswith("completions"):
+            axes.set_ylim(bottom=0)
         if key == "reward":
-            axes.set_ylim(0, 1)
             for step, interval in ((0, report.before), (report.updates, report.after)):
                 if interval is not None:
                     error = [[interval.value - interval.low], [interval.high - interval.value]]
