@@ -4,11 +4,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
-from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+from engines.tiny import (
+    Recorder,
+    odd_tokens,
+    options,
+    prompts,
+    relative,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 STOCK: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
@@ -53,17 +60,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 EVERY_METHOD = list(SETTINGS)[:5]
 CASES = [(m, s) for s in SETTINGS for m in STOCK if s in EVERY_METHOD or m in ("sapo", "gspo")]
-
-
-class Recorder(TrainerCallback):
-    """Keeps the gradient of every step."""
-
-    def __init__(self) -> None:
-        self.gradients: list[torch.Tensor] = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
-        self.gradients.append(torch.cat([g.flatten() for g in grads]).clone())
 
 
 def sampling_ratio(rollout, kind):
@@ -122,10 +118,6 @@ def gradients(trainer_class, config_class, folder, setting, *, steps=3, rewards=
     )
     trainer.train()
     return recorder.gradients
-
-
-def relative(a, b):
-    return float((a - b).norm() / b.norm())
 
 
 @pytest.mark.parametrize(("method", "setting"), CASES)

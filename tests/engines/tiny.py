@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    TrainerCallback,
+)
 
 WORDS = ["<pad>", "<eos>", *[f"w{i}" for i in range(62)]]
 
@@ -81,3 +86,39 @@ def options(folder: Path, **more: Any) -> dict[str, Any]:
         "dataloader_pin_memory": False,
     }
     return {**defaults, **more}
+
+
+class Recorder(TrainerCallback):
+    """Keeps the gradient of every step."""
+
+    def __init__(self) -> None:
+        self.gradients: list[torch.Tensor] = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+        self.gradients.append(torch.cat([g.flatten() for g in grads]).clone())
+
+
+def relative(a, b):
+    return float((a - b).norm() / b.norm())
+
+
+def recorded(folder: Path, model: Any = None, **more: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Train a tiny model; the trainer and every step's gradient."""
+    from acpo import ACPOConfig, ACPOTrainer
+
+    extra = {k: more.pop(k) for k in ("peft_config", "eval_dataset", "rollout_func") if k in more}
+    rewards = more.pop("rewards", odd_tokens)
+    data = more.pop("data", None)
+    recorder = Recorder()
+    trainer = ACPOTrainer(
+        tiny_model() if model is None else model,
+        rewards,
+        ACPOConfig(**options(folder, **more)),
+        prompts() if data is None else data,
+        processing_class=tiny_tokenizer(),
+        callbacks=[recorder],
+        **extra,
+    )
+    trainer.train()
+    return trainer, recorder.gradients

@@ -22,7 +22,7 @@ def language_model_head(model: Any) -> LanguageModelHead:
     """The output head of a transformers causal LM, as plain tensors.
 
     Look it up on every call: FSDP and PEFT replace modules, and tied weights follow the embedding.
-    FSDP2 shards are gathered; their gradient flows back as a partial sum, which the shards reduce.
+    FSDP2 shards are gathered; their gradient flows back averaged over the ranks, as FSDP2's does.
     Weights partitioned by DeepSpeed ZeRO-3 stay as they are: the fused functions gather them.
     """
     layer = model.get_output_embeddings()
@@ -44,7 +44,12 @@ def language_model_head(model: Any) -> LanguageModelHead:
 def _whole(parameter: Tensor) -> Tensor:
     if isinstance(parameter, DTensor):
         placements = [Partial() for _ in parameter.placements]
-        return parameter.full_tensor(grad_placements=placements)
+        whole = parameter.full_tensor(grad_placements=placements)
+        if whole.requires_grad:
+            # FSDP averages gradients over its ranks, as it does those it gathers itself.
+            ranks = parameter.device_mesh.size()
+            whole.register_hook(lambda gradient: gradient / ranks)
+        return whole
     return parameter
 
 

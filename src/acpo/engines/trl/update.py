@@ -5,7 +5,7 @@ all processes, so that how sequences are split into packs changes nothing but th
 that cannot have a gradient never enter a pack.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -145,7 +145,7 @@ class PackedUpdate:
         if not (settings.beta or settings.entropy_coef):
             live = live & (plan.advantages != 0).any(1)
         chosen = live.nonzero()[:, 0].tolist()
-        packs = list(self._packs(batch.rows, chosen, batch.ids.shape[1]))
+        packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
@@ -156,14 +156,13 @@ class PackedUpdate:
             report.tallies.add(terms, outputs)
         return report
 
-    def _packs(self, rows: Rows, chosen: list[int], width: int) -> Iterator[Pack]:
+    def _packs(self, rows: Rows, chosen: list[int], width: int) -> list[Pack]:
         """This process's packs, then empty ones until every process has as many."""
         packs = lay_out(
             rows, chosen, width=width, budget=self.settings.budget, layout=self.attention.layout
         )
-        yield from packs
-        for _ in range(max(1, self.ranks.most(len(packs))) - len(packs)):
-            yield empty_pack()
+        needed = max(1, self.ranks.most(len(packs)))
+        return packs + [empty_pack()] * (needed - len(packs))
 
     def _plan(self, model: Any, batch: MiniBatch) -> _Plan:
         settings, method = self.settings, self.settings.method

@@ -1,0 +1,94 @@
+"""Run by several processes at once: one update of a model sharded by FSDP2, gradients saved."""
+
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from acpo.engines.trl.attention import PackedAttention
+from acpo.engines.trl.forward import add_policy_forward
+from acpo.engines.trl.minibatch import MiniBatch
+from acpo.engines.trl.ranks import Ranks
+from acpo.engines.trl.update import PackedUpdate, UpdateSettings
+from acpo.objectives import get_method
+from engines.tiny import tiny_model
+
+CASES = [
+    (method, tied, own_head)
+    for method in ("acpo", "dapo", "8020")
+    for tied, own_head in ((True, False), (False, False), (False, True))
+]
+
+
+def rollout(rows: slice, on_policy: bool) -> dict[str, torch.Tensor]:
+    """Sixteen sequences of unequal length; the first half of them much shorter."""
+    generator = torch.Generator().manual_seed(5)
+    count, prompt, width = 16, 4, 12
+    ids = torch.randint(2, 60, (count, prompt + width), generator=generator)
+    length = torch.randint(1, width + 1, (count, 1), generator=generator)
+    length[:8] = length[:8].clamp(max=3)
+    mask = (torch.arange(width) < length).long()
+    advantages = torch.randn(count, generator=generator)
+    advantages[[1, 9, 10]] = 0.0
+    tensors = {
+        "prompt_ids": ids[:, :prompt],
+        "prompt_mask": torch.ones(count, prompt, dtype=torch.long),
+        "completion_ids": ids[:, prompt:],
+        "completion_mask": mask,
+        "advantages": advantages,
+    }
+    if not on_policy:
+        tensors["old_per_token_logps"] = -4 + torch.rand(count, width, generator=generator)
+    part = {name: value[rows] for name, value in tensors.items()}
+    return {**part, "num_items_in_batch": mask.sum()}
+
+
+def gradient(method: str, tied: bool, own_head: bool, rank: int, world: int) -> torch.Tensor:
+    model = tiny_model(tied=tied)
+    add_policy_forward(model)
+    if world > 1:
+        for layer in model.model.layers:
+            fully_shard(layer)
+        if own_head:
+            fully_shard(model.lm_head)
+        fully_shard(model)
+
+    @contextmanager
+    def no_sync():
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+
+    settings = UpdateSettings(get_method(method), temperature=1.0, budget=30)
+    update = PackedUpdate(
+        settings, ranks=Ranks(torch.device("cpu")), attention=PackedAttention("padded", "test")
+    )
+    share = 16 // world
+    rows = slice(rank * share, (rank + 1) * share)
+    batch = MiniBatch.read(rollout(rows, on_policy=method == "acpo"), share=1.0)
+    more = {"no_sync": no_sync} if world > 1 else {}
+    update.run(model, batch, backward=lambda loss: loss.backward(), **more)
+    full = [p.grad.full_tensor() if world > 1 else p.grad for p in model.parameters()]
+    return torch.cat([g.flatten() for g in full])
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world > 1:
+        dist.init_process_group("gloo")
+    rank = dist.get_rank() if world > 1 else 0
+    for case in CASES:
+        result = gradient(*case, rank, world)
+        if rank == 0:
+            torch.save(result, folder / f"{'_'.join(map(str, case))}_{world}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

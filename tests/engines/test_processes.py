@@ -1,0 +1,71 @@
+"""Two processes train like one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.fsdp_worker import CASES
+from engines.tiny import relative
+from engines.worker import RUNS
+
+HERE = Path(__file__).parent
+
+
+def launch(script: str, folder: Path, processes: int, *arguments: str) -> None:
+    """Run a script as `torchrun` would."""
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+        command += ["--master_port", str(29500 + os.getpid() % 1000)]
+    paths = [str(HERE.parent), *sys.path]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    result = subprocess.run(
+        [*command, str(HERE / script), str(folder), *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    launch("worker.py", folder, 1)
+    launch("worker.py", folder, 2)
+    return folder
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_two_processes_equal_one(runs, method):
+    one, two = (torch.load(runs / f"{method}_{n}.pt") for n in (1, 2))
+    for a, b in zip(two["gradients"], one["gradients"], strict=True):
+        assert b.norm() > 1e-5
+        assert relative(a, b) < 1e-4
+    for name, value in one["log"].items():
+        assert two["log"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fsdp")
+    launch("fsdp_worker.py", folder, 1)
+    launch("fsdp_worker.py", folder, 2)
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_fsdp2_on_two_processes_equals_one(sharded, case):
+    one, two = (torch.load(sharded / f"{'_'.join(map(str, case))}_{n}.pt") for n in (1, 2))
+    assert one.norm() > 1e-5
+    assert relative(two, one) < 1e-5

@@ -1,0 +1,73 @@
+"""Run by several processes at once: trains with fixed rollouts and saves rank 0's gradients."""
+
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from acpo import ACPOConfig, ACPOTrainer
+from engines.tiny import Recorder, options, prompts, tiny_model, tiny_tokenizer
+
+RUNS = {
+    "sapo": {},
+    "acpo": {"num_iterations": 2, "max_tokens_per_pack": 30},
+    "dapo": {"num_iterations": 2, "max_tokens_per_pack": 30, "update_layout": "packed"},
+    "8020": {"num_iterations": 2},
+    "gspo": {"num_iterations": 2, "epsilon": 0.2, "epsilon_high": 0.3},
+    "shannon": {},
+    "gtpo": {"num_iterations": 2},
+    "gtpo_entropy": {"num_iterations": 2},
+}
+
+
+def fixed_rollout(texts, trainer):
+    """Completions that depend on the prompt and the place in its group, whoever asks."""
+    seen: Counter[str] = Counter()
+    prompt_ids, completion_ids = [], []
+    for text in texts:
+        seen[text] += 1
+        seed = sum(map(ord, text)) * 31 + seen[text]
+        generator = torch.Generator().manual_seed(seed)
+        length = int(torch.randint(2, 12, (1,), generator=generator))
+        completion_ids.append(torch.randint(2, 60, (length,), generator=generator).tolist())
+        prompt_ids.append(trainer.processing_class(text)["input_ids"])
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+
+def reward(completion_ids, **_):
+    """Whole groups of some prompts get the same reward, so that processes have unequal work."""
+    return [float(sum(ids) % 4 == 0) for ids in completion_ids]
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    for method, more in RUNS.items():
+        recorder = Recorder()
+        config = ACPOConfig(
+            **options(folder, method=method, max_steps=2, shuffle_dataset=False, **more)
+            | {"per_device_train_batch_size": 16 // world}
+            | ({"ddp_backend": "gloo"} if world > 1 else {})
+        )
+        trainer = ACPOTrainer(
+            tiny_model(),
+            reward,
+            config,
+            prompts(16),
+            processing_class=tiny_tokenizer(),
+            callbacks=[recorder],
+            rollout_func=fixed_rollout,
+        )
+        trainer.train()
+        if trainer.is_world_process_zero():
+            assert trainer.ranks.count == world
+            log = trainer.state.log_history[0]
+            keep = ("aligned", "entropy", "update/rows_skipped", "loss")
+            result = {"gradients": recorder.gradients, "log": {k: log[k] for k in keep}}
+            torch.save(result, folder / f"{method}_{world}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
