@@ -6,6 +6,8 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.train.launch import train
 from train.standin import flags
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -44,6 +46,27 @@ def test_it_leaves_a_model_and_a_picture(short_run):
     folder, _ = short_run
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == 99_776
+
+
+def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
+    options = {
+        "output_dir": tmp_path,
+        "held_out": 50,
+        "per_device_train_batch_size": 16,
+        "steps_per_generation": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    first = train(QUICKSTART, flags(**options, max_steps=1))
+    second = train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true"))
+    assert (first.updates, second.updates) == (1, 2)
+    assert second.before == first.before
+    assert second.problems == 50
+
+
+def test_held_out_groups_must_not_be_split(tmp_path):
+    with pytest.raises(ACPOError, match="per_device_eval_batch_size=500"):
+        train(QUICKSTART, flags(output_dir=tmp_path, num_generations_eval=3))
 
 
 def test_bad_recipes_end_with_a_message():

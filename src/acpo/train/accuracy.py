@@ -2,10 +2,12 @@
 
 import functools
 import inspect
+import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import TrainerCallback
@@ -99,20 +101,26 @@ class Recorder:
 class BeforeAndAfter(TrainerCallback):
     """Measures accuracy on the held-out problems at the start and at the end of training.
 
+    What was measured at the start is kept in a file, so that a resumed run can report it.
+
     Attributes:
         before: samples of the model as it came.
         after: samples of the trained model.
     """
 
-    def __init__(self, recorder: Recorder, held_out: "Dataset") -> None:
-        self.recorder, self.held_out = recorder, held_out
-        self.trainer: Any = None
+    def __init__(self, recorder: Recorder, held_out: "Dataset", trainer: Any) -> None:
+        self.recorder, self.held_out, self.trainer = recorder, held_out, trainer
+        self.kept = Path(trainer.args.output_dir) / "before.json"
         self.before: list[Sample] = []
         self.after: list[Sample] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
             self.before = self._measure()
+            if state.is_world_process_zero:
+                self.kept.write_text(json.dumps(self.before))
+        elif self.kept.is_file():
+            self.before = [Sample(*row) for row in json.loads(self.kept.read_text())]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.after = self._measure()

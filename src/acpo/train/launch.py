@@ -3,16 +3,20 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
 from acpo.train.data import TrainingData, build_data
 from acpo.train.policy import load_tokenizer, resolve_model
 from acpo.train.progress import LiveProgress
 from acpo.train.recipe import Recipe, read_recipe
 from acpo.train.report import Report, draw_curves, measured, summary
+
+if TYPE_CHECKING:
+    from acpo import ACPOConfig
 
 
 class Run(NamedTuple):
@@ -60,7 +64,7 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     config, trainer = run.recipe.config, run.trainer
     for note in run.data.notes:
         trainer.accelerator.print(note)
-    trainer.train(resume_from_checkpoint=config.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
     trainer.save_model(config.output_dir)
     if config.push_to_hub:
         trainer.push_to_hub(dataset_name=run.recipe.task.data)
@@ -69,8 +73,18 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     return report
 
 
+def _resumption(value: str | bool | None) -> str | bool | None:
+    """`true` asks for the newest checkpoint; anything else is the path of one."""
+    words = {"true": True, "false": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
 def prepare(recipe: Recipe) -> Run:
-    """Load the recipe's model and data, and build its trainer."""
+    """Load the recipe's model and data, and build its trainer.
+
+    Raises:
+        ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
+    """
     from trl import get_peft_config, get_quantization_config
 
     from acpo import ACPOTrainer
@@ -88,6 +102,8 @@ def prepare(recipe: Recipe) -> Run:
         "dtype": model.dtype,
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
+    if data.held_out is not None:
+        _check_evaluation(config)
     recorder = Recorder()
     rewards = [recorder.around(data.rewards[0]), *data.rewards[1:]]
     trainer: Any = ACPOTrainer(
@@ -103,11 +119,21 @@ def prepare(recipe: Recipe) -> Run:
     return _with_callbacks(recipe, data, trainer, recorder)
 
 
+def _check_evaluation(config: "ACPOConfig") -> None:
+    group = config.num_generations_eval or config.num_generations or 1
+    batch = config.per_device_eval_batch_size * config.world_size
+    if batch % group:
+        raise ACPOError(
+            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on "
+            f"{config.world_size} process(es) is not a multiple of num_generations_eval={group}, "
+            "so held-out problems would be split; make it one"
+        )
+
+
 def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: Recorder) -> Run:
     probe = None
     if data.held_out is not None:
-        probe = BeforeAndAfter(recorder, data.held_out)
-        probe.trainer = trainer
+        probe = BeforeAndAfter(recorder, data.held_out, trainer)
         trainer.add_callback(probe)
     clock = TrainingClock()
     trainer.add_callback(clock)

@@ -33,8 +33,13 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
     file, folder = Path(name), Path(output_dir) / "base-model"
     if not file.is_file():
         raise ACPOError(f"model_name_or_path={name!r} is not a file")
-    if not (folder / "config.json").is_file():
-        unpack_gguf(file, folder)
+    from accelerate import PartialState
+
+    with PartialState().local_main_process_first():
+        if not folder.is_dir():
+            partial = folder.with_name("base-model.partial")
+            unpack_gguf(file, partial)
+            partial.rename(folder)
     return str(folder)
 
 
