@@ -182,3 +182,22 @@ def test_reward_paths(tmp_path, monkeypatch):
     ):
         with pytest.raises(ACPOError, match=message):
             import_reward(path)
+
+
+def test_a_hub_data_set_stays_on_disk(monkeypatch):
+    import datasets
+
+    asked = {}
+
+    def load(path, name, split):
+        asked.update(path=path, name=name, split=split)
+        rows = [{"question": f"{i % 5}?", "answer": f"So.\n#### {i % 5}"} for i in range(500)]
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    problems, cleaning = load_problems(get_task("gsm8k"), split="test")
+    assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test"}
+    assert problems == [(f"{i}?", str(i)) for i in range(5)]
+    assert (cleaning.rows, cleaning.repeated) == (500, 495)
+    load_problems(get_task("gsm8k"), "somebody/else")
+    assert asked == {"path": "somebody/else", "name": None, "split": "train"}

@@ -36,7 +36,7 @@ def test_it_says_so(short_run):
     report = json.loads((folder / "report.json").read_text())
     assert f"before  {report['before']['value']:.1%}" in output
     assert f"after   {report['after']['value']:.1%}" in output
-    assert "update 1/12  reward 0." in output
+    assert "update 1/12  accuracy " in output
     assert "a held-out problem: " in output
     assert "wrong from step " in output
     assert output.index("try next:") < output.index("acpo train recipes/quickstart.yaml --method")

@@ -98,3 +98,11 @@ def test_plan_from_steps_per_generation():
 def test_training_bytes():
     assert training_bytes(100, dtype="float32", shards=1) == 1600
     assert training_bytes(100, dtype="bfloat16", shards=4) == 200
+
+
+def test_accelerate_reads_the_sharding():
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(RECIPES / "accelerate" / "fsdp2.yaml"))
+    assert config.num_processes == 8
+    assert config.fsdp_config["fsdp_version"] == 2

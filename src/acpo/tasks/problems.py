@@ -1,7 +1,7 @@
 """Rows to problems: which column is what, what the gold answer is, and which rows must go."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,21 +72,22 @@ def read_problems(
         ACPOError: when no layout fits, a problem is empty, or no problem has an answer.
     """
     layout = find_layout(rows, columns, source=source)
+    kept, cleaning = clean(_read(rows, layout, source))
+    if not kept:
+        raise ACPOError(f"data={source!r}: nothing to train on. {cleaning}")
+    return kept, cleaning
+
+
+def _read(rows: Iterable[Row], layout: Columns, source: str) -> Iterator[Problem]:
+    """One problem per row; its answer is empty where the row has none."""
     read_gold = GOLD[layout.gold]
-    problems = []
     for number, row in enumerate(rows, 1):
         where = f"data={source!r}, row {number}"
         text = _text(_value(row, layout.problem, where)).strip()
         if not text:
-            raise ACPOError(
-                f"{where}: {layout.problem!r} is empty; remove the row or give its text"
-            )
+            raise ACPOError(f"{where}: {layout.problem!r} is empty; remove the row")
         answer = _value(row, layout.answer, where)
-        problems.append(Problem(text, "" if answer is None else read_gold(str(answer)).strip()))
-    kept, cleaning = clean(problems)
-    if not kept:
-        raise ACPOError(f"data={source!r}: nothing to train on. {cleaning}")
-    return kept, cleaning
+        yield Problem(text, "" if answer is None else read_gold(str(answer)).strip())
 
 
 def find_layout(rows: Sequence[Row], columns: Sequence[Columns], *, source: str) -> Columns:

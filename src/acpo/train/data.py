@@ -102,9 +102,8 @@ def _problems(
     held: list[Problem] = []
     own_split = task.held_out_split if arguments.data is None else None
     if arguments.held_out and (arguments.held_out_data or own_split):
-        held, cleaning = load_problems(
-            task, arguments.held_out_data, split=own_split or "train", columns=columns
-        )
+        split = arguments.held_out_split or own_split or "test"
+        held, cleaning = load_problems(task, arguments.held_out_data, split=split, columns=columns)
         held = split_off(held, arguments.held_out)[1] if arguments.held_out < len(held) else held
         notes.append(f"held out: {cleaning}; {len(held)} of them used")
         texts = {problem.text for problem in held}

@@ -140,7 +140,9 @@ def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: 
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if not recipe.config.disable_tqdm:
-        trainer.add_callback(LiveProgress(trainer.reward_func_names[0]))
+        # The tasks' own rewards are 1 or 0; what other functions return has no such meaning.
+        is_accuracy = recipe.task.reward_funcs is None
+        trainer.add_callback(LiveProgress(trainer.reward_func_names[0], is_accuracy=is_accuracy))
     return Run(recipe, data, trainer, clock, probe)
 
 

@@ -1,4 +1,4 @@
-"""A progress bar that shows what is learnt: the share of rewarded completions so far."""
+"""A progress bar that shows what is learnt: the accuracy of the latest rollout."""
 
 import sys
 from typing import Any
@@ -12,10 +12,12 @@ class LiveProgress(TrainerCallback):
 
     Args:
         reward: name of the reward function whose mean is shown.
+        is_accuracy: whether that mean is the share of right answers.
         lines: how many lines to print when the output is not a terminal.
     """
 
-    def __init__(self, reward: str, *, lines: int = 10) -> None:
+    def __init__(self, reward: str, *, is_accuracy: bool, lines: int = 10) -> None:
+        self.is_accuracy = is_accuracy
         self.key, self.lines = f"rewards/{reward}/mean", lines
         self.bar: tqdm | None = None
         self.shown = ""
@@ -40,7 +42,8 @@ class LiveProgress(TrainerCallback):
         logs = kwargs.get("logs") or {}
         if self.bar is None or logs.get(self.key) is None:
             return
-        self.shown = f"reward {logs[self.key]:.3f}"
+        mean = logs[self.key]
+        self.shown = f"accuracy {mean:.1%}" if self.is_accuracy else f"reward {mean:.3f}"
         self.bar.set_postfix_str(self.shown)
         if self.bar.disable and state.global_step >= self.next_line:
             self.next_line = state.global_step + state.max_steps / self.lines

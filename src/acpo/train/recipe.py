@@ -36,6 +36,7 @@ class TaskArguments:
     chain_steps: int = _option("Operations in each chain of the chain task.", 5)
     held_out: int = _option("Problems kept aside; accuracy on them before and after.", 0)
     held_out_data: str | None = _option("A file or hub id with the held-out problems.")
+    held_out_split: str | None = _option("Its split, when on the hub. Unset: the task's, or test.")
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Dotted paths. Unset: the task's own reward."}
     )
