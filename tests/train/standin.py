@@ -52,3 +52,7 @@ def lottery(prompts, completions, **columns):
 
 def never(prompts, completions, **columns):
     return [0.0] * len(completions)
+
+
+def broken(prompts, completions, **columns):
+    return [columns["gold"][0]]

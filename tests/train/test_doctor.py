@@ -83,6 +83,12 @@ def test_a_reward_for_nothing(examine):
     assert "an empty completion earns a reward" in output
 
 
+def test_a_reward_that_raises(examine):
+    code, output = examine(reward_funcs="train.standin.broken")
+    assert code == 1
+    assert "'broken' raised KeyError" in output
+
+
 def test_prompts_beyond_the_context(examine):
     code, output = examine(max_completion_length=900)
     assert code == 1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from acpo.engines.trl.checks import check_output_folder, prompt_room
+from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.tasks.chain import ChainProblem
 from acpo.train.data import TrainingData, build_data, prompt_lengths
@@ -149,7 +150,7 @@ def gold_completion(data: TrainingData, row: dict[str, Any]) -> str:
 def _check_rewards(findings: Findings, data: TrainingData) -> None:
     findings.section("reward")
     rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
-    reward = data.rewards[0]
+    reward = checked_reward(data.rewards[0])
     try:
         right = _rewards(reward, rows, [gold_completion(data, row) for row in rows])
         wrong = _rewards(reward, rows, [""] * len(rows))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
 from acpo.train.data import TrainingData, build_data
@@ -105,7 +106,7 @@ def prepare(recipe: Recipe) -> Run:
     if data.held_out is not None:
         _check_evaluation(config)
     recorder = Recorder()
-    rewards = [recorder.around(data.rewards[0]), *data.rewards[1:]]
+    rewards = [recorder.around(checked_reward(data.rewards[0])), *data.rewards[1:]]
     trainer: Any = ACPOTrainer(
         model=name,
         reward_funcs=rewards,
