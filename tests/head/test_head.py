@@ -16,6 +16,7 @@ from acpo.objectives import (
 from objectives.batches import EXTRAS, ROWS, random_batch
 
 HIDDEN, VOCAB = 13, 29
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def head_batch(seed=0, dtype=torch.float64, temperature=1.0, vocab=VOCAB, rows=6, length=7):
@@ -31,7 +32,8 @@ def head_batch(seed=0, dtype=torch.float64, temperature=1.0, vocab=VOCAB, rows=6
     drift = 0.7 * torch.randn(rows, length, generator=g, dtype=dtype)
     batch |= {"tokens": tokens, "old_logp": logp + drift, "temperature": temperature}
     batch.pop("logits")
-    return hidden, weight, batch
+    batch = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+    return hidden.to(DEVICE), weight.to(DEVICE), batch
 
 
 def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **extra):
@@ -52,7 +54,7 @@ def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **ext
         **options,
     )
     weights = aggregation_weights(row, batch["mask"], dtype=hidden.dtype)
-    ids = torch.arange(hidden.shape[0])[:, None].expand_as(batch["tokens"])
+    ids = torch.arange(hidden.shape[0], device=DEVICE)[:, None].expand_as(batch["tokens"])
     return call(
         hidden.flatten(0, 1),
         weight,
@@ -111,7 +113,7 @@ def test_head_options(row, extra):
     hidden, weight, batch = head_batch(5, temperature=1.2)
     leaves = [hidden.requires_grad_(), weight.requires_grad_()]
     if extra.pop("bias", False):
-        extra["bias"] = torch.randn(VOCAB, dtype=torch.float64).requires_grad_()
+        extra["bias"] = torch.randn(VOCAB, dtype=torch.float64, device=DEVICE).requires_grad_()
         leaves.append(extra["bias"])
     if "beta" in extra:
         extra["ref_logp"] = batch["old_logp"].flatten() + 0.2
@@ -134,7 +136,7 @@ def test_token_stats_and_their_gradients(fields, softcap):
     hidden, weight, batch = head_batch(1)
     flat = hidden.flatten(0, 1).requires_grad_()
     weight.requires_grad_()
-    bias = torch.randn(VOCAB, dtype=torch.float64).requires_grad_()
+    bias = torch.randn(VOCAB, dtype=torch.float64, device=DEVICE).requires_grad_()
     settings = {"temperature": 0.7, "softcap": softcap, "bias": bias}
     tokens = batch["tokens"].flatten()
     expected = reference_stats(flat, weight, tokens, **settings)
@@ -145,7 +147,7 @@ def test_token_stats_and_their_gradients(fields, softcap):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
     assert got.is_mode.any() and not got.is_mode.all()
     g = torch.Generator().manual_seed(9)
-    mixes = [torch.randn(len(tokens), generator=g, dtype=torch.float64) for _ in fields]
+    mixes = [torch.randn(len(tokens), generator=g, dtype=torch.float64).to(DEVICE) for _ in fields]
     mixes[0][::3] = 0.0
     for stats in (got, expected):
         assert all(getattr(stats, name).requires_grad for name in fields)
@@ -225,7 +227,7 @@ def test_non_finite_rows_are_counted_and_left_out(row):
         "old_logp": batch["old_logp"].flatten(),
         "advantages": batch["advantages"][:, None].expand(6, 7).flatten(),
         "method": row,
-        "sequence_ids": torch.arange(6).repeat_interleave(7),
+        "sequence_ids": torch.arange(6, device=DEVICE).repeat_interleave(7),
     }
     out = fused_policy_loss(
         broken.flatten(0, 1),
@@ -248,7 +250,7 @@ def test_non_finite_rows_are_counted_and_left_out(row):
 
 def test_impossible_tokens_do_not_poison_the_row():
     hidden, weight, batch = head_batch(4)
-    bias = torch.zeros(VOCAB, dtype=torch.float64)
+    bias = torch.zeros(VOCAB, dtype=torch.float64, device=DEVICE)
     bias[3] = -torch.inf
     batch["tokens"][batch["tokens"] == 3] = 4
     out = flat_call("shannon", hidden.requires_grad_(), weight, batch, {}, bias=bias)
@@ -257,6 +259,7 @@ def test_impossible_tokens_do_not_poison_the_row():
     torch.testing.assert_close(gradients(out.loss, hidden), gradients(loss, hidden))
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_autocast_and_half_inputs():
     hidden, weight, batch = head_batch(6, torch.float32)
     hidden.requires_grad_(), weight.requires_grad_()
@@ -268,7 +271,7 @@ def test_autocast_and_half_inputs():
     got = gradients(flat_call("acpo", *half, batch, {}).loss, *half)
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == torch.bfloat16 and relative(a.float(), b) < 0.03
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
         out = flat_call("acpo", hidden, weight, batch, {})
     for a, b in zip(gradients(out.loss, hidden, weight), expected, strict=True):
         assert a.dtype == torch.float32 and relative(a, b) < 0.03
@@ -310,7 +313,7 @@ def test_repeat_runs_are_bitwise_equal(row):
         ({"advantages": lambda x: x * float("nan")}, ["advantages", "non-finite"]),
         ({"weights": lambda x: x.to("meta")}, ["weights", "meta", "device"]),
         ({"weight": lambda w: w[:, :-1]}, ["hidden", "weight", "[N, H]"]),
-        ({"bias": lambda _: torch.zeros(3)}, ["bias", "[3]"]),
+        ({"bias": lambda _: torch.zeros(3, device=DEVICE)}, ["bias", "[3]"]),
         ({"temperature": lambda _: 0.0}, ["temperature=0.0"]),
         ({"softcap": lambda _: -1.0}, ["softcap=-1.0"]),
         ({"sparse": lambda _: -1.0}, ["sparse=-1.0"]),
@@ -326,8 +329,8 @@ def test_bad_input(change, words):
         "weight": weight,
         "tokens": batch["tokens"].flatten(),
         "old_logp": batch["old_logp"].flatten(),
-        "advantages": torch.ones(42),
-        "weights": torch.ones(42),
+        "advantages": torch.ones(42, device=DEVICE),
+        "weights": torch.ones(42, device=DEVICE),
     }
     for name, f in change.items():
         inputs[name] = f(inputs.get(name))

@@ -6,10 +6,10 @@ from torch import Tensor
 from acpo.errors import ACPOError
 
 
-def check_inputs(
+def check_shapes(
     hidden: Tensor, weight: Tensor, tokens: Tensor, bias: Tensor | None, **columns: Tensor
 ) -> None:
-    """Shapes and devices agree, token ids exist, and the columns are finite."""
+    """Shapes, dtypes and devices agree. Asks the device nothing."""
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ACPOError(
             f"hidden has shape {list(hidden.shape)}, weight {list(weight.shape)}; they must be "
@@ -32,18 +32,30 @@ def check_inputs(
             )
     if tokens.dtype.is_floating_point:
         raise ACPOError(f"tokens has dtype {tokens.dtype}; token ids are integers")
-    if rows == 0:
-        return
-    # One transfer for every check, so that the device is asked only once.
-    finite = [torch.isfinite(x).all() for x in columns.values()]
+
+
+def check_values(
+    tokens: Tensor, vocab: int, columns: dict[str, Tensor], *counted: Tensor
+) -> list[int]:
+    """Token ids exist and the columns are finite; returns how many are true of each mask.
+
+    One transfer answers everything, because each would stop the device for as long as all.
+    """
+    if tokens.numel() == 0:
+        return [0] * len(counted)
     low, high = tokens.aminmax()
-    answers = torch.stack([low, high, *(f.to(low.dtype) for f in finite)]).tolist()
-    if answers[0] < 0 or answers[1] >= vocab:
+    answers = [low, high, *(mask.sum() for mask in counted)]
+    if columns:
+        finite = torch.isfinite(torch.stack(list(columns.values()))).all(1)
+        answers += finite.unbind()
+    smallest, largest, *rest = torch.stack([a.to(torch.int64) for a in answers]).tolist()
+    if smallest < 0 or largest >= vocab:
         raise ACPOError(
-            f"tokens holds ids from {answers[0]} to {answers[1]}; the head has {vocab} rows. "
+            f"tokens holds ids from {smallest} to {largest}; the head has {vocab} rows. "
             "Drop padding and prompt positions first"
         )
-    for name, ok in zip(columns, answers[2:], strict=True):
+    for name, ok in zip(columns, rest[len(counted) :], strict=True):
         if not ok:
             count = int((~torch.isfinite(columns[name])).sum())
             raise ACPOError(f"{name} has {count} non-finite value(s); mask those tokens out")
+    return rest[: len(counted)]

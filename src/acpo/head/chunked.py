@@ -46,8 +46,8 @@ def gradient(
     sparsity: Sparsity | None = None,
 ) -> Tensor | SparseGradient:
     """The gradient for the raw products from known statistics and coefficients."""
-    top = torch.where(stats.is_mode, stats.logp, stats.log_pmax) + stats.log_z
-    shifted = projection.scale_(raw).sub_(top.nan_to_num(0.0, 0.0, 0.0)[:, None])
+    top = stats.top.nan_to_num(0.0, 0.0, 0.0)
+    shifted = _shift_(projection.squash_(_wide(raw)), top, projection)
     result = _gradient(shifted, shifted.exp(), tokens, projection, stats, coefficients, dtype)
     return result if sparsity is None else _select(result, sparsity)
 
@@ -59,13 +59,22 @@ def _select(gradient: Tensor, sparsity: Sparsity) -> SparseGradient:
     return SparseGradient(rows, columns, gradient[rows][:, columns])
 
 
+def _wide(raw: Tensor) -> Tensor:
+    return raw if raw.dtype in (torch.float32, torch.float64) else raw.float()
+
+
+def _shift_(x: Tensor, top: Tensor, projection: Projection) -> Tensor:
+    x.sub_(top[:, None])
+    return x if projection.factor == 1.0 else x.mul_(projection.factor)
+
+
 def _shifted_statistics(
     raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
 ) -> tuple[Tensor, Tensor]:
     """Fill `out`; return d = z - max z (in raw's memory) and e^d."""
-    z = projection.scale_(raw if raw.dtype in (torch.float32, torch.float64) else raw.float())
-    top, mode = z.max(-1)
-    z.sub_(top[:, None])
+    x = projection.squash_(_wide(raw))
+    top, mode = x.max(-1)
+    z = _shift_(x, top, projection)
     mass = z.exp()
     total = mass.sum(-1)
     # The shifted sum keeps the entropy exact near 0.
@@ -80,7 +89,8 @@ def _shifted_statistics(
     out.log_pmax.copy_(torch.where(is_mode, logp, -log_total))
     out.is_mode.copy_(is_mode)
     out.entropy.copy_(log_total - spread / total)
-    out.log_z.copy_(top + log_total)
+    out.top.copy_(top)
+    out.log_total.copy_(log_total)
     out.mode.copy_(torch.where(is_mode, tokens, mode))
     return z, mass
 
@@ -95,9 +105,9 @@ def _gradient(
     dtype: torch.dtype,
 ) -> Tensor:
     finite = stats.finite()
-    total = mass.sum(-1, keepdim=True) if shifted.shape[0] else mass[:, :1]
+    total = mass.sum(-1, keepdim=True)
     pull = (c.a + c.bm)[:, None]
-    z = shifted.clone() if projection.softcap is not None else None
+    squashed = shifted.clone() if projection.softcap is not None else None
     if bool((c.h != 0).any()):
         # p (pull + h (log p + H)), with log p = d - log Σe^d
         tail = (stats.entropy[:, None] - total.log()).nan_to_num(0.0, 0.0, 0.0)
@@ -109,7 +119,6 @@ def _gradient(
     result.scatter_add_(1, stats.mode[:, None], c.bm[:, None])
     if not bool(finite.all()):
         result[~finite] = 0.0
-    if z is not None:
-        top = stats.log_z - total[:, 0].log()
-        z.add_(top[:, None])
-    return projection.pull_back_(result, z).to(dtype)
+    if squashed is not None:
+        squashed.div_(projection.factor).add_(stats.top[:, None])
+    return projection.pull_back_(result, squashed).to(dtype)

@@ -1,19 +1,27 @@
-"""`token_stats` and `fused_policy_loss`: what the trainers call."""
+"""`fused_policy_loss`: the loss and its gradients from hidden states, in the forward pass."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.head.checks import check_inputs
+from acpo.head.call import (
+    HeadCall,
+    InputGradients,
+    gradient_pass,
+    spread_gradients,
+    spread_rows,
+    unless_all,
+)
+from acpo.head.checks import check_shapes, check_values
 from acpo.head.coefficients import row_coefficients
 from acpo.head.lookup import gathered
-from acpo.head.passes import Gradients, Head, Wanted, compute_statistics, run_pass
+from acpo.head.passes import Head, Wanted, compute_statistics, run_pass
 from acpo.head.projection import Projection, logits_dtype_for
-from acpo.head.rows import Policy, RowCoefficients, RowStats, Sparsity
+from acpo.head.rows import Policy, RowStats, Sparsity
 from acpo.objectives import Method, TokenStats, get_method
 from acpo.objectives.methods import SEQUENCE_GATES
 
@@ -32,182 +40,6 @@ class PolicyLoss(NamedTuple):
     stats: TokenStats
     computed: Tensor
     nonfinite: Tensor
-
-
-@dataclass
-class _Call:
-    """Everything of one call that is not differentiated."""
-
-    tokens: Tensor
-    projection: Projection
-    logits_dtype: torch.dtype | None
-    logits_bytes: int | None
-    align_tol: float
-
-    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
-        device = hidden.device.type
-        dtype = hidden.dtype
-        if torch.is_autocast_enabled(device) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
-        if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            dtype = torch.float32  # CPU half products round the logits
-        logits = logits_dtype_for(hidden.to(dtype) if dtype != hidden.dtype else hidden, None)
-        if self.logits_dtype is not None and device != "cpu":
-            logits = self.logits_dtype
-        return Head(
-            hidden.detach().to(dtype),
-            weight.detach().to(dtype),
-            None if bias is None else bias.detach().to(logits),
-            self.projection,
-            logits,
-            self.logits_bytes,
-        )
-
-
-def token_stats(
-    hidden: Tensor,
-    weight: Tensor,
-    tokens: Tensor,
-    *,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    align_tol: float = 1e-6,
-    differentiable: tuple[str, ...] = ("logp",),
-    logits_dtype: torch.dtype | None = None,
-    logits_bytes: int | None = None,
-) -> TokenStats:
-    """Statistics of the policy at each token, without `[N, V]` logits.
-
-    Args:
-        hidden: `[N, H]` states that predict `tokens`.
-        weight: `[V, H]` output embedding.
-        tokens: `[N]` sampled ids.
-        bias: `[V]`, if the head has one.
-        temperature: rollout temperature.
-        softcap: the model's final logit softcapping.
-        logit_scale: the model's logit multiplier.
-        align_tol: largest p_max - p_y at which the sampled token counts as the mode.
-        differentiable: which of "logp", "log_pmax" and "entropy" carry gradient. The backward
-            pass recomputes the logits.
-        logits_dtype: dtype of a chunk of logits; float32 unless given.
-        logits_bytes: memory for a chunk of logits; from the device's size unless given.
-    """
-    unknown = set(differentiable) - {"logp", "log_pmax", "entropy"}
-    if unknown:
-        raise ACPOError(
-            f"differentiable={differentiable} names {', '.join(sorted(unknown))}; "
-            "choose from logp, log_pmax, entropy"
-        )
-    projection = Projection(temperature, softcap, logit_scale)
-    projection.check()
-    check_inputs(hidden, weight, tokens, bias)
-    logits_dtype_for(hidden, logits_dtype)
-    call = _Call(tokens, projection, logits_dtype, logits_bytes, align_tol)
-    return TokenStats(*_Statistics.apply(hidden, weight, bias, call, differentiable))
-
-
-class _Statistics(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        call: _Call,
-        differentiable: tuple[str, ...],
-    ) -> tuple[Tensor, ...]:
-        with gathered(weight, bias):
-            stats = compute_statistics(call.head(hidden, weight, bias), call.tokens, call.align_tol)
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.call, ctx.stats = call, stats
-        outputs = stats.tokens()
-        ctx.mark_non_differentiable(
-            *(x for name, x in outputs._asdict().items() if name not in differentiable)
-        )
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        g_logp, g_log_pmax, _, g_entropy = grads
-        hidden, weight, bias = ctx.saved_tensors
-        stats: RowStats = ctx.stats
-        zero = torch.zeros_like(stats.logp)
-        finite = stats.finite()
-
-        def usable(gradient: Tensor | None) -> Tensor:
-            return zero if gradient is None else torch.where(finite, gradient, 0.0)
-
-        coefficients = RowCoefficients(zero, usable(g_logp), usable(g_log_pmax), usable(g_entropy))
-        wanted = Wanted(*ctx.needs_input_grad[:3])
-        with gathered(weight, bias):
-            head = ctx.call.head(hidden, weight, bias)
-            result = _gradient_pass(head, ctx.call.tokens, stats, coefficients, wanted, None)
-            return *result.cast(hidden, weight, bias), None, None
-
-
-class _Result(NamedTuple):
-    """Gradients for the inputs as the caller passed them."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def cast(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        pairs = zip(self, (hidden, weight, bias), strict=True)
-        return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in pairs)
-
-
-def _scatter(gradients: Gradients, rows: Tensor | None, total: int) -> _Result:
-    """Put the hidden-state gradients of the computed rows back among all rows."""
-    dh = gradients.hidden
-    if dh is not None and rows is not None:
-        dh = dh.new_zeros(total, dh.shape[1]).index_copy_(0, rows, dh)
-    dw = gradients.weight
-    if dw is None and gradients.wanted.weight:
-        dw = torch.zeros_like(gradients.head.weight)
-    return _Result(dh, dw, gradients.bias)
-
-
-def _gradient_pass(
-    head: Head,
-    tokens: Tensor,
-    stats: RowStats,
-    coefficients: RowCoefficients,
-    wanted: Wanted,
-    sparsity: Sparsity | None,
-) -> _Result:
-    """Gradients from known coefficients, over the rows where any is not 0."""
-    total = tokens.shape[0]
-    live = (coefficients.a != 0) | (coefficients.bm != 0) | (coefficients.h != 0)
-    rows = _unless_all(live)
-    if rows is not None:
-        head, tokens = head.at(rows), tokens[rows]
-        stats, coefficients = stats.at(rows), coefficients.at(rows)
-        sparsity = sparsity and sparsity.at(rows)
-
-    def step(raw: Tensor, span: slice) -> Any:
-        return head.backend.gradient(
-            raw,
-            tokens[span],
-            head.projection,
-            stats.at(span),
-            coefficients.at(span),
-            head.hidden.dtype,
-            sparsity and sparsity.at(span),
-        )
-
-    return _scatter(run_pass(head, step, wanted, sparse=sparsity is not None), rows, total)
-
-
-def _unless_all(mask: Tensor) -> Tensor | None:
-    """Indices of the true rows, or None if that is every row."""
-    rows = mask.nonzero()[:, 0]
-    return None if rows.numel() == mask.numel() else rows
 
 
 def fused_policy_loss(
@@ -269,7 +101,7 @@ def fused_policy_loss(
         "entropy_weights": entropy_weights,
     }
     columns |= {name: x for name, x in optional.items() if x is not None}
-    check_inputs(hidden, weight, tokens, bias, **columns)
+    check_shapes(hidden, weight, tokens, bias, **columns)
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
     if method.gate in SEQUENCE_GATES and sequence_ids is None:
@@ -290,15 +122,21 @@ def fused_policy_loss(
         beta,
         None if entropy_weights is None else entropy_weights.to(wide),
     )
-    broken = ~torch.isfinite(hidden.detach()).all(1)
-    nonfinite_hidden = (policy.active() & broken).sum()
-    policy = policy.without(broken)
+    active = policy.active()
+    broken = ~torch.isfinite(hidden.detach().sum(1, dtype=wide))
+    numbers = {name: x for name, x in columns.items() if name != "sequence_ids"}
+    n_active, n_broken = check_values(tokens, weight.shape[0], numbers, active, broken & active)
+    if n_broken:
+        policy = policy.without(broken)
+        active = policy.active()
+        n_active -= n_broken
+    rows = None if n_active == tokens.shape[0] else active.nonzero()[:, 0]
     align_tol = float(method.options["align_tol"])
-    call = _Call(tokens, projection, logits_dtype, logits_bytes, align_tol)
+    call = HeadCall(tokens, projection, logits_dtype, logits_bytes, align_tol)
     loss, *stats, computed, nonfinite = _FusedLoss.apply(
-        hidden, weight, bias, call, policy, sequence_ids, all_stats, sparse
+        hidden, weight, bias, call, policy, rows, sequence_ids, all_stats, sparse
     )
-    return PolicyLoss(loss, TokenStats(*stats), computed, nonfinite + nonfinite_hidden)
+    return PolicyLoss(loss, TokenStats(*stats), computed, nonfinite + n_broken)
 
 
 def _needs_statistics_first(policy: Policy) -> bool:
@@ -314,8 +152,9 @@ class _FusedLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        call: _Call,
+        call: HeadCall,
         policy: Policy,
+        rows: Tensor | None,
         sequence_ids: Tensor | None,
         all_stats: bool,
         sparse: float | None,
@@ -325,7 +164,7 @@ class _FusedLoss(torch.autograd.Function):
             head = call.head(hidden, weight, bias)
             run = _two_passes if _needs_statistics_first(policy) else _one_pass
             value, stats, computed, result = run(
-                head, call, policy, sequence_ids, wanted, all_stats, sparse
+                head, call, policy, rows, sequence_ids, wanted, all_stats, sparse
             )
             ctx.gradients = result.cast(hidden, weight, bias) if wanted.any() else None
         nonfinite = (computed & policy.active() & ~stats.finite()).sum()
@@ -341,7 +180,7 @@ class _FusedLoss(torch.autograd.Function):
                 "used; call it again instead of backpropagating twice"
             )
         gradients, ctx.gradients = ctx.gradients, None
-        return *(_scaled_(g, grad) for g in gradients), None, None, None, None, None
+        return *(_scaled_(g, grad) for g in gradients), None, None, None, None, None, None
 
 
 def _scaled_(gradient: Tensor | None, by: Tensor) -> Tensor | None:
@@ -355,27 +194,23 @@ def _scaled_(gradient: Tensor | None, by: Tensor) -> Tensor | None:
     return gradient.mul_(by)
 
 
-_Outcome = tuple[Tensor, RowStats, Tensor, _Result]
+_Outcome = tuple[Tensor, RowStats, Tensor, InputGradients]
 
 
 def _one_pass(
     head: Head,
-    call: _Call,
+    call: HeadCall,
     policy: Policy,
+    rows: Tensor | None,
     sequence_ids: Tensor | None,
     wanted: Wanted,
     all_stats: bool,
     sparse: float | None,
 ) -> _Outcome:
     """Methods whose coefficients depend on the token alone: statistics and gradient together."""
-    total = call.tokens.shape[0]
-    active = policy.active()
-    rows = _unless_all(active)
-    part = head if rows is None else head.at(rows)
-    tokens = call.tokens if rows is None else call.tokens[rows]
-    local = policy if rows is None else policy.at(rows)
+    part, tokens, local = _select_rows(head, call.tokens, policy, rows)
     stats = RowStats.empty(tokens.shape[0], tokens.device, policy.weights.dtype)
-    value = torch.zeros_like(local.weights)
+    value = torch.empty_like(local.weights)
     needs_gradient = wanted.any()
     sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
 
@@ -398,63 +233,65 @@ def _one_pass(
         return gradient
 
     gradients = run_pass(part, step, wanted, sparse=sparse is not None)
-    result = _scatter(gradients, rows, total)
-    if rows is None:
-        return value, stats, active, result
-    everywhere = RowStats.empty(total, tokens.device, policy.weights.dtype)
-    everywhere.put(rows, stats)
-    if all_stats:
-        rest = (~active).nonzero()[:, 0]
-        everywhere.put(rest, compute_statistics(head.at(rest), call.tokens[rest], call.align_tol))
-        active = torch.ones_like(active)
-    return value, everywhere, active, result
+    result = spread_gradients(gradients, rows, call.tokens.shape[0])
+    if rows is None or not all_stats:
+        return value, *_everywhere(stats, rows, call.tokens), result
+    everywhere, computed = _everywhere(stats, rows, call.tokens)
+    rest = (~computed).nonzero()[:, 0]
+    others = compute_statistics(head.at(rest), call.tokens[rest], call.align_tol)
+    everywhere.put(rest, others)
+    return value, everywhere, torch.ones_like(computed), result
 
 
 def _two_passes(
     head: Head,
-    call: _Call,
+    call: HeadCall,
     policy: Policy,
+    rows: Tensor | None,
     sequence_ids: Tensor | None,
     wanted: Wanted,
     all_stats: bool,
     sparse: float | None,
 ) -> _Outcome:
-    """Coefficients that need other tokens (or are worth knowing first): statistics, then gradient.
+    """Coefficients that need other tokens' statistics: those first, then the gradient.
 
-    Only rows whose coefficients are not 0, so neither clipped nor filtered, reach the second pass.
+    Only rows whose coefficients are not 0, so not clipped ones, reach the second pass.
     """
-    total = call.tokens.shape[0]
-    asked = torch.ones_like(policy.weights, dtype=torch.bool) if all_stats else policy.active()
-    if sequence_ids is not None or policy.method.credit.signal == "entropy":
-        asked = asked | (policy.weights != 0)
-    rows = _unless_all(asked)
-    part = head if rows is None else head.at(rows)
-    tokens = call.tokens if rows is None else call.tokens[rows]
-    local = policy if rows is None else policy.at(rows)
+    # A sequence's mean and the largest entropy include tokens whose own gradient is 0.
+    asked = policy.weights != 0
+    rows = None if all_stats else unless_all(asked)
+    part, tokens, local = _select_rows(head, call.tokens, policy, rows)
     stats = compute_statistics(part, tokens, call.align_tol)
     valid = (local.weights != 0) & stats.finite()
-    mean = _segment_mean(sequence_ids if rows is None else _pick(sequence_ids, rows), valid)
+    ids = sequence_ids if rows is None or sequence_ids is None else sequence_ids[rows]
     if local.method.credit.signal == "entropy" and local.entropy_max is None:
         highest = torch.where(valid, stats.entropy, 0.0).amax().clamp_min(1e-8)
         local = replace(local, entropy_max=highest)
-    c = row_coefficients(stats, local, mean)
+    c = row_coefficients(stats, local, _segment_mean(ids, valid))
     sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
-    result = _Result(None, None, None)
+    result = InputGradients(None, None, None)
     if wanted.any():
-        result = _gradient_pass(part, tokens, stats, c, wanted, sparsity)
+        result = gradient_pass(part, tokens, stats, c, wanted, sparsity)
+        if rows is not None and result.hidden is not None:
+            result = result._replace(hidden=spread_rows(result.hidden, rows, call.tokens.shape[0]))
+    return c.value, *_everywhere(stats, rows, call.tokens), result
+
+
+def _select_rows(
+    head: Head, tokens: Tensor, policy: Policy, rows: Tensor | None
+) -> tuple[Head, Tensor, Policy]:
     if rows is None:
-        return c.value, stats, asked, result
-    everywhere = RowStats.empty(total, tokens.device, policy.weights.dtype)
-    everywhere.put(rows, stats)
-    if result.hidden is not None:
-        hidden = result.hidden
-        whole = hidden.new_zeros(total, hidden.shape[1]).index_copy_(0, rows, hidden)
-        result = result._replace(hidden=whole)
-    return c.value, everywhere, asked, result
+        return head, tokens, policy
+    return head.at(rows), tokens[rows], policy.at(rows)
 
 
-def _pick(x: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if x is None else x[rows]
+def _everywhere(stats: RowStats, rows: Tensor | None, tokens: Tensor) -> tuple[RowStats, Tensor]:
+    """Statistics of all rows, NaN where not computed, and which were."""
+    if rows is None:
+        return stats, torch.ones_like(tokens, dtype=torch.bool)
+    whole = RowStats.empty(tokens.shape[0], tokens.device, stats.logp.dtype).fill_unknown()
+    whole.put(rows, stats)
+    return whole, torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
 
 
 def _segment_mean(ids: Tensor | None, valid: Tensor) -> Callable[[Tensor], Tensor]:

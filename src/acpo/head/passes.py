@@ -5,6 +5,7 @@ dh = G W and dW += Gᵀ h. No more than one chunk of logits exists at a time.
 """
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,6 +18,7 @@ from acpo.head.projection import Projection, add_matmul, matmul
 from acpo.head.rows import RowStats, SparseGradient
 
 ROW_ALIGNMENT = 128
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels on the CPU
 CUDA_LOGITS_BYTES = 5_000_000_000  # 8,192 rows of 151,936 float32 logits
 CPU_LOGITS_BYTES = 64 << 20
 
@@ -50,7 +52,7 @@ class Head:
     @property
     def backend(self) -> ModuleType:
         """The row step for this device."""
-        if self.hidden.is_cuda and self.hidden.dtype != torch.float64:
+        if self.hidden.dtype != torch.float64 and (self.hidden.is_cuda or INTERPRET):
             from acpo.head import triton
 
             return triton
@@ -104,7 +106,8 @@ class Gradients:
     def __init__(self, head: Head, wanted: Wanted, *, sparse: bool = False) -> None:
         self.head, self.wanted = head, wanted
         single = head.chunk_rows() >= head.hidden.shape[0] and not sparse
-        self.hidden = torch.zeros_like(head.hidden) if wanted.hidden else None
+        make = torch.zeros_like if sparse else torch.empty_like
+        self.hidden = make(head.hidden) if wanted.hidden else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
         wide = head.hidden.dtype if head.hidden.dtype == torch.float64 else torch.float32

@@ -22,31 +22,37 @@ class Projection(NamedTuple):
                 f"temperature={self.temperature} must be positive; use the one the rollouts were "
                 "sampled with"
             )
+        if not self.logit_scale > 0:
+            raise ACPOError(f"logit_scale={self.logit_scale} must be positive")
         if self.softcap is not None and not self.softcap > 0:
             raise ACPOError(f"softcap={self.softcap} must be positive; pass None for no softcap")
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Scaled logits z; differentiable."""
         z = raw * self.logit_scale
+        if not self.logit_scale > 0:
+            raise ACPOError(f"logit_scale={self.logit_scale} must be positive")
         if self.softcap is not None:
             z = self.softcap * torch.tanh(z / self.softcap)
         return z / self.temperature
 
-    def scale_(self, raw: Tensor) -> Tensor:
-        """The same, in place."""
-        if self.softcap is None:
-            factor = self.logit_scale / self.temperature
-            return raw if factor == 1.0 else raw.mul_(factor)
-        raw.mul_(self.logit_scale / self.softcap).tanh_()
-        return raw.mul_(self.softcap / self.temperature)
+    @property
+    def factor(self) -> float:
+        """What is left to multiply after `squash_`. Subtract the maximum first: it is exacter."""
+        return (self.logit_scale if self.softcap is None else self.softcap) / self.temperature
 
-    def pull_back_(self, gradient: Tensor, z: Tensor | None) -> Tensor:
+    def squash_(self, raw: Tensor) -> Tensor:
+        """The softcap's tanh, in place; nothing without one."""
+        if self.softcap is None:
+            return raw
+        return raw.mul_(self.logit_scale / self.softcap).tanh_()
+
+    def pull_back_(self, gradient: Tensor, squashed: Tensor | None) -> Tensor:
         """Turn the gradient for z into the gradient for the raw product, in place."""
         gradient.mul_(self.logit_scale / self.temperature)
         if self.softcap is not None:
-            assert z is not None
-            tanh = z.mul(self.temperature / self.softcap)
-            gradient.mul_(1 - tanh.square_())
+            assert squashed is not None
+            gradient.mul_(1 - squashed.square_())
         return gradient
 
 

@@ -13,32 +13,33 @@ from acpo.objectives import Method, TokenStats
 class RowStats(NamedTuple):
     """Per-row results of the statistics pass, `[N]` each.
 
-    `log_z` is the log-sum-exp of the scaled logits; `mode` the index v*, equal to the sampled
-    token where `is_mode`.
+    `top` is the largest logit, in units of the backend that found it, and `log_total` the
+    log-sum-exp of the logits above it, so that p = exp(z - top - log_total) loses nothing to
+    large logits. `mode` is the index v*, equal to the sampled token where `is_mode`.
     """
 
     logp: Tensor
     log_pmax: Tensor
     is_mode: Tensor
     entropy: Tensor
-    log_z: Tensor
+    top: Tensor
+    log_total: Tensor
     mode: Tensor
 
     @classmethod
     def empty(cls, rows: int, device: torch.device, dtype: torch.dtype) -> "RowStats":
-        """Uncomputed rows read as NaN, never as a plausible number."""
+        """Room for the results, uninitialised."""
+        numbers = torch.empty(5, rows, device=device, dtype=dtype)
+        logp, log_pmax, entropy, top, log_total = numbers.unbind()
+        is_mode = torch.empty(rows, device=device, dtype=torch.bool)
+        mode = torch.empty(rows, device=device, dtype=torch.int64)
+        return cls(logp, log_pmax, is_mode, entropy, top, log_total, mode)
 
-        def column() -> Tensor:
-            return torch.full((rows,), torch.nan, device=device, dtype=dtype)
-
-        return cls(
-            column(),
-            column(),
-            torch.zeros(rows, device=device, dtype=torch.bool),
-            column(),
-            column(),
-            torch.zeros(rows, device=device, dtype=torch.int64),
-        )
+    def fill_unknown(self) -> "RowStats":
+        """Rows that nothing will be computed for read as NaN, never as a plausible number."""
+        for column in self:
+            column.fill_(torch.nan if column.is_floating_point() else 0)
+        return self
 
     def at(self, where: slice | Tensor) -> "RowStats":
         return RowStats(*(column[where] for column in self))

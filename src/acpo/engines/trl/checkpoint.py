@@ -88,6 +88,18 @@ def _numbered(name: str) -> re.Match[str] | None:
     return re.fullmatch(r"checkpoint-(\d+)", name)
 
 
+def forget_old(folder: Path, limit: int | None, *, keep: str | None) -> None:
+    """Delete the oldest checkpoints beyond `limit`; the newest and the one to keep stay."""
+    if not limit:
+        return
+    numbered = [(int(m[1]), p) for p in folder.iterdir() if (m := _numbered(p.name))]
+    paths = [path for _, path in sorted(numbered)]
+    spared = {paths[-1], *([Path(keep)] if keep else [])}
+    surplus = len(paths) - max(limit, len(spared))
+    for path in [p for p in paths if p not in spared][: max(surplus, 0)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def require_whole(checkpoint: Path) -> None:
     """Raise unless a checkpoint named by the user can be resumed from exactly."""
     wrong = problem(checkpoint)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
 from acpo.engines.trl import checkpoint as checkpoints
@@ -63,10 +63,8 @@ class ResumableTrainer(ScoringTrainer):
                 self.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
         if writes:
             checkpoints.publish(staging / name, folder / name)
-            rotate_checkpoints(
-                output_dir=str(folder),
-                save_total_limit=self.args.save_total_limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
+            checkpoints.forget_old(
+                folder, self.args.save_total_limit, keep=self.state.best_model_checkpoint
             )
         self.accelerator.wait_for_everyone()
         if self._unpushed:

@@ -1,0 +1,493 @@
+"""Time, memory and accuracy of the policy-loss head, side by side with its peers, in one run.
+
+    python benchmarks/head.py --out results/head.json            # CUDA, about five minutes
+    python benchmarks/head.py --cpu --out results/head_cpu.json  # the CPU path against dense torch
+
+Every contender does forward and backward for hidden states and head on the same data. Peers that
+cannot compute ACPO run SAPO, or the plain negative log-likelihood where they know nothing else
+("loss" says which). The floor is the three bare matrix products. Times are medians over CUDA
+events; memory is the peak above the inputs; errors are relative L2 distances to a float32
+reference of the same loss. Each contender first runs for half a second, so that all are timed at
+the clocks a busy chip holds. Peers that are not installed are reported as such, not skipped.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acpo.head import fused_policy_loss
+from acpo.head.reference import reference_policy_loss
+from acpo.objectives import get_method, stats_from_logits
+from acpo.objectives.loss import evaluate_tokens
+
+VOCAB = 151_936
+
+
+@dataclass
+class Data:
+    """One synthetic batch: sharp, on-policy distributions as a trained policy has them."""
+
+    hidden: Tensor
+    weight: Tensor
+    tokens: Tensor
+    old_logp: Tensor
+    advantages: Tensor
+    weights: Tensor
+    shape: dict[str, float] = field(default_factory=dict)
+    gradient: Tensor | None = None
+
+    @classmethod
+    def make(cls, rows: int, width: int, vocab: int, device: str, dtype: torch.dtype) -> "Data":
+        torch.manual_seed(0)
+        weight = torch.randn(vocab, width, device=device, dtype=dtype) / width**0.5
+        # Five candidates a row, 7 to 10 nats above the summed mass of the rest of the vocabulary.
+        # Token ids follow a log-uniform law, roughly as frequent as ranked words are.
+        candidates = (torch.rand(rows, 5, device=device) * math.log(vocab)).exp().long() - 1
+        lead = math.log(vocab) + 7 + 3 * torch.rand(rows, 1, device=device)
+        others = lead - 7 * torch.rand(rows, 4, device=device).sqrt()
+        lead = torch.cat([lead, others], 1)
+        hidden = 0.3 * torch.randn(rows, width, device=device)
+        for k in range(5):
+            hidden += lead[:, k : k + 1] * weight[candidates[:, k]].float()
+        hidden = hidden.to(dtype)
+        tokens, logp, entropy, aligned = [], [], [], []
+        for part in hidden.split(2048):
+            log_p = torch.log_softmax((part @ weight.t()).float(), -1)
+            drawn = torch.multinomial(log_p.exp(), 1)
+            tokens.append(drawn[:, 0])
+            logp.append(log_p.gather(1, drawn)[:, 0])
+            entropy.append(-(log_p.exp() * log_p).sum(-1))
+            aligned.append(log_p.argmax(-1) == drawn[:, 0])
+        old = torch.cat(logp) + 0.1 * torch.randn(rows, device=device)
+        advantages = torch.randn(rows, device=device)
+        weights = torch.full((rows,), 1.0 / rows, device=device)
+        shape = {
+            "mode_aligned": round(float(torch.cat(aligned).float().mean()), 3),
+            "mean_entropy": round(float(torch.cat(entropy).mean()), 3),
+        }
+        return cls(hidden, weight, torch.cat(tokens), old, advantages, weights, shape)
+
+    def inputs(self) -> dict[str, Tensor]:
+        names = ("tokens", "old_logp", "advantages", "weights")
+        return {name: getattr(self, name) for name in names}
+
+    def leaves(self) -> tuple[Tensor, Tensor]:
+        return self.hidden.detach().requires_grad_(), self.weight.detach().requires_grad_()
+
+
+Contender = Callable[[Data, Tensor, Tensor], Tensor]
+"""Loss of a batch for given leaves (hidden, weight); backward is called on the result."""
+
+
+def ours(method: str = "acpo", **settings: Any) -> Contender:
+    def run(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+        return fused_policy_loss(hidden, weight, **data.inputs(), method=method, **settings).loss
+
+    return run
+
+
+def frozen(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    return fused_policy_loss(hidden, weight.detach(), **data.inputs(), method="acpo").loss
+
+
+def naive(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    """Materialised float32 logits and autograd."""
+    logits = (hidden @ weight.t()).float()
+    stats = stats_from_logits(logits=logits, tokens=data.tokens)
+    gated, credit = evaluate_tokens(
+        get_method("acpo"),
+        stats=stats,
+        old_logp=data.old_logp,
+        advantages=data.advantages,
+        sequence_mean=lambda x: x,
+    )
+    return -(data.weights * data.advantages * gated.value * credit.value).sum()
+
+
+def sapo(data: Data, logp: Tensor) -> Tensor:
+    """SAPO from log-probabilities, for peers that only give those."""
+    ratio = torch.exp(logp - data.old_logp)
+    tau = torch.where(data.advantages > 0, 1.0, 1.05)
+    gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
+    return -(data.weights * data.advantages * gate).sum()
+
+
+def trl_head(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+
+    logp, *_ = ChunkedLogProbFunction.apply(
+        hidden, weight, None, data.tokens, 1.0, 32768, None, 1.0, ("entropy",)
+    )
+    return sapo(data, logp)
+
+
+def liger_grpo(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    rows = 16
+    loss = LigerFusedLinearGRPOLoss(beta=0.0, loss_type="sapo", use_ref_model=False)
+    return loss(
+        hidden.view(rows, -1, hidden.shape[1]),
+        weight,
+        data.tokens.view(rows, -1),
+        torch.ones(rows, data.tokens.numel() // rows, device=hidden.device),
+        data.advantages.view(rows, -1)[:, 0],
+        old_per_token_logps=data.old_logp.view(rows, -1),
+    )[0]
+
+
+def liger_nll(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss()(weight, hidden, data.tokens)
+
+
+def cce(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return sapo(data, -linear_cross_entropy(hidden, weight, data.tokens, reduction="none"))
+
+
+def cce_nll(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(hidden, weight, data.tokens)
+
+
+def verl_triton(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from verl.utils.kernel.linear_cross_entropy import linear_cross_entropy
+
+    logp, _ = linear_cross_entropy(hidden, weight, data.tokens, 1.0, "none")
+    return sapo(data, logp)
+
+
+def verl_torch(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+    logp, _ = FusedLinearForPPO()(hidden[None], weight, data.tokens[None])
+    return sapo(data, logp[0])
+
+
+@torch.compile(dynamic=False)
+def _compiled_row_step(z: Tensor, tokens: Tensor, old: Tensor, adv: Tensor, w: Tensor) -> Any:
+    """ACPO's row step for torch.compile: loss and logit gradient of a chunk of bf16 logits."""
+    z = z.float()
+    top = z.amax(-1, keepdim=True)
+    log_z = top + (z - top).exp().sum(-1, keepdim=True).log()
+    z_token = z.gather(1, tokens[:, None])
+    logp, m = z_token - log_z, torch.exp(top - log_z)
+    aligned = z_token >= top
+    adv, w = adv[:, None], w[:, None]
+    positive = adv > 0
+    tau = torch.where(positive, 1.0, 1.05)
+    ratio = torch.exp(logp - old[:, None])
+    s = torch.sigmoid(tau * (ratio - 1))
+    f, slope = 4 / tau * s, 4 * s * (1 - s) * ratio
+    live = torch.where(positive, 3 - m, m)
+    dead = torch.where(positive, 3 - 3 * m, 3 * m)
+    credit = torch.where(aligned, live, dead)
+    pull = credit * slope + torch.where(aligned, torch.where(positive, -m, m) * f, 0.0)
+    a = -w * adv * pull
+    column = torch.arange(z.shape[1], device=z.device)[None]
+    p = torch.exp(z - log_z)
+    gradient = torch.where(column == tokens[:, None], a, 0.0) - a * p
+    entropy = log_z - (p * z).sum(-1, keepdim=True)
+    return -(w * adv * f * credit).sum(), gradient.to(torch.bfloat16), entropy
+
+
+def compiled_chunks(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    loss, dh, dw = 0.0, torch.empty_like(hidden), None
+    size = min(4096, len(hidden))
+    with torch.no_grad():
+        for start in range(0, len(hidden), size):
+            part = slice(start, start + size)
+            z = hidden[part] @ weight.t()
+            columns = (data.tokens, data.old_logp, data.advantages, data.weights)
+            value, gradient, _ = _compiled_row_step(z, *(c[part] for c in columns))
+            loss = loss + value
+            dh[part] = gradient @ weight
+            if dw is None:
+                dw = torch.mm(gradient.t(), hidden[part], out_dtype=torch.float32)
+            else:
+                torch.addmm(dw, gradient.t(), hidden[part], out_dtype=torch.float32, out=dw)
+    hidden.grad, weight.grad = dh, dw.to(weight.dtype)
+    return loss
+
+
+def floor(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The three products any exact gradient needs, and nothing else."""
+    with torch.no_grad():
+        z = hidden @ weight.t()
+        hidden.grad, weight.grad = z @ weight, z.t() @ hidden
+    return hidden.grad[0, 0]
+
+
+def gradient_floor(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The same products with a real gradient in place of logits: tiny numbers cost less power."""
+    with torch.no_grad():
+        z = hidden @ weight.t()
+        del z
+        if data.gradient is None:
+            data.gradient = torch.cat(
+                [
+                    torch.softmax((part @ weight.t()).float(), -1).mul_(1 / len(hidden)).bfloat16()
+                    for part in hidden.split(2048)
+                ]
+            )
+        g = data.gradient
+        hidden.grad, weight.grad = g @ weight, g.t() @ hidden
+    return hidden.grad[0, 0]
+
+
+CONTENDERS: dict[str, tuple[str, Contender]] = {
+    "floor: three bare products": ("none", floor),
+    "floor, with a gradient's numbers": ("none", gradient_floor),
+    "acpo, float32 logits": ("acpo", ours()),
+    "acpo, bfloat16 logits": ("acpo", ours(logits_dtype=torch.bfloat16)),
+    "acpo, frozen head": ("frozen", frozen),
+    "acpo, sparse 1e-5": ("acpo", ours(sparse=1e-5)),
+    "acpo, sparse 1e-5, bfloat16 logits": (
+        "acpo",
+        ours(sparse=1e-5, logits_dtype=torch.bfloat16),
+    ),
+    "sapo, float32 logits": ("sapo", ours("sapo")),
+    "acpo_no_routing, float32 logits": ("acpo_no_routing", ours("acpo_no_routing")),
+    "naive torch": ("acpo", naive),
+    "torch.compile'd chunks, bfloat16 logits": ("acpo", compiled_chunks),
+    "TRL fused head": ("sapo", trl_head),
+    "verl Triton": ("sapo", verl_triton),
+    "verl torch chunks": ("sapo", verl_torch),
+    "cut-cross-entropy": ("sapo", cce),
+    "cut-cross-entropy, NLL": ("nll", cce_nll),
+    "Liger fused linear GRPO": ("own", liger_grpo),
+    "Liger fused linear CE": ("nll", liger_nll),
+}
+
+
+def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
+    """Gradients from float32 copies, 512 rows at a time."""
+    weight = data.weight.float().requires_grad_()
+    total = torch.zeros_like(weight)
+    dh = torch.empty_like(data.hidden, dtype=torch.float32)
+    for start in range(0, len(data.tokens), 512):
+        part = slice(start, start + 512)
+        hidden = data.hidden[part].float().requires_grad_()
+        inputs = {name: x[part] for name, x in data.inputs().items()}
+        loss, _ = reference_policy_loss(hidden, weight, **inputs, method=method)
+        dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
+        total += dw
+    return dh, total
+
+
+class Trial:
+    """One contender on one batch, timed at the clocks the chip holds under its load."""
+
+    def __init__(self, data: Data, contender: Contender) -> None:
+        self.data, self.contender = data, contender
+        self.hidden, self.weight = data.leaves()
+
+    def call(self) -> None:
+        self.hidden.grad = self.weight.grad = None
+        loss = self.contender(self.data, self.hidden, self.weight)
+        if loss.requires_grad:
+            loss.backward()
+
+    def milliseconds(self, repeats: int) -> float:
+        """Median of back-to-back calls after half a second of the same."""
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.5:
+            self.call()
+            torch.cuda.synchronize()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        events[0].record()
+        for event in events[1:]:
+            self.call()
+            event.record()
+        torch.cuda.synchronize()
+        self.hidden.grad = self.weight.grad = None
+        times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+        return round(statistics.median(times), 3)
+
+    def peak_gib(self) -> float:
+        self.hidden.grad = self.weight.grad = None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        self.call()
+        torch.cuda.synchronize()
+        return round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+
+
+def relative(a: Tensor | None, b: Tensor) -> float | None:
+    if a is None:
+        return None
+    pairs = zip(a.split(8192), b.split(8192), strict=True)
+    distance = sum(float((x.float() - y).norm() ** 2) for x, y in pairs) ** 0.5
+    return float(f"{distance / float(b.norm()):.3e}")
+
+
+def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, Any]:
+    torch._dynamo.reset()  # a peer's compiled code trips over a second shape
+    data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
+    table: dict[str, Any] = {"data": data.shape}
+    print(f"  data: {data.shape}", flush=True)
+    reference: tuple[str, Any] = ("", None)
+    trials: dict[str, Trial] = {}
+    for name, (loss, contender) in CONTENDERS.items():
+        if only and only not in name and not name.startswith("floor"):
+            continue
+        trial = Trial(data, contender)
+        try:
+            trial.call()
+            table[name] = {"loss": loss, "peak_GiB": trial.peak_gib()}
+        except Exception as error:  # a peer that fails is a line of the report
+            table[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+            continue
+        trials[name] = trial
+        kind = "acpo" if loss == "frozen" else loss
+        if kind in ("acpo", "sapo", "acpo_no_routing"):
+            if kind != reference[0]:
+                reference = kind, reference_gradients(data, kind)
+            gradients = (trial.hidden.grad, trial.weight.grad)
+            table[name]["error_dh"], table[name]["error_dW"] = (
+                relative(g, r) for g, r in zip(gradients, reference[1], strict=True)
+            )
+        trial.hidden.grad = trial.weight.grad = None
+    del reference
+    torch.cuda.empty_cache()
+    for name, trial in trials.items():
+        table[name]["ms"] = trial.milliseconds(repeats)
+    # The floor again, last: how far the chip has drifted meanwhile.
+    floor_trial = trials["floor: three bare products"]
+    floors = [table["floor: three bare products"]["ms"], floor_trial.milliseconds(repeats)]
+    table["floor: three bare products"]["ms_last"] = floors[1]
+    for name in trials:
+        table[name]["times_floor"] = round(table[name]["ms"] / statistics.mean(floors), 3)
+    for name, result in table.items():
+        print(f"  {name:42s} {json.dumps(result)}", flush=True)
+    return table
+
+
+def repeats_bitwise(rows: int, width: int) -> bool:
+    data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
+    results = []
+    for _ in range(2):
+        trial = Trial(data, ours())
+        trial.call()
+        results.append([trial.hidden.grad, trial.weight.grad])
+    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def growth(width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Time per token and peak memory of the exact head as the batch grows."""
+    table = {}
+    for rows in sizes:
+        data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
+        trial = Trial(data, ours())
+        trial.call()
+        result = {"peak_GiB": trial.peak_gib()}
+        result["ms"] = trial.milliseconds(5)
+        result["us_per_token"] = round(1000 * result["ms"] / rows, 4)
+        # The gradient of the hidden states is an output that any method must hold.
+        result["peak_less_dh_GiB"] = round(result["peak_GiB"] - rows * width * 2 / 2**30, 3)
+        table[str(rows)] = result
+        print(f"  N={rows:7d} {json.dumps(result)}", flush=True)
+        del data, trial
+        torch.cuda.empty_cache()
+    return table
+
+
+def cpu_peak(script: str) -> dict[str, float]:
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return json.loads(out.stdout.splitlines()[-1])
+
+
+CPU_SCRIPT = """
+import json, resource, sys, time, torch
+sys.path.insert(0, {folder!r})
+import head
+torch.manual_seed(0)
+N, H, V = 4096, 512, 32768
+hidden, weight = torch.randn(N, H), torch.randn(V, H) / H**0.5
+data = head.Data(hidden, weight, torch.randint(V, (N,)), torch.randn(N) - 9, torch.randn(N),
+                 torch.full((N,), 1 / N))
+run = {call}
+times = []
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for _ in range(3):
+    h, w = data.leaves()
+    start = time.perf_counter()
+    run(data, h, w).backward()
+    times.append(time.perf_counter() - start)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+print(json.dumps({{"seconds": min(times), "peak_MiB": peak / 1024}}))
+"""
+
+
+def cpu() -> dict[str, Any]:
+    folder = str(Path(__file__).parent)
+    table = {
+        name: cpu_peak(CPU_SCRIPT.format(folder=folder, call=call))
+        for name, call in {"acpo": "head.ours()", "dense torch": "head.naive"}.items()
+    }
+    for name, result in table.items():
+        print(f"  {name:20s} {json.dumps(result)}")
+    return {"N=4096 H=512 V=32768": table}
+
+
+def environment() -> dict[str, Any]:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    for name in ("triton", "trl", "liger_kernel", "cut_cross_entropy", "verl"):
+        try:
+            versions[name] = version(name)
+        except ImportError:
+            versions[name] = "not installed"
+    return {"command": "python " + " ".join(sys.argv), "device": device, "versions": versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cpu", action="store_true", help="time the CPU path instead")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--only", help="run only contenders whose name contains this")
+    parser.add_argument("--no-growth", action="store_true", help="skip the growth table")
+    arguments = parser.parse_args()
+    report: dict[str, Any] = {**environment(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+    def save() -> None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    if arguments.cpu:
+        report["cpu"] = cpu()
+        save()
+        return
+    for rows, width in ((8192, 4096), (16384, 1024), (4096, 4096)):
+        print(f"N={rows} H={width} V={VOCAB}", flush=True)
+        report[f"N={rows} H={width}"] = compare(rows, width, arguments.repeats, arguments.only)
+        save()
+    if not arguments.no_growth:
+        report["bitwise_equal_repeats"] = repeats_bitwise(20_000, 1024)
+        print("growth, H=4096", flush=True)
+        report["growth H=4096"] = growth(4096, (4096, 8192, 16384, 32768, 65536, 131072))
+        save()
+
+
+if __name__ == "__main__":
+    main()

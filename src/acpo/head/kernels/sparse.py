@@ -1,0 +1,120 @@
+"""Kernels for gradients at chosen rows and columns, and for scaling in place."""
+
+import triton
+import triton.language as tl
+
+from acpo.head.kernels.logits import LN_2, LOG2_E, logit
+
+
+@triton.jit
+def column_maximum_kernel(
+    Z,
+    z_stride,
+    ROWS,
+    n_rows,
+    TOP,
+    LOG_TOTAL,
+    ENTROPY,
+    A,
+    BM,
+    H,
+    WEIGHT,
+    HIGHEST,
+    V,
+    scale,
+    factor,
+    pull,
+    SOFTCAP: tl.constexpr,
+    ENTROPY_TERM: tl.constexpr,
+    SPAN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """max over rows of |gradient| / weight for every column, without the sampled token's term.
+
+    A program takes BLOCK columns through SPAN rows before it meets the others.
+    """
+    column_blocks = tl.cdiv(V, BLOCK)
+    pid = tl.program_id(0).to(tl.int64)
+    columns = (pid % column_blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < V
+    highest = tl.zeros((BLOCK,), tl.float32)
+    for step in range(0, SPAN, BLOCK_ROWS):
+        i = (pid // column_blocks) * SPAN + step + tl.arange(0, BLOCK_ROWS)
+        real = i < n_rows
+        rows = tl.load(ROWS + i, mask=real, other=0)
+        size = tl.load(A + rows, mask=real, other=0.0) + tl.load(BM + rows, mask=real, other=0.0)
+        per_weight = tl.abs(pull / tl.load(WEIGHT + rows, mask=real, other=1.0))
+        top = tl.load(TOP + rows, mask=real, other=0.0)
+        log2_total = tl.load(LOG_TOTAL + rows, mask=real, other=0.0) * LOG2_E
+        where = real[:, None] & inside[None, :]
+        z = Z + rows[:, None] * z_stride + columns[None, :]
+        x = logit(tl.load(z, mask=where, other=float("-inf")), where, scale, SOFTCAP)
+        log2_p = (x - top[:, None]) * factor - log2_total[:, None]
+        size = size[:, None]
+        if ENTROPY_TERM:
+            h = tl.load(H + rows, mask=real, other=0.0)
+            entropy = tl.load(ENTROPY + rows, mask=real, other=0.0)
+            size = size + h[:, None] * (log2_p * LN_2 + entropy[:, None])
+        size = tl.exp2(log2_p) * tl.abs(size) * per_weight[:, None]
+        highest = tl.maximum(highest, tl.max(tl.where(where, size, 0.0), 0))
+    tl.atomic_max(HIGHEST + columns, highest, mask=inside, sem="relaxed")
+
+
+@triton.jit
+def selected_gradient_kernel(
+    Z,
+    z_stride,
+    G,
+    g_stride,
+    ROWS,
+    COLUMNS,
+    n_columns,
+    column_blocks,
+    TOKEN,
+    MODE,
+    TOP,
+    LOG_TOTAL,
+    ENTROPY,
+    A,
+    BM,
+    H,
+    scale,
+    factor,
+    pull,
+    SOFTCAP: tl.constexpr,
+    ENTROPY_TERM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The gradient at chosen rows and columns, packed densely; padding columns are 0."""
+    pid = tl.program_id(0).to(tl.int64)
+    i = pid // column_blocks
+    j = (pid % column_blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = j < n_columns
+    row = tl.load(ROWS + i)
+    columns = tl.load(COLUMNS + j, mask=inside, other=0)
+    raw = tl.load(Z + row * z_stride + columns, mask=inside, other=0.0)
+    x = logit(raw, inside, scale, SOFTCAP)
+    log2_p = (x - tl.load(TOP + row)) * factor - tl.load(LOG_TOTAL + row) * LOG2_E
+    a, bm = tl.load(A + row), tl.load(BM + row)
+    size = tl.full((BLOCK,), 0.0, tl.float32) + (a + bm)
+    if ENTROPY_TERM:
+        size += tl.load(H + row) * (log2_p * LN_2 + tl.load(ENTROPY + row))
+    g = -tl.exp2(log2_p) * size
+    g += tl.where(columns == tl.load(TOKEN + row), a, 0.0)
+    g += tl.where(columns == tl.load(MODE + row), bm, 0.0)
+    g *= pull
+    if SOFTCAP:
+        g *= 1.0 - x * x
+    g = tl.where(inside, g, 0.0)
+    tl.store(G + i * g_stride + j, g.to(G.dtype.element_ty), mask=j < g_stride)
+
+
+@triton.jit
+def scale_kernel(X, FACTOR, n, BLOCK: tl.constexpr):
+    """X *= FACTOR[0] in place; reads nothing when the factor is 1."""
+    factor = tl.load(FACTOR).to(tl.float32)
+    if factor != 1.0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(X + at, mask=at < n)
+        tl.store(X + at, (x.to(tl.float32) * factor).to(X.dtype.element_ty), mask=at < n)

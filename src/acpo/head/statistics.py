@@ -1,0 +1,100 @@
+"""`token_stats`: statistics of the policy at each token, differentiable on request."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from acpo.errors import ACPOError
+from acpo.head.call import HeadCall, gradient_pass
+from acpo.head.checks import check_shapes, check_values
+from acpo.head.lookup import gathered
+from acpo.head.passes import Wanted, compute_statistics
+from acpo.head.projection import Projection, logits_dtype_for
+from acpo.head.rows import RowCoefficients, RowStats
+from acpo.objectives import TokenStats
+
+
+def token_stats(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    align_tol: float = 1e-6,
+    differentiable: tuple[str, ...] = ("logp",),
+    logits_dtype: torch.dtype | None = None,
+    logits_bytes: int | None = None,
+) -> TokenStats:
+    """Statistics of the policy at each token, without `[N, V]` logits.
+
+    Args:
+        hidden: `[N, H]` states that predict `tokens`.
+        weight: `[V, H]` output embedding.
+        tokens: `[N]` sampled ids.
+        bias: `[V]`, if the head has one.
+        temperature: rollout temperature.
+        softcap: the model's final logit softcapping.
+        logit_scale: the model's logit multiplier.
+        align_tol: largest p_max - p_y at which the sampled token counts as the mode.
+        differentiable: which of "logp", "log_pmax" and "entropy" carry gradient. The backward
+            pass recomputes the logits.
+        logits_dtype: dtype of a chunk of logits; float32 unless given.
+        logits_bytes: memory for a chunk of logits; from the device's size unless given.
+    """
+    unknown = set(differentiable) - {"logp", "log_pmax", "entropy"}
+    if unknown:
+        raise ACPOError(
+            f"differentiable={differentiable} names {', '.join(sorted(unknown))}; "
+            "choose from logp, log_pmax, entropy"
+        )
+    projection = Projection(temperature, softcap, logit_scale)
+    projection.check()
+    check_shapes(hidden, weight, tokens, bias)
+    check_values(tokens, weight.shape[0], {})
+    logits_dtype_for(hidden, logits_dtype)
+    call = HeadCall(tokens, projection, logits_dtype, logits_bytes, align_tol)
+    return TokenStats(*_Statistics.apply(hidden, weight, bias, call, differentiable))
+
+
+class _Statistics(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        call: HeadCall,
+        differentiable: tuple[str, ...],
+    ) -> tuple[Tensor, ...]:
+        with gathered(weight, bias):
+            stats = compute_statistics(call.head(hidden, weight, bias), call.tokens, call.align_tol)
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.call, ctx.stats = call, stats
+        outputs = stats.tokens()
+        ctx.mark_non_differentiable(
+            *(x for name, x in outputs._asdict().items() if name not in differentiable)
+        )
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        g_logp, g_log_pmax, _, g_entropy = grads
+        hidden, weight, bias = ctx.saved_tensors
+        stats: RowStats = ctx.stats
+        zero = torch.zeros_like(stats.logp)
+        finite = stats.finite()
+
+        def usable(gradient: Tensor | None) -> Tensor:
+            return zero if gradient is None else torch.where(finite, gradient, 0.0)
+
+        coefficients = RowCoefficients(zero, usable(g_logp), usable(g_log_pmax), usable(g_entropy))
+        wanted = Wanted(*ctx.needs_input_grad[:3])
+        with gathered(weight, bias):
+            head = ctx.call.head(hidden, weight, bias)
+            result = gradient_pass(head, ctx.call.tokens, stats, coefficients, wanted, None)
+            return *result.cast(hidden, weight, bias), None, None

@@ -1,0 +1,60 @@
+"""A small run that can be told to die by SIGKILL at a given place."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.trl import checkpoint
+from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+
+
+def die_on(call: int, function: Any) -> Any:
+    """The same function; its n-th call ends the process as `kill -9` would."""
+    calls = 0
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    wrapped.__name__ = function.__name__
+    return wrapped
+
+
+def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
+    """Twelve steps: four per rollout, eight per epoch, a checkpoint every three."""
+    torch.set_num_threads(1)
+    reward: Any = odd_tokens
+    place, _, call = kill.partition(":")
+    if place == "rollout":
+        reward = die_on(int(call), reward)
+    if place == "checkpoint":
+        checkpoint.save_state = die_on(int(call), checkpoint.save_state)
+    if place == "rename":
+        checkpoint._flush = die_on(int(call), checkpoint._flush)
+    settings = options(
+        folder,
+        max_steps=12,
+        steps_per_generation=4,
+        save_strategy="steps",
+        save_steps=3,
+        dynamic_sampling=True,
+        max_resample_times=1,
+        lr_scheduler_type="linear",
+    )
+    trainer = ACPOTrainer(
+        tiny_model(), reward, ACPOConfig(**settings), prompts(16), processing_class=tiny_tokenizer()
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), kill=sys.argv[2])

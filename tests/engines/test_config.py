@@ -1,0 +1,283 @@
+"""Every option of GRPOConfig is honoured, inherited unchanged, or refused with a reason."""
+
+import dataclasses
+
+import pytest
+from trl import GRPOConfig, TrlParser
+
+from acpo import ACPOConfig
+from acpo.engines.trl.config import METHOD_OPTIONS
+from acpo.engines.trl.refusals import REFUSALS
+from acpo.errors import ACPOError
+from acpo.objectives import METHODS
+from engines.tiny import options
+
+# Read by our own code.
+HONOURED = [
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "steps_per_generation",
+    "generation_batch_size",
+    "num_generations",
+    "num_generations_eval",
+    "num_iterations",
+    "max_completion_length",
+    "temperature",
+    "beta",
+    "use_bias_correction_kl",
+    "entropy_coef",
+    "off_policy_mask_threshold",
+    "cast_lm_head_to_fp32",
+    "router_aux_loss_coef",
+    "scale_rewards",
+    "multi_objective_aggregation",
+    "reward_weights",
+    "mask_truncated_completions",
+    "shuffle_dataset",
+    "seed",
+    "gradient_checkpointing",
+    "torch_empty_cache_steps",
+    "use_vllm",
+    "vllm_max_model_length",
+    "vllm_importance_sampling_correction",
+    "bf16",
+    "output_dir",
+    "save_total_limit",
+    "save_on_each_node",
+    "resume_from_checkpoint",
+]
+# Read by TRL or transformers in code that runs unchanged.
+INHERITED = [
+    "model_init_kwargs",
+    "trust_remote_code",
+    "disable_dropout",
+    "ds3_gather_for_generation",
+    "pad_to_multiple_of",
+    "top_p",
+    "top_k",
+    "min_p",
+    "generation_kwargs",
+    "chat_template_kwargs",
+    "repetition_penalty",
+    "cache_implementation",
+    "vllm_mode",
+    "vllm_model_impl",
+    "vllm_enable_sleep_mode",
+    "vllm_structured_outputs_regex",
+    "vllm_server_base_url",
+    "vllm_server_host",
+    "vllm_server_port",
+    "vllm_server_timeout",
+    "vllm_group_port",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "sync_ref_model",
+    "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
+    "max_tool_calling_iterations",
+    "vllm_importance_sampling_mode",
+    "vllm_importance_sampling_clip_max",
+    "vllm_importance_sampling_clip_min",
+    "vllm_importance_sampling_cap",
+    "log_completions",
+    "log_multimodal",
+    "num_completions_to_print",
+    "log_unique_prompts",
+    "log_completions_hub_repo",
+    "use_transformers_continuous_batching",
+    "transformers_continuous_batching_config",
+    "use_transformers_paged",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "optim_target_modules",
+    "max_grad_norm",
+    "bf16_full_eval",
+    "tf32",
+    "gradient_checkpointing_kwargs",
+    "use_cache",
+    "auto_find_batch_size",
+    "logging_strategy",
+    "logging_steps",
+    "logging_first_step",
+    "log_on_each_node",
+    "logging_nan_inf_filter",
+    "include_num_input_tokens_seen",
+    "log_level",
+    "log_level_replica",
+    "disable_tqdm",
+    "report_to",
+    "run_name",
+    "project",
+    "trackio_space_id",
+    "trackio_bucket_id",
+    "trackio_static_space_id",
+    "eval_strategy",
+    "eval_steps",
+    "eval_delay",
+    "per_device_eval_batch_size",
+    "prediction_loss_only",
+    "eval_on_start",
+    "eval_do_concat_batches",
+    "eval_use_gather_object",
+    "eval_accumulation_steps",
+    "include_for_metrics",
+    "batch_eval_metrics",
+    "save_only_model",
+    "save_strategy",
+    "save_steps",
+    "enable_jit_checkpoint",
+    "push_to_hub",
+    "hub_token",
+    "hub_private_repo",
+    "hub_model_id",
+    "hub_strategy",
+    "hub_always_push",
+    "hub_revision",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+    "restore_callback_states_from_checkpoint",
+    "full_determinism",
+    "use_cpu",
+    "accelerator_config",
+    "dataloader_drop_last",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "dataloader_multiprocessing_context",
+    "dataloader_in_order",
+    "remove_unused_columns",
+    "label_names",
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_backend",
+    "ddp_timeout",
+    "fsdp",
+    "fsdp_config",
+    "debug",
+    "skip_memory_metrics",
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "local_rank",
+]
+
+
+def test_every_field_of_grpo_config_is_classed_once():
+    classes = [set(HONOURED), set(INHERITED), set(REFUSALS), set(METHOD_OPTIONS)]
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    known = set().union(*classes)
+    assert fields - known == set(), "new options: honour, inherit or refuse them"
+    for name in fields:
+        assert sum(name in group for group in classes) == 1, name
+
+
+WRONG = {
+    "loss_type": "dapo",
+    "importance_sampling_level": "sequence",
+    "delta": 4.0,
+    "vespo_k_pos": 1.0,
+    "vespo_lambda_pos": 1.0,
+    "vespo_k_neg": 1.0,
+    "vespo_lambda_neg": 1.0,
+    "use_adaptive_entropy": True,
+    "entropy_coef_min": 0.1,
+    "entropy_coef_max": 0.5,
+    "entropy_coef_delta": 0.1,
+    "entropy_target": 0.3,
+    "fp16_full_eval": True,
+    "torch_compile_mode": "default",
+    "neftune_noise_alpha": 5.0,
+    "label_smoothing_factor": 0.1,
+    "use_liger_kernel": True,
+    "optim": "lomo",
+    "ddp_static_graph": True,
+    "ignore_data_skip": True,
+    "train_sampling_strategy": "group_by_length",
+    "length_column_name": "size",
+    "data_seed": 1,
+    "average_tokens_across_devices": False,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_honoured_is_refused_with_a_reason(tmp_path, name):
+    pattern = "torch_compile" if name == "torch_compile_mode" else name
+    with pytest.raises(ACPOError, match=f"{pattern}=.* is not honoured: "):
+        ACPOConfig(**options(tmp_path, **{name: WRONG[name]}))
+
+
+def test_defaults_are_accepted_and_every_method_configures(tmp_path):
+    for method in METHODS:
+        config = ACPOConfig(**options(tmp_path, method=method))
+        assert config.objective == METHODS[method]
+        assert config.scale_rewards == ("none" if method == "gtpo" else "group")
+
+
+def test_options_of_the_method(tmp_path):
+    config = ACPOConfig(**options(tmp_path, tau_neg=1.2, offset="2.0", mismatch_scale="auto"))
+    given = config.objective.options
+    assert (given["tau_neg"], given["offset"], given["mismatch_scale"]) == (1.2, 2.0, "auto")
+    trl_name = ACPOConfig(**options(tmp_path, method="sapo", sapo_temperature_neg=1.3))
+    assert trl_name.objective.options["tau_neg"] == 1.3
+    with pytest.raises(ACPOError, match="name the same option"):
+        ACPOConfig(**options(tmp_path, tau_neg=1.2, sapo_temperature_neg=1.3))
+    with pytest.raises(ACPOError, match=r"epsilon=0.2 is not an option of method 'acpo'"):
+        ACPOConfig(**options(tmp_path, epsilon=0.2))
+    with pytest.raises(ACPOError, match="did you mean 'grpo'"):
+        ACPOConfig(**options(tmp_path, method="grop"))
+    with pytest.raises(ACPOError, match="scale_rewards='group' contradicts"):
+        ACPOConfig(**options(tmp_path, method="gtpo", scale_rewards="group"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "make it 4"),
+        ({"update_layout": "dense"}, "update_layout='dense' is unknown"),
+        ({"max_tokens_per_pack": 0}, "max_tokens_per_pack=0 must be positive"),
+        ({"max_resample_times": -1}, "must not be negative"),
+        ({"soft_overlong_cache": 12}, "shorter than max_completion_length=12"),
+        (
+            {"soft_overlong_cache": 2, "multi_objective_aggregation": "normalize_then_sum"},
+            "sum_then_normalize",
+        ),
+    ],
+)
+def test_ranges(tmp_path, more, message):
+    with pytest.raises(ACPOError, match=message):
+        ACPOConfig(**options(tmp_path, **more))
+
+
+def test_an_optimizer_step_keeps_the_users_arithmetic(tmp_path):
+    config = ACPOConfig(**options(tmp_path, gradient_accumulation_steps=4, steps_per_generation=8))
+    whole = config.per_optimizer_step()
+    assert whole.per_device_train_batch_size == 32 and whole.gradient_accumulation_steps == 1
+    assert whole.steps_per_generation == 2
+    assert whole.generation_batch_size == config.generation_batch_size == 64
+    assert config.gradient_accumulation_steps == 4
+
+
+def test_trls_parser_reads_every_option(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"output_dir: {tmp_path}\nuse_cpu: true\nbf16: false\nmethod: acpo\noffset: auto\n"
+        "report_to: none\ntau_neg: 1.2\ndynamic_sampling: true\n"
+    )
+    (config,) = TrlParser(ACPOConfig).parse_args_and_config(
+        ["--config", str(recipe), "--tau_neg", "1.3", "--mismatch_scale", "2.5"]
+    )
+    assert config.objective.options["tau_neg"] == 1.3
+    assert config.objective.options["mismatch_scale"] == 2.5
+    assert config.dynamic_sampling and config.offset == "auto"

@@ -1,0 +1,236 @@
+"""Bad input is named before time is spent on it; odd rewards never become advantages."""
+
+import os
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.trl.rewards import (
+    combined_rewards,
+    scaled_advantages,
+    soft_overlong,
+    without_constant_groups,
+)
+from acpo.errors import ACPOError
+from engines.tiny import (
+    WORDS,
+    odd_tokens,
+    options,
+    prompts,
+    recorded,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+
+def build(folder, *, model=None, rewards=odd_tokens, data=None, tokenizer=None, **more):
+    return ACPOTrainer(
+        tiny_model() if model is None else model,
+        rewards,
+        ACPOConfig(**options(folder, **more)),
+        prompts() if data is None else data,
+        processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
+    )
+
+
+def texts(*values):
+    return Dataset.from_dict({"prompt": [*values, *["w1 w2"] * 8]})
+
+
+def needs_gold(completions, gold, **_):
+    return [0.0] * len(completions)
+
+
+CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1"}]] * 8})
+
+BAD = {
+    "fewer prompts than a rollout": (
+        {"data": prompts(1)},
+        r"has 1 prompts, but one rollout takes 2",
+    ),
+    "no prompt column": (
+        {"data": prompts().rename_column("prompt", "question")},
+        r"no 'prompt' column; it has question, answer",
+    ),
+    "empty prompt": ({"data": texts("w1", "  ")}, r"prompt 1 is empty"),
+    "long prompt": ({"data": texts("w1 " * 250)}, r"prompt 0 has 250 tokens, but only 244"),
+    "missing column": ({"rewards": needs_gold}, r"needs 'gold', which is not a column"),
+    "no chat template": ({"data": CHAT}, r"conversation, but the tokenizer has no chat template"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_said_at_construction(tmp_path, case):
+    arguments, message = BAD[case]
+    with pytest.raises(ACPOError, match=message):
+        build(tmp_path, **arguments)
+
+
+def test_chat_prompts_train_with_a_template(tmp_path):
+    trainer = build(tmp_path, data=CHAT, tokenizer=tiny_tokenizer(chat=True))
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write anywhere")
+def test_unwritable_folder(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ACPOError, match="cannot be written to"):
+        build(tmp_path / "out")
+
+
+def test_a_file_in_place_of_the_folder(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ACPOError, match=r"output_dir=.*cannot be written to"):
+        build(tmp_path / "out")
+
+
+def test_no_tokenizer_and_no_config(tmp_path):
+    with pytest.raises(ACPOError, match="processing_class is missing"):
+        ACPOTrainer(tiny_model(), odd_tokens, ACPOConfig(**options(tmp_path)), prompts())
+    with pytest.raises(ACPOError, match="pass an ACPOConfig"):
+        ACPOTrainer(tiny_model(), odd_tokens, object(), prompts())
+
+
+def test_mixture_of_experts_needs_its_auxiliary_loss_off(tmp_path):
+    config = Qwen3MoeConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    with pytest.raises(ACPOError, match=r"set router_aux_loss_coef=0.0"):
+        build(tmp_path, model=Qwen3MoeForCausalLM(config))
+    trainer = build(tmp_path, model=Qwen3MoeForCausalLM(config), router_aux_loss_coef=0.0)
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def raises(completions, **_):
+    raise KeyError("gold")
+
+
+def not_a_number(completions, **_):
+    return [1.0, float("nan")] * (len(completions) // 2)
+
+
+def too_few(completions, **_):
+    return [1.0]
+
+
+def words(completions, **_):
+    return ["good"] * len(completions)
+
+
+def a_number(completions, **_):
+    return 1.0
+
+
+async def late(completions, **_):
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (raises, r"'raises' raised KeyError: 'gold'"),
+        (not_a_number, r"'not_a_number' returned nan for completion 1; return None"),
+        (too_few, r"'too_few' returned 1 rewards for 8 completions"),
+        (words, r"'words' returned 'good' for completion 0"),
+        (a_number, r"'a_number' returned float, not a list"),
+        (late, r"'late' returned 1 rewards for 8 completions"),
+    ],
+)
+def test_reward_functions_that_misbehave(tmp_path, reward, message):
+    with pytest.raises(ACPOError, match=message):
+        build(tmp_path, rewards=reward).train()
+
+
+def test_no_verdict_leaves_the_group_and_trains_nothing(tmp_path):
+    def first_unjudged(completion_ids, **_):
+        return [None if i % 4 == 0 else float(i % 2) for i in range(len(completion_ids))]
+
+    trainer, _ = recorded(tmp_path, rewards=first_unjudged)
+    log = trainer.state.log_history[0]
+    assert log["rewards/unjudged"] == 0.25
+    advantages = list(trainer._logs["advantages"])
+    assert advantages[0] == advantages[4] == 0.0
+    assert sum(advantages[1:4]) == pytest.approx(0.0, abs=1e-6) and advantages[1] > 0
+
+
+def test_advantages_by_hand():
+    rewards = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [torch.nan, torch.nan], [0.1, 0.1]])
+    combined = combined_rewards(rewards, torch.tensor([1.0, 2.0]), torch.tensor([0, -1.0, 0, 0]))
+    assert combined[:2].tolist() == [1.0, -1.0] and combined[2].isnan()
+    assert combined[3].item() == pytest.approx(0.3)
+    constant = torch.full((6,), 0.1)
+    assert scaled_advantages(constant, 6, "group").tolist() == [0.0] * 6
+    assert scaled_advantages(constant, 6, "batch").tolist() == [0.0] * 6
+    pair = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    assert scaled_advantages(pair, 2, "none").tolist() == [-0.5, 0.5, 0.0, 0.0]
+    assert scaled_advantages(pair, 2, "group")[1] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
+    assert scaled_advantages(pair, 2, "batch")[1] == pytest.approx(0.5 / (0.5 + 1e-4))
+    noisy = without_constant_groups(torch.tensor([0.5, 1e-9]), torch.ones(2, 1), 1)
+    assert noisy.tolist() == [0.0, 0.0]
+
+
+def test_soft_overlong_by_hand():
+    lengths = torch.tensor([10.0, 60.0, 80.0, 100.0])
+    penalties = soft_overlong(lengths, limit=100, cache=40, penalty=1.0)
+    assert penalties.tolist() == pytest.approx([0.0, 0.0, -0.5, -1.0])
+
+
+def test_soft_overlong_separates_a_constant_group(tmp_path):
+    def constant(completions, **_):
+        return [1.0] * len(completions)
+
+    short = {"generation_kwargs": {"suppress_tokens": list(range(6, 64))}}
+    plain, _ = recorded(tmp_path, rewards=constant, **short)
+    penalised, gradients = recorded(tmp_path, rewards=constant, soft_overlong_cache=11, **short)
+    assert plain.state.log_history[0]["update/rows_skipped"] == 1.0
+    assert penalised.state.log_history[0]["update/rows_skipped"] < 1.0
+    assert penalised.state.log_history[0]["rewards/soft_overlong"] < 0
+    assert gradients[0].norm() > 0
+
+
+def test_dynamic_sampling_replaces_silent_groups(tmp_path):
+    def rare(completion_ids, **_):
+        return [float(ids[0] % 7 == 0) for ids in completion_ids]
+
+    settings = {"rewards": rare, "data": prompts(32), "per_device_train_batch_size": 16}
+    plain, _ = recorded(tmp_path, **settings)
+    full, _ = recorded(tmp_path, dynamic_sampling=True, max_resample_times=20, **settings)
+    bounded, _ = recorded(tmp_path, dynamic_sampling=True, max_resample_times=0, **settings)
+    assert plain.state.log_history[0]["update/rows_skipped"] > 0
+    log = full.state.log_history[0]
+    assert log["dynamic_sampling/groups_missing"] == 0 and log["dynamic_sampling/rounds"] > 0
+    assert log["update/rows_skipped"] == 0
+    assert bounded.state.log_history[0]["dynamic_sampling/groups_missing"] > 0
+
+
+def test_a_broken_model_skips_steps_and_then_stops(tmp_path):
+    trainer = build(tmp_path, max_steps=6, max_nonfinite_steps=3)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    step = trainer.training_step
+
+    def poisoned(model, *args, **kwargs):
+        loss = step(model, *args, **kwargs)
+        if trainer.state.global_step != 1:
+            model.model.norm.weight.grad[0] = torch.nan
+        return loss
+
+    trainer.training_step = poisoned
+    with pytest.raises(ACPOError, match=r"not finite for 3 steps in a row.*lower learning_rate"):
+        trainer.train()
+    assert trainer.state.global_step == 4 and trainer.guard.total == 4
+    moved = [k for k, v in trainer.model.state_dict().items() if not torch.equal(v, before[k])]
+    assert moved and all(torch.isfinite(v).all() for v in trainer.model.state_dict().values())

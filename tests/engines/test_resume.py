@@ -1,0 +1,104 @@
+"""A run killed at any moment ends with the weights it would have had."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from acpo.engines.trl import checkpoint
+from acpo.errors import ACPOError
+from engines.resume_worker import run
+
+HERE = Path(__file__).parent
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_identical(a, b):
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, weights(run(folder))
+
+
+def killed(folder: Path, place: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, sys.path)]),
+    }
+    command = [sys.executable, str(HERE / "resume_worker.py"), str(folder), place]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode == -signal.SIGKILL, result.stderr[-3000:]
+
+
+@pytest.mark.parametrize(
+    ("place", "left"),
+    [
+        ("rollout:1", []),  # before the first checkpoint
+        ("rollout:4", [3]),  # while sampling again for the second rollout
+        ("checkpoint:3", [3, 6]),  # while the third is being written
+        ("rename:40", [3, 6]),  # while the third is being flushed
+    ],
+)
+def test_killed_and_resumed_to_identical_weights(tmp_path, uninterrupted, place, left):
+    killed(tmp_path, place)
+    found, broken = checkpoint.whole_checkpoints(tmp_path)
+    assert [int(path.name.split("-")[1]) for path in found] == left and not broken
+    assert_identical(weights(run(tmp_path, resume=True)), uninterrupted[1])
+
+
+def test_a_truncated_checkpoint_is_recognised_and_the_one_before_used(tmp_path, uninterrupted):
+    folder, expected = uninterrupted
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    last = tmp_path / "checkpoint-12"
+    optimizer = last / "optimizer.pt"
+    optimizer.write_bytes(optimizer.read_bytes()[:-100])
+    assert "optimizer.pt" in checkpoint.problem(last)
+    (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
+    assert "trainer_state.json is missing" in checkpoint.problem(tmp_path / "checkpoint-9")
+    with pytest.raises(ACPOError, match=r"optimizer.pt.*use .*checkpoint-6"):
+        checkpoint.require_whole(last)
+    trainer = run(tmp_path, resume=True)
+    assert trainer.state.global_step == 12
+    assert_identical(weights(trainer), expected)
+    assert checkpoint.problem(last) is None
+
+
+def test_corruption_of_the_same_size_is_recognised(tmp_path):
+    folder = tmp_path / "checkpoint-1"
+    staged = tmp_path / checkpoint.STAGING / "checkpoint-1"
+    staged.mkdir(parents=True)
+    (staged / "weights").write_bytes(b"x" * 100)
+    checkpoint.publish(staged, folder)
+    assert checkpoint.problem(folder) is None
+    (folder / "weights").write_bytes(b"y" * 100)
+    assert "other content" in checkpoint.problem(folder)
+    (folder / checkpoint.MANIFEST).write_text("{")
+    assert "not readable" in checkpoint.problem(folder)
+
+
+def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):
+    for step in (2, 4, 6, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.forget_old(tmp_path, None, keep=None)
+    assert len(list(tmp_path.iterdir())) == 4
+    checkpoint.forget_old(tmp_path, 2, keep=str(tmp_path / "checkpoint-2"))
+    assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-10"}
+    checkpoint.forget_old(tmp_path, 1, keep=None)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-10"]
+
+
+def test_resuming_needs_the_same_number_of_processes(tmp_path):
+    with pytest.raises(ACPOError, match="number of processes"):
+        checkpoint.load_state(str(tmp_path), rank=1)

@@ -1,0 +1,172 @@
+"""The Triton row step against the torch one. Run by test_triton.py in Triton's interpreter, and
+directly on a GPU: `pytest tests/head/kernel_cases.py`."""
+
+import pytest
+import torch
+
+from acpo.head import chunked, triton
+from acpo.head.projection import Projection
+from acpo.head.rows import Policy, RowCoefficients, RowStats, Sparsity
+from acpo.objectives import METHODS
+from acpo.objectives.methods import SEQUENCE_GATES
+from objectives.batches import EXTRAS, ROWS
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NARROW = 3e-3 if DEVICE == "cuda" else 8e-3  # the interpreter truncates to bfloat16
+# Below, at and above a block; one that is no multiple of anything.
+VOCABS = (16, 300, 8192, 8200)
+LOCAL = [row for row in ROWS if METHODS[row].gate not in SEQUENCE_GATES]
+
+
+def chunk(vocab, rows=8, dtype=torch.float32, seed=0):
+    """Raw products in a padded buffer, as the pass hands them over, with sampled tokens."""
+    g = torch.Generator().manual_seed(seed)
+    stride = -(-vocab // 16) * 16
+    buffer = torch.full((rows, stride), 7.0)
+    buffer[:, :vocab] = 3 * torch.randn(rows, vocab, generator=g)
+    buffer[0, :vocab] -= 5000.0  # a running maximum must not start at 0
+    raw = buffer.to(DEVICE, dtype)[:, :vocab]
+    tokens = torch.randint(vocab, (rows,), generator=g).to(DEVICE)
+    tokens[::2] = raw[::2].float().argmax(-1)
+    return raw, tokens
+
+
+def policy_for(row, logp, **extra):
+    g = torch.Generator().manual_seed(1)
+    rows = len(logp)
+    options = EXTRAS.get(row, {})
+
+    def noise():
+        return torch.randn(rows, generator=g).to(DEVICE)
+
+    method = METHODS[row](**options)
+    return Policy(
+        method,
+        logp + 0.7 * noise(),
+        noise(),
+        noise().abs(),
+        2.5 if method.credit.signal == "entropy" else None,
+        logp + 0.2 * noise() if "beta" in extra else None,
+        extra.get("beta", 0.0),
+        noise() if extra.get("bonus") else None,
+    )
+
+
+def statistics_of(module, raw, tokens, projection):
+    stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
+    module.statistics(raw, tokens, projection, 1e-6, stats)
+    return stats
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+@pytest.mark.parametrize(
+    "projection", [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_statistics(vocab, projection, dtype):
+    raw, tokens = chunk(vocab, dtype=dtype)
+    ours = statistics_of(triton, raw.clone(), tokens, projection)
+    expected = statistics_of(chunked, raw.clone(), tokens, projection)
+    assert torch.equal(ours.is_mode, expected.is_mode) and ours.is_mode.any()
+    assert torch.equal(ours.mode, expected.mode)
+    for name in ("logp", "log_pmax", "entropy", "log_total"):
+        torch.testing.assert_close(
+            getattr(ours, name), getattr(expected, name), rtol=2e-5, atol=2e-5
+        )
+
+
+@pytest.mark.parametrize("row", LOCAL)
+@pytest.mark.parametrize("extra", [{}, {"beta": 0.1, "bonus": True}], ids=["plain", "kl+bonus"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_policy_gradient(row, extra, narrow):
+    vocab = 8200 if narrow else 300
+    projection = Projection(0.8)
+    raw, tokens = chunk(vocab)
+    policy = policy_for(row, statistics_of(chunked, raw.clone(), tokens, projection).logp, **extra)
+    dtype = torch.bfloat16 if narrow else torch.float32
+    results = []
+    for module in (triton, chunked):
+        buffer = raw.new_empty(len(raw), raw.stride(0))[:, :vocab].copy_(raw)
+        stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
+        c, gradient = module.policy_gradient(buffer, tokens, projection, policy, stats, dtype)
+        results.append((c, gradient.float()))
+    (c, gradient), (expected_c, expected) = results
+    torch.testing.assert_close(c.value, expected_c.value, rtol=1e-4, atol=1e-5)
+    assert gradient.shape == expected.shape and expected.abs().max() > 0
+    distance = (gradient - expected).norm() / expected.norm()
+    assert distance < (NARROW if narrow else 1e-4)
+
+
+@pytest.mark.parametrize("softcap", [None, 4.0])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_given_coefficients(softcap, narrow):
+    projection = Projection(0.9, softcap, 1.1)
+    raw, tokens = chunk(8200)
+    g = torch.Generator().manual_seed(2)
+    c = RowCoefficients(*(torch.randn(len(tokens), generator=g).to(DEVICE) for _ in range(4)))
+    dtype = torch.bfloat16 if narrow else torch.float32
+    got, expected = (
+        module.gradient(
+            raw.new_empty(len(raw), raw.stride(0))[:, :8200].copy_(raw),
+            tokens,
+            projection,
+            statistics_of(module, raw.clone(), tokens, projection),
+            c,
+            dtype,
+        ).float()
+        for module in (triton, chunked)
+    )
+    assert (got - expected).norm() / expected.norm() < (NARROW if narrow else 1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_non_finite_rows_give_zero_gradient(bad):
+    raw, tokens = chunk(300)
+    raw[3, 17] = bad
+    stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
+    policy = policy_for("acpo", torch.full((len(tokens),), -2.0, device=DEVICE))
+    c, gradient = triton.policy_gradient(raw, tokens, Projection(), policy, stats, torch.float32)
+    assert not stats.finite()[3] and stats.finite().sum() == len(tokens) - 1
+    assert (gradient[3] == 0).all() and c.value[3] == 0 and torch.isfinite(gradient).all()
+
+
+def test_impossible_tokens():
+    raw, tokens = chunk(300)
+    raw[:, 5] = -torch.inf
+    tokens[tokens == 5] = 6
+    stats = statistics_of(triton, raw, tokens, Projection())
+    expected = statistics_of(chunked, raw.clone(), tokens, Projection())
+    torch.testing.assert_close(stats.entropy, expected.entropy, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("row", ["acpo", "acpo_no_routing", "shannon"])
+def test_sparse_selection(row):
+    raw, tokens = chunk(300)
+    policy = policy_for(row, statistics_of(chunked, raw.clone(), tokens, Projection()).logp)
+    policy.advantages[1] = 1e-9
+    for eps in (0.0, 1e-3):
+        stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
+        sparsity = Sparsity(eps, policy.row_weight())
+        _, dense = chunked.policy_gradient(
+            raw.clone(), tokens, Projection(), policy, stats, torch.float32
+        )
+        _, sparse = triton.policy_gradient(
+            raw.clone(), tokens, Projection(), policy, stats, torch.float32, sparsity
+        )
+        kept = sparse.columns.unique()
+        rebuilt = torch.zeros_like(dense)
+        rebuilt.index_put_(
+            (sparse.rows[:, None], sparse.columns[None]), sparse.values, accumulate=True
+        )
+        missed = (dense - rebuilt).abs() / policy.row_weight()[:, None]
+        assert missed.max() <= eps + 1e-5
+        assert (len(kept) < 300) == (eps > 0)
+    assert 1 not in sparse.rows.tolist()
+
+
+def test_scale_in_place():
+    x = torch.arange(10_000.0, device=DEVICE)
+    assert triton.scale_(x, torch.tensor(2.5, device=DEVICE)) is x
+    torch.testing.assert_close(x, 2.5 * torch.arange(10_000.0, device=DEVICE))
+    triton.scale_(x, torch.tensor(1.0, device=DEVICE))
+    torch.testing.assert_close(x, 2.5 * torch.arange(10_000.0, device=DEVICE))
