@@ -168,9 +168,9 @@ def chain_reward(
 class Mistakes:
     """How often, and how, a trace gets a step wrong.
 
-    Products with a factor of 6 or more are hard: they mostly come out as one particular wrong
-    digit, the way a misremembered table does, so that the likeliest digit is wrong and the right
-    one is still sampled. Everything else goes wrong rarely, to a random digit.
+    Multiplying by 6 or more is hard: it mostly comes out as one particular wrong digit, the way a
+    misremembered table does, so that the likeliest digit is wrong and the right one is still
+    sampled. Everything else goes wrong rarely, to a random digit.
 
     Attributes:
         easy: share of the easy steps that are wrong.
