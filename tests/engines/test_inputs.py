@@ -24,6 +24,7 @@ from engines.tiny import (
     tiny_model,
     tiny_tokenizer,
 )
+from engines.worker import fixed_rollout
 
 
 def build(folder, *, model=None, rewards=odd_tokens, data=None, tokenizer=None, **more):
@@ -217,7 +218,17 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
     assert bounded.state.log_history[0]["dynamic_sampling/groups_missing"] > 0
 
 
-def test_a_broken_model_skips_steps_and_then_stops(tmp_path):
+def test_broken_logits_skip_steps_and_then_stop(tmp_path):
+    model = tiny_model(tied=False)
+    with torch.no_grad():
+        model.model.norm.weight[0] = torch.nan
+    before = model.lm_head.weight.detach().clone()
+    with pytest.raises(ACPOError, match=r"max_nonfinite_steps=2: the loss was not finite"):
+        recorded(tmp_path, model, rollout_func=fixed_rollout, max_steps=4, max_nonfinite_steps=2)
+    assert torch.equal(model.lm_head.weight, before)
+
+
+def test_broken_gradients_skip_steps_and_then_stop(tmp_path):
     trainer = build(tmp_path, max_steps=6, max_nonfinite_steps=3)
     before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
     step = trainer.training_step

@@ -56,6 +56,15 @@ def test_two_processes_equal_one(runs, method):
         assert two["log"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+def test_two_processes_resume_to_identical_weights(runs):
+    whole, resumed = torch.load(runs / "resumed_2.pt")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert {p.name for p in (runs / "resumed_2").iterdir() if p.is_dir()} == {
+        "checkpoint-4",
+        "checkpoint-6",
+    }
+
+
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")

@@ -110,9 +110,13 @@ def test_autocast_trains_float32_weights(tmp_path):
     assert torch.nn.functional.cosine_similarity(gradients[0], exact[0], dim=0) > 0.98
 
 
-def test_lora_trains_the_adapter_alone(tmp_path):
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_trains_the_adapter_alone(tmp_path, checkpointing):
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer, _ = recorded(tmp_path, peft_config=adapter, max_steps=3, num_iterations=2, beta=0.1)
+    settings = {"max_steps": 3, "num_iterations": 2, "beta": 0.1}
+    trainer, _ = recorded(
+        tmp_path, peft_config=adapter, gradient_checkpointing=checkpointing, **settings
+    )
     fresh = tiny_model().state_dict()
     moved = {n for n, p in trainer.model.named_parameters() if p.requires_grad and "lora_B" in n}
     state = trainer.model.state_dict()

@@ -69,5 +69,33 @@ def main(folder: Path) -> None:
             torch.save(result, folder / f"{method}_{world}.pt")
 
 
+def resumed(folder: Path) -> None:
+    """Six steps at once against four, then two more from the checkpoint, inside a rollout."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    settings = options(
+        folder / f"resumed_{world}",
+        max_steps=6,
+        steps_per_generation=3,
+        per_device_train_batch_size=8,
+        save_strategy="steps",
+        save_steps=4,
+        **({"ddp_backend": "gloo"} if world > 1 else {}),
+    )
+    ends = []
+    for checkpoint in (None, str(folder / f"resumed_{world}" / "checkpoint-4")):
+        trainer = ACPOTrainer(
+            tiny_model(),
+            reward,
+            ACPOConfig(**settings),
+            prompts(16),
+            processing_class=tiny_tokenizer(),
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        ends.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+    if trainer.is_world_process_zero():
+        torch.save(ends, folder / f"resumed_{world}.pt")
+
+
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    resumed(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ Models that read their attention function from the transformers registry pass th
 packed row through as keyword arguments, the same ones flash-attention reads.
 """
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def _varlen(
     dtype = next((x.dtype for x in (query, key, value) if x.dtype in HALF), None)
     dtype = dtype or torch.get_autocast_dtype("cuda")
     query, key, value = (x.to(dtype) for x in (query, key, value))
-    known = inspect.signature(varlen_attn).parameters
+    known = _parameters(varlen_attn)
     more: dict[str, Any] = {}
     if key.shape[1] != query.shape[1]:
         if "enable_gqa" in known:  # torch >= 2.13
@@ -74,6 +75,11 @@ def _varlen(
     )
     assert isinstance(out, Tensor)
     return out
+
+
+@functools.cache
+def _parameters(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 AttentionInterface.register(NAME, packed_attention)

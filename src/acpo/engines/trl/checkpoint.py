@@ -120,6 +120,7 @@ def load_state(folder: str, rank: int) -> dict[str, Any]:
     path = Path(folder) / f"acpo_state_{rank}.pt"
     if not path.is_file():
         raise ACPOError(
-            f"{path} is missing; resume with the number of processes the checkpoint was written by"
+            f"{path} is missing; resume with the number of processes the checkpoint was written "
+            "by, and write checkpoints without save_only_model"
         )
     return torch.load(path, map_location="cpu", weights_only=True)

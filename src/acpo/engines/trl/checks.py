@@ -61,7 +61,7 @@ def check_prompts(dataset: Any, tokenizer: Any, *, room: int | None, template: A
     """
     if dataset is None or "prompt" not in (dataset.column_names or []):
         return
-    for number, row in enumerate(islice(dataset, MOST_CHECKED)):
+    for number, row in enumerate(islice(dataset.select_columns("prompt"), MOST_CHECKED)):
         prompt = row["prompt"]
         chat = not isinstance(prompt, str)
         if chat and not (template or tokenizer.chat_template):

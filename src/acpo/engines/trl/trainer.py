@@ -54,8 +54,10 @@ class ACPOTrainer(ResumableTrainer):
         **kwargs: anything else `GRPOTrainer` takes.
     """
 
-    _tag_names = ["trl", "grpo", "acpo"]  # noqa: RUF012
-    _name = "ACPO"
+    _tag_names = ["trl", "acpo"]  # noqa: RUF012
+    _paper = {  # noqa: RUF012
+        "title": "ACPO: Asymmetric Credit Policy Optimization via Mode-Local Entropy Surrogate"
+    }
 
     def __init__(
         self,
@@ -78,7 +80,7 @@ class ACPOTrainer(ResumableTrainer):
         if args.process_index == 0:
             checks.check_output_folder(str(args.output_dir))
         checks.check_dataset(train_dataset, args, has_environment=environment)
-        self.user_args = args
+        self._name = args.objective.title
         super().__init__(
             model=model,
             reward_funcs=self._checked_rewards(reward_funcs, train_dataset, environment),
