@@ -15,7 +15,7 @@ QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
 @pytest.fixture(scope="module")
 def short_run(tmp_path_factory):
-    """The quickstart, a fifth as long and three times as bold."""
+    """The quickstart, shorter and bolder."""
     folder = tmp_path_factory.mktemp("run")
     options = flags(output_dir=folder, max_steps=12, learning_rate=1e-3, held_out=400)
     result = CliRunner().invoke(app, ["train", str(QUICKSTART), *options])
