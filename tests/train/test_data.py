@@ -75,3 +75,17 @@ def test_chains_differ_by_seed_and_avoid_the_held_out():
 def test_half_a_mapping(tmp_path):
     with pytest.raises(ACPOError, match="set both or neither"):
         build(tmp_path, problem_column="problem")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_problems": 0}, "max_problems=0 must be positive"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be positive"),
+        ({"held_out": -1}, "held_out=-1"),
+        ({"task": "chain"}, "data=.* task='chain' makes its own problems"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, options, message):
+    with pytest.raises(ACPOError, match=message):
+        build(tmp_path, **options)

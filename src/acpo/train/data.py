@@ -56,6 +56,7 @@ def build_data(
         ACPOError: for data, columns or templates that do not fit; see `acpo.tasks`.
     """
     task = get_task(arguments.task)
+    _check_arguments(task, arguments)
     notes: list[str] = []
     training, held_out = _problems(task, arguments, seed, notes)
     template = get_template(arguments.template or task.template)
@@ -82,6 +83,21 @@ def build_data(
         rewards=[import_reward(path) for path in arguments.reward_funcs or [task.reward]],
         notes=notes,
     )
+
+
+def _check_arguments(task: Task, arguments: TaskArguments) -> None:
+    for name in ("max_problems", "max_prompt_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ACPOError(f"{name}={value} must be positive, or left out")
+    if arguments.held_out < 0:
+        raise ACPOError(f"held_out={arguments.held_out} must not be negative")
+    if task.name != "chain":
+        return
+    for name in ("data", "held_out_data", "problem_column", "answer_column"):
+        value = getattr(arguments, name)
+        if value is not None:
+            raise ACPOError(f"{name}={value!r}: task='chain' makes its own problems; leave it out")
 
 
 def _problems(
