@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engines import fsdp_worker, worker
 from engines.fsdp_worker import CASES
 from engines.tiny import relative
 from engines.worker import RUNS
@@ -15,21 +16,18 @@ from engines.worker import RUNS
 HERE = Path(__file__).parent
 
 
-def launch(script: str, folder: Path, processes: int, *arguments: str) -> None:
-    """Run a script as `torchrun` would."""
-    command = [sys.executable]
-    if processes > 1:
-        command += ["-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-        command += ["--master_port", str(29500 + os.getpid() % 1000)]
+def launch(script: str, folder: Path) -> None:
+    """Run a script in two processes, with `torchrun`."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", str(29500 + os.getpid() % 1000)]
     paths = [str(HERE.parent), *sys.path]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "TRL_EXPERIMENTAL_SILENCE": "1",
         "OMP_NUM_THREADS": "1",
     }
     result = subprocess.run(
-        [*command, str(HERE / script), str(folder), *arguments],
+        [*command, str(HERE / script), str(folder)],
         env=environment,
         capture_output=True,
         text=True,
@@ -41,8 +39,8 @@ def launch(script: str, folder: Path, processes: int, *arguments: str) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    launch("worker.py", folder, 1)
-    launch("worker.py", folder, 2)
+    worker.main(folder)
+    launch("worker.py", folder)
     return folder
 
 
@@ -68,8 +66,8 @@ def test_two_processes_resume_to_identical_weights(runs):
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fsdp")
-    launch("fsdp_worker.py", folder, 1)
-    launch("fsdp_worker.py", folder, 2)
+    fsdp_worker.main(folder)
+    launch("fsdp_worker.py", folder)
     return folder
 
 

@@ -13,6 +13,7 @@ import torch
 from acpo.engines.trl import checkpoint
 from acpo.errors import ACPOError
 from engines.resume_worker import run
+from engines.tiny import prompts, recorded
 
 HERE = Path(__file__).parent
 
@@ -86,6 +87,25 @@ def test_corruption_of_the_same_size_is_recognised(tmp_path):
     assert "other content" in checkpoint.problem(folder)
     (folder / checkpoint.MANIFEST).write_text("{")
     assert "not readable" in checkpoint.problem(folder)
+
+
+def test_the_best_checkpoint_is_found_under_its_final_name(tmp_path):
+    trainer, _ = recorded(
+        tmp_path,
+        eval_dataset=prompts(4),
+        eval_strategy="steps",
+        eval_steps=1,
+        per_device_eval_batch_size=4,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=1,
+        max_steps=3,
+        load_best_model_at_end=True,
+        metric_for_best_model="reward",
+    )
+    best = Path(trainer.state.best_model_checkpoint)
+    assert best.parent == tmp_path and checkpoint.problem(best) is None
+    assert str(best) in (best / "trainer_state.json").read_text()
 
 
 def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):

@@ -121,8 +121,7 @@ def gradients(trainer_class, config_class, folder, setting, *, steps=3, rewards=
 
 
 @pytest.mark.parametrize(("method", "setting"), CASES)
-def test_every_step_has_the_gradient_of_stock_trl(tmp_path, monkeypatch, method, setting):
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+def test_every_step_has_the_gradient_of_stock_trl(tmp_path, method, setting):
     more = dict(SETTINGS[setting])
     if method == "8020":  # TRL takes the entropy quantile of one micro-batch
         size = more.pop("gradient_accumulation_steps", 1)

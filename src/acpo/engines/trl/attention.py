@@ -5,6 +5,7 @@ packed row through as keyword arguments, the same ones flash-attention reads.
 """
 
 import functools
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -131,13 +132,24 @@ def choose_attention(
     if "flash" in current and device.type == "cuda" and half_precision:
         return PackedAttention("packed", f"{current} takes sequences of any length")
     obstacle = _obstacle(model)
-    if obstacle is None and device.type == "cuda" and not half_precision:
-        obstacle = "variable-length attention needs bfloat16 (bf16=True)"
+    if obstacle is None and device.type == "cuda":
+        obstacle = _kernel_obstacle(device, half_precision)
     if obstacle is not None:
         return PackedAttention("padded", obstacle)
     if device.type == "cuda" or wanted == "packed":
         return PackedAttention("packed", "variable-length attention", NAME)
     return PackedAttention("padded", f"no variable-length attention on {device.type}")
+
+
+def _kernel_obstacle(device: torch.device, half_precision: bool) -> str | None:
+    """Why the kernel cannot run here; None if it can."""
+    if not half_precision:
+        return "variable-length attention needs bfloat16 (bf16=True)"
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no variable-length attention"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return "variable-length attention needs an Ampere GPU or newer"
+    return None
 
 
 def _obstacle(model: Any) -> str | None:

@@ -80,7 +80,8 @@ def add_policy_forward(model: Any) -> None:
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         kwargs["use_cache"] = False
         hidden = self.base_model(*args, **kwargs).last_hidden_state
-        return answer(self, hidden.reshape(-1, hidden.shape[-1])[policy.states], policy)
+        states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, policy.states)
+        return answer(self, states, policy)
 
     model.forward = types.MethodType(forward, model)
 

@@ -83,7 +83,11 @@ class ACPOTrainer(ResumableTrainer):
         self._name = args.objective.title
         super().__init__(
             model=model,
-            reward_funcs=self._checked_rewards(reward_funcs, train_dataset, environment),
+            reward_funcs=self._checked_rewards(
+                reward_funcs,
+                # Rollout functions and environments bring columns of their own.
+                None if environment or kwargs.get("rollout_func") else train_dataset,
+            ),
             args=args.per_optimizer_step(),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -98,7 +102,7 @@ class ACPOTrainer(ResumableTrainer):
             )
 
     @staticmethod
-    def _checked_rewards(reward_funcs: Any, dataset: Any, environment: bool) -> Any:
+    def _checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
         if reward_funcs is None:
             return None
         columns = getattr(dataset, "column_names", None)
@@ -106,7 +110,7 @@ class ACPOTrainer(ResumableTrainer):
         checked = []
         for function in functions:
             plain = callable(function) and not isinstance(function, torch.nn.Module)
-            if plain and columns is not None and not environment:
+            if plain and columns is not None:
                 check_signature(function, columns)
             checked.append(checked_reward(function) if plain else function)
         return checked
