@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: quickstart test check pytest clean
 
 quickstart: $(VENV)/.installed
-	$(BIN)/acpo demo
+	$(BIN)/acpo train recipes/quickstart.yaml
 
 test: check pytest
 

@@ -1,12 +1,28 @@
 """`acpo <verb>`. Verbs import what they need when called, so that `acpo --help` is instant."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from acpo.errors import ACPOError
+
+
+class OneLineErrors(TyperGroup):
+    """Our own errors as one line on stderr and exit status 2, not as a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ACPOError as error:
+            typer.secho(f"error: {error}", fg="red", err=True)
+            raise typer.Exit(2) from error
+
 
 app = typer.Typer(
     name="acpo",
+    cls=OneLineErrors,
     help="Token-level credit for reinforcement learning with verifiable rewards.",
     no_args_is_help=True,
     add_completion=False,
@@ -31,6 +47,33 @@ def methods(
     print_methods(as_json)
 
 
+OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
+RECIPE = typer.Argument(help="A YAML file; see recipes/.")
+
+
+@app.command(context_settings=OVERRIDABLE)
+def train(context: typer.Context, recipe: Path = RECIPE) -> None:
+    """Train what a recipe describes. Append `--key value` to change any option of it."""
+    from acpo.train import launch
+
+    launch.train(recipe, context.args)
+
+
+@app.command(context_settings=OVERRIDABLE)
+def doctor(
+    context: typer.Context,
+    recipe: Path = RECIPE,
+    processes: int | None = typer.Option(
+        None, min=1, help="Training processes to plan for [default: those of this launch]."
+    ),
+) -> None:
+    """Check a recipe, and say what training it will do, before anything is trained."""
+    from acpo.train.doctor import examine
+
+    if not examine(recipe, context.args, processes=processes):
+        raise typer.Exit(1)
+
+
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
 OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
@@ -50,13 +93,12 @@ def verify_math(
     from acpo.verify import batch
     from acpo.verify.math import MathPool
 
-    with batch.reported_errors():
-        rows = batch.read_rows(file)
-        texts = batch.column(rows, text_field, "--text-field")
-        golds = batch.column(rows, gold_field, "--gold-field")
-        with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
-            verdicts = batch.verdicts(pool.verify, list(zip(texts, golds, strict=True)))
-        batch.report(rows, verdicts, output)
+    rows = batch.read_rows(file)
+    texts = batch.column(rows, text_field, "--text-field")
+    golds = batch.column(rows, gold_field, "--gold-field")
+    with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
+        verdicts = batch.verdicts(pool.verify, list(zip(texts, golds, strict=True)))
+    batch.report(rows, verdicts, output)
 
 
 @verify_app.command("code")
@@ -79,11 +121,10 @@ def verify_code(
     from acpo.verify import batch
     from acpo.verify.code import CodePool
 
-    with batch.reported_errors():
-        rows = batch.read_rows(file)
-        texts = batch.column(rows, text_field, "--text-field")
-        tests = batch.join(rows, problems, id_field) if problems else rows
-        backend = batch.backend(remote, unsafe_local, cpu_seconds)
-        with CodePool(workers, backend) as pool:
-            verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
-        batch.report(rows, verdicts, output)
+    rows = batch.read_rows(file)
+    texts = batch.column(rows, text_field, "--text-field")
+    tests = batch.join(rows, problems, id_field) if problems else rows
+    backend = batch.backend(remote, unsafe_local, cpu_seconds)
+    with CodePool(workers, backend) as pool:
+        verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
+    batch.report(rows, verdicts, output)

@@ -1,10 +1,8 @@
 """What `acpo verify` does with a JSONL file, for a person at a shell."""
 
-import contextlib
 import json
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,6 @@ from acpo.verify.session import Limits
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
 Row = dict[str, Any]
-
-
-@contextlib.contextmanager
-def reported_errors() -> Iterator[None]:
-    """Our own errors as one line on stderr and exit status 2, not as a traceback."""
-    try:
-        yield
-    except ACPOError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False)
-        sys.exit(2)
 
 
 def read_rows(path: Path) -> list[Row]:

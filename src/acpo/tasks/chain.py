@@ -1,0 +1,212 @@
+"""The procedural task: chains of last-digit arithmetic, written out step by step.
+
+A prompt is a chain evaluated from left to right, keeping only the last digit: `7*8+6-9:`. A
+completion writes the running result after every operation: `7*8=6+6=2-9=3`; the last digit is the
+answer. Every step can be checked, so the first wrong one is known exactly.
+"""
+
+import random
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from acpo.errors import ACPOError
+
+ALPHABET = "0123456789+-*=:"
+"""Every character a prompt or a completion may contain."""
+
+STEP_LENGTH = 4
+"""Characters a step adds to a completion: `+6=2`. The first digit comes before the first step."""
+
+_OPERATORS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b}
+_OPERANDS = range(2, 10)  # +0, *0 and *1 teach nothing
+_PROMPT = re.compile(r"(\d)((?:[-+*]\d)+):")
+
+
+class Step(NamedTuple):
+    """One step of a trace: `left operator right = result`, last digits only."""
+
+    left: int
+    operator: str
+    right: int
+    result: int
+
+
+def apply(left: int, operator: str, right: int) -> int:
+    """The last digit of `left operator right`."""
+    return _OPERATORS[operator](left, right) % 10
+
+
+@dataclass(frozen=True)
+class ChainProblem:
+    """One chain, its solution and its checker.
+
+    Attributes:
+        start: the first digit.
+        operations: (operator, digit) pairs, applied from left to right.
+    """
+
+    start: int
+    operations: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def parse(cls, prompt: str) -> "ChainProblem":
+        """The problem a prompt states.
+
+        Raises:
+            ACPOError: when the prompt is not a chain.
+        """
+        match = _PROMPT.fullmatch(prompt)
+        if match is None:
+            raise ACPOError(f"prompt={prompt!r} is not a chain; one looks like '7*8+6-9:'")
+        tail = match[2]
+        return cls(int(match[1]), tuple(zip(tail[::2], map(int, tail[1::2]), strict=True)))
+
+    @property
+    def prompt(self) -> str:
+        """What the model reads."""
+        return f"{self.start}{''.join(f'{op}{digit}' for op, digit in self.operations)}:"
+
+    @property
+    def steps(self) -> list[Step]:
+        """The right steps."""
+        steps, value = [], self.start
+        for operator, digit in self.operations:
+            steps.append(Step(value, operator, digit, apply(value, operator, digit)))
+            value = steps[-1].result
+        return steps
+
+    @property
+    def answer(self) -> str:
+        """The last digit of the whole chain."""
+        return str(self.steps[-1].result)
+
+    @property
+    def solution(self) -> str:
+        """The completion without a mistake."""
+        return write_trace(self.steps)
+
+    def first_error(self, completion: str) -> int | None:
+        """The index of the first wrong step, or None for a flawless completion.
+
+        A step is wrong when it is missing, is not the problem's next operation, or has a wrong
+        result. Anything after the last step makes the last step wrong.
+        """
+        if completion == self.solution:
+            return None
+        pairs = enumerate(zip_longest(self.solution, completion))
+        differs = next(index for index, (right, written) in pairs if right != written)
+        return min(max(differs - 1, 0) // STEP_LENGTH, len(self.operations) - 1)
+
+
+def write_trace(steps: Sequence[Step]) -> str:
+    """A completion from its steps."""
+    parts = (f"{step.operator}{step.right}={step.result}" for step in steps)
+    return f"{steps[0].left}{''.join(parts)}"
+
+
+def read_answer(completion: str) -> str | None:
+    """What a completion gives as its answer: the digit that ends it, after an `=`."""
+    match = re.search(r"=(\d)\Z", completion)
+    return match[1] if match else None
+
+
+def chain_problems(
+    count: int, *, steps: int = 5, seed: int = 0, exclude: Collection[ChainProblem] = ()
+) -> list[ChainProblem]:
+    """`count` distinct problems, the same for the same seed.
+
+    Args:
+        count: how many.
+        steps: operations in each chain.
+        seed: where the stream of problems starts.
+        exclude: problems that must not appear, such as those held out.
+
+    Raises:
+        ACPOError: when there are not enough chains of that length.
+    """
+    if steps < 1 or count < 1:
+        raise ACPOError(f"count={count} and steps={steps} must both be at least 1")
+    available = 10 * (len(_OPERATORS) * len(_OPERANDS)) ** steps - len(set(exclude))
+    if count > available // 2:
+        raise ACPOError(
+            f"count={count} asks for more than half of the {available} chains of steps={steps}; "
+            "use longer chains or fewer problems"
+        )
+    banned: set[ChainProblem] = set(exclude)
+    found: dict[ChainProblem, None] = {}
+    for problem in _stream(steps, seed):
+        if problem not in banned:
+            found[problem] = None
+        if len(found) == count:
+            break
+    return list(found)
+
+
+def _stream(steps: int, seed: int) -> Iterator[ChainProblem]:
+    rng = random.Random(f"chain {steps} {seed}")
+    while True:
+        operations = tuple(
+            (rng.choice(tuple(_OPERATORS)), rng.choice(_OPERANDS)) for _ in range(steps)
+        )
+        yield ChainProblem(rng.randrange(10), operations)
+
+
+def chain_reward(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **columns: Any
+) -> list[float]:
+    """1 where the completion ends in the right answer, else 0. Steps are not looked at."""
+    return [
+        float(read_answer(completion) == gold)
+        for completion, gold in zip(completions, answer, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """How often, and how, a trace gets a step wrong.
+
+    Multiplying by 6 or more is hard: it mostly comes out as one particular wrong digit, the way a
+    misremembered table does, so that the likeliest digit is wrong and the right one is still
+    sampled. Everything else goes wrong rarely, to a random digit.
+
+    Attributes:
+        easy: share of the easy steps that are wrong.
+        hard: share of the hard steps that are wrong.
+    """
+
+    easy: float = 0.06
+    hard: float = 0.6
+
+    def __post_init__(self) -> None:
+        for name in ("easy", "hard"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ACPOError(f"{name}={getattr(self, name)} must be a share between 0 and 1")
+
+    def trace(self, problem: ChainProblem, rng: random.Random) -> str:
+        """A completion that carries every mistake on to the end, as a model would."""
+        steps: list[Step] = []
+        for operator, digit in problem.operations:
+            left = steps[-1].result if steps else problem.start
+            right_step = Step(left, operator, digit, apply(left, operator, digit))
+            steps.append(right_step._replace(result=self._result(right_step, rng)))
+        return write_trace(steps)
+
+    def _result(self, step: Step, rng: random.Random) -> int:
+        hard = is_hard(step)
+        if rng.random() >= (self.hard if hard else self.easy):
+            return step.result
+        return misremembered(step) if hard else (step.result + rng.randrange(1, 10)) % 10
+
+
+def is_hard(step: Step) -> bool:
+    """Whether a step is a product that `Mistakes` gets wrong more often than right."""
+    return step.operator == "*" and step.right >= 6
+
+
+def misremembered(step: Step) -> int:
+    """The wrong digit a hard product is taken for: one multiple off, or the next digit."""
+    neighbour = apply(step.left, "*", step.right - 1)
+    return neighbour if neighbour != step.result else (step.result + 1) % 10

@@ -1,0 +1,123 @@
+"""Rows from where they lie: a JSONL, JSON, Parquet or CSV file, or a data set on the hub."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from acpo.errors import ACPOError
+
+Row = Mapping[str, Any]
+
+_READERS = (".jsonl", ".json", ".parquet", ".csv")
+
+
+def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Sequence[Row]:
+    """Every row of a file or of a hub data set.
+
+    Args:
+        source: a path that ends in .jsonl, .json, .parquet or .csv, or a hub id `owner/name`.
+        config: the hub data set's configuration.
+        split: the hub data set's split; files have none.
+
+    Raises:
+        ACPOError: when the source is missing, broken or empty.
+    """
+    path = Path(source)
+    rows: Sequence[Row]
+    if path.suffix in _READERS:
+        rows = _read_file(path)
+    elif path.exists():
+        raise ACPOError(f"data={source!r} must end in one of {', '.join(_READERS)}")
+    else:
+        rows = _read_hub(source, config, split)
+    if not len(rows):
+        raise ACPOError(f"data={source!r} holds no rows; a task needs at least one problem")
+    return rows
+
+
+def _read_file(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise ACPOError(f"data={str(path)!r} is not a file; check the path, or give a hub id")
+    if path.suffix == ".jsonl":
+        return _read_jsonl(path)
+    if path.suffix == ".json":
+        return _read_json(path)
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    try:
+        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
+    except pa.ArrowInvalid as error:
+        raise ACPOError(
+            f"data={str(path)!r} cannot be read as {path.suffix[1:]}: {error}"
+        ) from error
+    return table.to_pylist()
+
+
+def _read_jsonl(path: Path) -> list[Row]:
+    rows = []
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ACPOError(f"data={str(path)!r}, line {number}: {error}") from error
+    return _mappings(rows, path)
+
+
+def _read_json(path: Path) -> list[Row]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ACPOError(f"data={str(path)!r}: {error}") from error
+    if not isinstance(rows, list):
+        raise ACPOError(f"data={str(path)!r} must hold a list of rows, not a {type(rows).__name__}")
+    return _mappings(rows, path)
+
+
+def _mappings(rows: Iterable[Any], path: Path) -> list[Row]:
+    rows = list(rows)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ACPOError(f"data={str(path)!r}, row {number}: expected an object, found {row!r}")
+    return rows
+
+
+def _read_hub(source: str, config: str | None, split: str) -> Sequence[Row]:
+    """The rows, left on disk: DAPO-Math-17k comes a hundred times over, 1.8 million of them."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(source, name=config, split=split)
+    except (OSError, ValueError) as error:
+        raise ACPOError(
+            f"data={source!r} is neither a file here nor a data set the hub gives: {error}"
+        ) from error
+
+
+def column(row: Row, name: str) -> Any:
+    """The value at a column; dots reach into nested objects (`reward_model.ground_truth`).
+
+    Raises:
+        KeyError: when the row has no such column.
+    """
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise KeyError(name)
+        value = value[part]
+    return value
+
+
+def has_column(row: Row, name: str) -> bool:
+    """Whether a row has a column, nested or not."""
+    try:
+        column(row, name)
+    except KeyError:
+        return False
+    return True

@@ -1,0 +1,203 @@
+"""A recipe's problems as the prompts the trainer reads."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from acpo.errors import ACPOError
+from acpo.tasks.chain import chain_problems
+from acpo.tasks.problems import Columns, Problem
+from acpo.tasks.registry import (
+    Task,
+    get_task,
+    held_out_chains,
+    import_reward,
+    load_problems,
+    split_off,
+)
+from acpo.tasks.templates import fill, get_template
+from acpo.train.recipe import TaskArguments
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+CHAIN_PROBLEMS = 20_000
+"""Chains generated when `max_problems` is unset."""
+
+Prompt = str | list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run reads.
+
+    Attributes:
+        task: the task.
+        train: rows with `prompt` and `answer`.
+        held_out: likewise, never trained on; None when the recipe holds nothing out.
+        rewards: the reward functions, correctness first.
+        notes: what happened to the data, one sentence each.
+    """
+
+    task: Task
+    train: "Dataset"
+    held_out: "Dataset | None"
+    rewards: list[Callable[..., Any]]
+    notes: list[str]
+
+
+def build_data(
+    arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase", *, seed: int = 0
+) -> TrainingData:
+    """Load the recipe's problems and lay them out as prompts.
+
+    Raises:
+        ACPOError: for data, columns or templates that do not fit; see `acpo.tasks`.
+    """
+    task = get_task(arguments.task)
+    _check_arguments(task, arguments)
+    notes: list[str] = []
+    training, held_out = _problems(task, arguments, seed, notes)
+    template = get_template(arguments.template or task.template)
+    chat = _uses_chat(task, arguments, tokenizer)
+
+    def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
+        from datasets import Dataset
+
+        rows = [
+            {
+                "prompt": _prompt(fill(template, problem.text), chat, arguments.system_prompt),
+                "answer": problem.answer,
+            }
+            for problem in problems
+        ]
+        if arguments.max_prompt_tokens is not None:
+            rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
+        return Dataset.from_list(rows)
+
+    return TrainingData(
+        task=task,
+        train=dataset(training, "training"),
+        held_out=dataset(held_out, "held-out") if held_out else None,
+        rewards=[import_reward(path) for path in arguments.reward_funcs or [task.reward]],
+        notes=notes,
+    )
+
+
+def _check_arguments(task: Task, arguments: TaskArguments) -> None:
+    for name in ("max_problems", "max_prompt_tokens"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ACPOError(f"{name}={value} must be positive, or left out")
+    if arguments.held_out < 0:
+        raise ACPOError(f"held_out={arguments.held_out} must not be negative")
+    if task.name != "chain":
+        return
+    for name in ("data", "held_out_data", "problem_column", "answer_column"):
+        value = getattr(arguments, name)
+        if value is not None:
+            raise ACPOError(f"{name}={value!r}: task='chain' makes its own problems; leave it out")
+
+
+def _problems(
+    task: Task, arguments: TaskArguments, seed: int, notes: list[str]
+) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems."""
+    if task.name == "chain":
+        return _chains(arguments, seed, notes)
+    columns = _columns(arguments)
+    problems, cleaning = load_problems(
+        task,
+        arguments.data,
+        config=arguments.data_config,
+        split=arguments.data_split,
+        columns=columns,
+    )
+    notes.append(f"{task.title}: {cleaning}")
+    held: list[Problem] = []
+    own_split = task.held_out_split if arguments.data is None else None
+    if arguments.held_out and (arguments.held_out_data or own_split):
+        split = arguments.held_out_split or own_split or "test"
+        held, cleaning = load_problems(task, arguments.held_out_data, split=split, columns=columns)
+        held = split_off(held, arguments.held_out)[1] if arguments.held_out < len(held) else held
+        notes.append(f"held out: {cleaning}; {len(held)} of them used")
+        texts = {problem.text for problem in held}
+        problems = [problem for problem in problems if problem.text not in texts]
+    elif arguments.held_out:
+        problems, held = split_off(problems, arguments.held_out)
+        notes.append(f"held out: {len(held)} of the problems")
+    return problems[: arguments.max_problems], held
+
+
+def _chains(
+    arguments: TaskArguments, seed: int, notes: list[str]
+) -> tuple[list[Problem], list[Problem]]:
+    steps, count = arguments.chain_steps, arguments.max_problems or CHAIN_PROBLEMS
+    held = held_out_chains(arguments.held_out, steps=steps) if arguments.held_out else []
+    # The training seed moves on by a fixed distance: 1 and 2 are the held-out and warm-start ones.
+    training = chain_problems(count, steps=steps, seed=1000 + seed, exclude=held)
+    notes.append(f"chains of {steps} steps: {len(training)} to train on, {len(held)} held out")
+    return (
+        [Problem(problem.prompt, problem.answer) for problem in training],
+        [Problem(problem.prompt, problem.answer) for problem in held],
+    )
+
+
+def _columns(arguments: TaskArguments) -> Columns | None:
+    problem, answer = arguments.problem_column, arguments.answer_column
+    if (problem is None) != (answer is None):
+        raise ACPOError(
+            f"problem_column={problem!r} and answer_column={answer!r}: set both or neither"
+        )
+    return Columns(problem, answer) if problem and answer else None
+
+
+def _uses_chat(task: Task, arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase") -> bool:
+    has_template = tokenizer.chat_template is not None
+    if arguments.chat and not has_template:
+        raise ACPOError("chat=True, but the tokenizer has no chat template; set chat: false")
+    chat = arguments.chat if arguments.chat is not None else has_template and task.name != "chain"
+    if arguments.system_prompt and not chat:
+        raise ACPOError("system_prompt is set, but prompts are plain text; set chat: true")
+    return chat
+
+
+def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
+    if not chat:
+        return text
+    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Tokens of each prompt, as the trainer will feed it."""
+    texts = [
+        prompt
+        if isinstance(prompt, str)
+        else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        for prompt in prompts
+    ]
+    return [len(ids) for ids in tokenizer(texts)["input_ids"]]
+
+
+def _drop_long(
+    rows: list[dict[str, Any]],
+    tokenizer: "PreTrainedTokenizerBase",
+    limit: int,
+    what: str,
+    notes: list[str],
+) -> list[dict[str, Any]]:
+    lengths = prompt_lengths([row["prompt"] for row in rows], tokenizer)
+    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    if not kept:
+        raise ACPOError(
+            f"max_prompt_tokens={limit}: all {len(rows)} {what} prompts are longer; the shortest "
+            f"has {min(lengths)} tokens"
+        )
+    if len(kept) < len(rows):
+        notes.append(
+            f"{len(rows) - len(kept)} {what} prompts of more than {limit} tokens left out; "
+            f"{len(kept)} remain"
+        )
+    return kept

@@ -1,0 +1,276 @@
+"""`acpo doctor`: what is wrong with a recipe, and in plain words what it will do."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from acpo.engines.trl.checks import check_output_folder, prompt_room
+from acpo.engines.trl.rewards import checked_reward
+from acpo.errors import ACPOError
+from acpo.tasks.chain import ChainProblem
+from acpo.train.data import TrainingData, build_data, prompt_lengths
+from acpo.train.plan import BatchPlan, count_parameters, plan_batches, training_bytes
+from acpo.train.policy import load_tokenizer, resolve_model
+from acpo.train.recipe import Recipe, read_recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GOLD_SAMPLE = 200
+"""Problems whose gold answers are put to the reward function."""
+
+GIB = 1 << 30
+
+
+@dataclass
+class Findings:
+    """What the examination says, as it says it.
+
+    Attributes:
+        console: where it says it.
+        problems: how many findings stop or spoil the run.
+    """
+
+    console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False))
+    problems: int = 0
+
+    def section(self, title: str) -> None:
+        """Start a part."""
+        self.console.print(f"\n{title}", style="bold", markup=False)
+
+    def fine(self, text: str) -> None:
+        """Something that holds."""
+        self.console.print(f"  ok       {text}", markup=False)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self.console.print(f"  note     {text}", style="yellow", markup=False)
+
+    def problem(self, text: str) -> None:
+        """Something that stops or spoils the run."""
+        self.problems += 1
+        self.console.print(f"  problem  {text}", style="red", markup=False)
+
+
+def examine(
+    path: str | Path, overrides: Sequence[str] = (), *, processes: int | None = None
+) -> bool:
+    """Examine a recipe and print the findings.
+
+    Args:
+        path: the recipe.
+        overrides: `--key value` pairs that replace its values.
+        processes: training processes to plan for; None for those of this launch.
+
+    Returns:
+        Whether it may be trained.
+    """
+    import torch
+
+    findings = Findings()
+    # Recipes for GPUs are refused where there is none; they can be examined all the same.
+    elsewhere = [] if torch.cuda.is_available() else ["--use_cpu", "true"]
+    recipe = read_recipe(path, [*elsewhere, *overrides])
+    processes = processes or recipe.config.world_size
+    findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
+    try:
+        check_output_folder(str(recipe.output_dir))
+        name = resolve_model(recipe.model_name, recipe.output_dir)
+        tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
+        data = build_data(recipe.task, tokenizer, seed=recipe.config.seed)
+    except ACPOError as error:
+        findings.problem(str(error))
+        return False
+    plan = plan_batches(recipe, len(data.train), processes)
+    _check_data(findings, data, plan)
+    _check_prompts(findings, recipe, data, tokenizer, name)
+    _check_rewards(findings, data)
+    _check_batches(findings, recipe, plan, processes)
+    _check_memory(findings, recipe, name, processes)
+    _foretell(findings, recipe, data, plan, processes)
+    return not findings.problems
+
+
+def _check_data(findings: Findings, data: TrainingData, plan: BatchPlan) -> None:
+    findings.section("data")
+    for note in data.notes:
+        findings.fine(note)
+    if len(data.train) < plan.prompts:
+        findings.problem(
+            f"{len(data.train)} problems are fewer than the {plan.prompts} of one rollout: nothing "
+            "would be trained; lower generation_batch_size or steps_per_generation"
+        )
+
+
+def _check_prompts(
+    findings: Findings,
+    recipe: Recipe,
+    data: TrainingData,
+    tokenizer: "PreTrainedTokenizerBase",
+    name: str,
+) -> None:
+    from transformers import AutoConfig
+
+    findings.section("prompts")
+    lengths = prompt_lengths(data.train["prompt"], tokenizer)
+    first = data.train[0]["prompt"]
+    kind = "plain text" if isinstance(first, str) else "chat"
+    text = (
+        first
+        if isinstance(first, str)
+        else tokenizer.apply_chat_template(first, tokenize=False, add_generation_prompt=True)
+    )
+    findings.fine(
+        f"{kind}; {statistics.median(lengths):.0f} tokens in the middle, {max(lengths)} at most"
+    )
+    findings.fine(f"the first one: {text!r}")
+    if tokenizer.pad_token == tokenizer.eos_token:
+        findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
+    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
+    room = prompt_room(config, recipe.config)
+    if room is not None and max(lengths) > room:
+        findings.problem(
+            f"the longest prompt has {max(lengths)} tokens, but max_completion_length="
+            f"{recipe.config.max_completion_length} leaves room for {room} in the model's context; "
+            + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
+        )
+
+
+def gold_completion(data: TrainingData, row: dict[str, Any]) -> str:
+    """A completion that gives the gold answer in the form the reward function looks for."""
+    if data.task.name == "chain":
+        return ChainProblem.parse(row["prompt"]).solution
+    return f"\\boxed{{{row['answer']}}}"
+
+
+def _check_rewards(findings: Findings, data: TrainingData) -> None:
+    findings.section("reward")
+    rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
+    reward = checked_reward(data.rewards[0])
+    try:
+        right = _rewards(reward, rows, [gold_completion(data, row) for row in rows])
+        wrong = _rewards(reward, rows, [""] * len(rows))
+    except ACPOError as error:
+        findings.problem(str(error))
+        return
+    refused = [
+        row["answer"]
+        for row, value in zip(rows, right, strict=True)
+        if value is not None and value <= 0
+    ]
+    unjudged = [row["answer"] for row, value in zip(rows, right, strict=True) if value is None]
+    earning = len(rows) - len(refused) - len(unjudged)
+    (findings.fine if earning else findings.problem)(
+        f"{earning} of {len(rows)} gold answers earn a reward"
+    )
+    if refused:
+        findings.problem(
+            f"{len(refused)} gold answers earn none, such as {refused[0]!r}: the model could never "
+            "be right on them"
+        )
+    if unjudged:
+        findings.note(
+            f"{len(unjudged)} gold answers cannot be judged, such as {unjudged[0]!r}: such "
+            "problems teach nothing"
+        )
+    if any(value is not None and value > 0 for value in wrong):
+        findings.problem("an empty completion earns a reward")
+    else:
+        findings.fine("an empty completion earns none")
+
+
+def _rewards(
+    reward: Callable[..., Any], rows: list[dict[str, Any]], completions: list[str]
+) -> list[float | None]:
+    import asyncio
+    import inspect
+
+    columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
+    shaped: list[Any] = [
+        text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
+        for row, text in zip(rows, completions, strict=True)
+    ]
+    prompts = [row["prompt"] for row in rows]
+    ids = [list(range(len(text))) for text in completions]
+    values: Any = reward(prompts=prompts, completions=shaped, completion_ids=ids, **columns)
+    return asyncio.run(values) if inspect.iscoroutine(values) else values
+
+
+def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processes: int) -> None:
+    findings.section(f"batches, on {processes} process{'es' if processes > 1 else ''}")
+    findings.fine(
+        f"a rollout is {plan.prompts} problems x {recipe.config.num_generations} completions = "
+        f"{plan.rollout}"
+    )
+    findings.fine(
+        f"{plan.updates_per_rollout} updates per rollout, {plan.per_update} completions each"
+    )
+    if plan.updates_per_rollout == 1:
+        findings.fine("on-policy: every update is taken on fresh samples")
+    else:
+        findings.fine(
+            f"off-policy: the last update of a rollout is {plan.updates_per_rollout - 1} "
+            "step(s) away from the model that sampled it"
+        )
+    if plan.updates_per_rollout > 16:
+        findings.note("more than 16 updates per rollout: expect ratios far from 1")
+    if plan.rollout % (plan.per_update or 1) and plan.rollout > plan.per_update:
+        findings.problem(
+            f"a rollout of {plan.rollout} does not split into updates of {plan.per_update}"
+        )
+
+
+def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int) -> None:
+    import torch
+    from transformers import AutoConfig
+
+    findings.section("memory")
+    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
+    parameters = count_parameters(config)
+    if recipe.model.use_peft:
+        findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
+    needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)
+    findings.fine(
+        f"{parameters:,} parameters in {recipe.model.dtype or 'float32'}: weights, gradients and "
+        f"moments take {needed / GIB:.2f} GiB per process if sharded over {processes}; "
+        "activations come on top, in packs that fit"
+    )
+    if torch.cuda.is_available() and not recipe.config.use_cpu:
+        total = torch.cuda.get_device_properties(0).total_memory
+        share = recipe.config.vllm_gpu_memory_utilization if recipe.config.use_vllm else 0.0
+        free = total * (1 - share) if recipe.config.vllm_mode == "colocate" else float(total)
+        if needed > free:
+            findings.problem(f"this GPU leaves {free / GIB:.0f} GiB for it: it does not fit")
+
+
+def _foretell(
+    findings: Findings, recipe: Recipe, data: TrainingData, plan: BatchPlan, processes: int
+) -> None:
+    config, method = recipe.config, recipe.config.objective
+    findings.section("what will happen")
+    saves = (
+        "no checkpoint"
+        if config.save_strategy == "no"
+        else f"checkpoints every {config.save_steps:g} updates"
+    )
+    options = ", ".join(f"{key}={value}" for key, value in method.options.items())
+    sentences = [
+        f"{method.title} ({options}) trains {recipe.model.model_name_or_path} at learning rate "
+        f"{config.learning_rate:g}.",
+        f"It samples {plan.rollouts} rollouts at temperature {config.temperature:g}, completions "
+        f"of at most {config.max_completion_length} tokens, and takes {plan.updates} updates: "
+        f"{plan.epochs:.2f} passes over {len(data.train)} problems.",
+        f"Output goes to {config.output_dir}; {saves}.",
+    ]
+    if data.held_out is not None:
+        sentences.append(
+            f"Accuracy on {len(data.held_out)} held-out problems is measured before and after."
+        )
+    findings.console.print("  " + "\n  ".join(sentences), markup=False)
+    count = findings.problems
+    verdict = "ready to train" if not count else f"{count} problem{'s' if count > 1 else ''}"
+    findings.console.print(f"\n{verdict}", style="bold", markup=False)

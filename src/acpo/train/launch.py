@@ -1,0 +1,168 @@
+"""`acpo train`: a recipe in, a trained model and a report out."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from acpo.engines.trl.rewards import checked_reward
+from acpo.errors import ACPOError
+from acpo.train.accuracy import BeforeAndAfter, Recorder
+from acpo.train.data import TrainingData, build_data
+from acpo.train.policy import load_tokenizer, resolve_model
+from acpo.train.progress import LiveProgress
+from acpo.train.recipe import Recipe, read_recipe
+from acpo.train.report import Report, draw_curves, measured, summary
+
+if TYPE_CHECKING:
+    from acpo import ACPOConfig
+
+
+class Run(NamedTuple):
+    """A run that is ready to start."""
+
+    recipe: Recipe
+    data: TrainingData
+    trainer: Any
+    clock: "TrainingClock"
+    probe: BeforeAndAfter | None
+
+
+class TrainingClock(TrainerCallback):
+    """Time from before the first to after the last update, rollouts included.
+
+    Attributes:
+        seconds: on the wall.
+        cpu_seconds: of this process, summed over its threads.
+    """
+
+    def __init__(self) -> None:
+        self.began: tuple[float, float] | None = None
+        self.seconds = self.cpu_seconds = 0.0
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.began = self.began or (time.perf_counter(), time.process_time())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.began is not None:
+            self.seconds = time.perf_counter() - self.began[0]
+            self.cpu_seconds = time.process_time() - self.began[1]
+
+
+def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
+    """Train what a recipe describes.
+
+    Args:
+        path: the recipe.
+        overrides: `--key value` pairs that replace its values.
+
+    Returns:
+        The report, also written to `<output_dir>/report.json`.
+    """
+    run = prepare(read_recipe(path, overrides))
+    config, trainer = run.recipe.config, run.trainer
+    for note in run.data.notes:
+        trainer.accelerator.print(note)
+    trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
+    trainer.save_model(config.output_dir)
+    if config.push_to_hub:
+        trainer.push_to_hub(dataset_name=run.recipe.task.data)
+    report = _finish(run)
+    trainer.end()
+    return report
+
+
+def _resumption(value: str | bool | None) -> str | bool | None:
+    """`true` asks for the newest checkpoint; anything else is the path of one."""
+    words = {"true": True, "false": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def prepare(recipe: Recipe) -> Run:
+    """Load the recipe's model and data, and build its trainer.
+
+    Raises:
+        ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
+    """
+    from trl import get_peft_config, get_quantization_config
+
+    from acpo import ACPOTrainer
+
+    config, model = recipe.config, recipe.model
+    name = resolve_model(recipe.model_name, recipe.output_dir)
+    tokenizer = load_tokenizer(
+        name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+    )
+    data = build_data(recipe.task, tokenizer, seed=config.seed)
+    config.model_init_kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": config.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
+    }
+    if data.held_out is not None:
+        _check_evaluation(config)
+    recorder = Recorder()
+    rewards = [recorder.around(checked_reward(data.rewards[0])), *data.rewards[1:]]
+    trainer: Any = ACPOTrainer(
+        model=name,
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model),
+        quantization_config=get_quantization_config(model),
+    )
+    return _with_callbacks(recipe, data, trainer, recorder)
+
+
+def _check_evaluation(config: "ACPOConfig") -> None:
+    group = config.num_generations_eval or config.num_generations or 1
+    batch = config.per_device_eval_batch_size * config.world_size
+    if batch % group:
+        raise ACPOError(
+            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on "
+            f"{config.world_size} process(es) is not a multiple of num_generations_eval={group}, "
+            "so held-out problems would be split; make it one"
+        )
+
+
+def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: Recorder) -> Run:
+    probe = None
+    if data.held_out is not None:
+        probe = BeforeAndAfter(recorder, data.held_out, trainer)
+        trainer.add_callback(probe)
+    clock = TrainingClock()
+    trainer.add_callback(clock)
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    if not recipe.config.disable_tqdm:
+        # The tasks' own rewards are 1 or 0; what other functions return has no such meaning.
+        is_accuracy = recipe.task.reward_funcs is None
+        trainer.add_callback(LiveProgress(trainer.reward_func_names[0], is_accuracy=is_accuracy))
+    return Run(recipe, data, trainer, clock, probe)
+
+
+def _finish(run: Run) -> Report:
+    config, state = run.recipe.config, run.trainer.state
+    before, after = (run.probe.before, run.probe.after) if run.probe else ([], [])
+    report = Report(
+        recipe=str(run.recipe.path),
+        method=config.method,
+        seed=config.seed,
+        updates=state.global_step,
+        train_seconds=round(run.clock.seconds, 1),
+        train_cpu_seconds=round(run.clock.cpu_seconds, 1),
+    )
+    report = measured(report, before, after)
+    if run.recipe.task.report and state.is_world_process_zero:
+        folder = run.recipe.output_dir
+        draw_curves(state.log_history, report, folder / "curves.png")
+        path = report.write(folder)
+        print(f"\n{summary(report, before, after, run.recipe.task.try_next)}")
+        print(f"\nmodel, curves.png and {path.name} are in {folder}/")
+    return report

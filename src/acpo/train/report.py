@@ -1,0 +1,143 @@
+"""What a run leaves behind: curves.png, report.json, and a summary for the terminal."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from acpo.tasks.chain import ChainProblem
+from acpo.train.accuracy import Interval, Sample, accuracy
+
+CURVES = {
+    "reward": "mean reward of the samples",
+    "aligned": "share of mode-aligned tokens",
+    "entropy": "entropy per token (nats)",
+    "completions/mean_length": "completion length (tokens)",
+}
+"""Logged quantities that are drawn, and what the axis says."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of a run.
+
+    Attributes:
+        recipe: the recipe's path.
+        method: the objective.
+        seed: of the run.
+        updates: optimizer steps taken.
+        train_seconds: wall-clock time of training alone, without measuring accuracy.
+        train_cpu_seconds: CPU time of the same, summed over threads.
+        before: held-out accuracy of the model as it came; None when nothing was held out.
+        after: held-out accuracy of the trained model.
+        problems: held-out problems.
+    """
+
+    recipe: str
+    method: str
+    seed: int
+    updates: int
+    train_seconds: float
+    train_cpu_seconds: float
+    before: Interval | None = None
+    after: Interval | None = None
+    problems: int = 0
+
+    def write(self, folder: Path) -> Path:
+        """Write report.json."""
+        content = asdict(self)
+        for name in ("before", "after"):
+            value: Interval | None = getattr(self, name)
+            content[name] = value._asdict() if value else None
+        path = folder / "report.json"
+        path.write_text(json.dumps(content, indent=2) + "\n")
+        return path
+
+
+def measured(report: Report, before: Sequence[Sample], after: Sequence[Sample]) -> Report:
+    """The report with the accuracies of two sets of samples."""
+    problems = len({sample.prompt for sample in after})
+    return Report(
+        **{
+            **vars(report),
+            "before": accuracy(before) if before else None,
+            "after": accuracy(after) if after else None,
+            "problems": problems,
+        }
+    )
+
+
+def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -> None:
+    """A PNG of the logged quantities over updates, one panel each."""
+    from matplotlib.figure import Figure
+
+    drawn = [key for key in CURVES if any(row.get(key) is not None for row in history)]
+    if not drawn:
+        return
+    figure = Figure(figsize=(3.6 * len(drawn), 3.2), layout="constrained")
+    for axes, key in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
+        points = [(row["step"], row[key]) for row in history if row.get(key) is not None]
+        axes.plot(*zip(*points, strict=True), color="#1f6f8b")
+        axes.set(xlabel="update", ylabel=CURVES[key])
+        axes.grid(alpha=0.3)
+        if key.startswith("completions"):
+            axes.set_ylim(bottom=0)
+        if key == "reward":
+            for step, interval in ((0, report.before), (report.updates, report.after)):
+                if interval is not None:
+                    error = [[interval.value - interval.low], [interval.high - interval.value]]
+                    axes.errorbar(step, interval.value, error, fmt="o", color="#c8553d", capsize=3)
+    figure.suptitle(f"{report.method}, seed {report.seed} (dots: held-out accuracy, 95% interval)")
+    figure.savefig(path, dpi=150)
+
+
+def summary(
+    report: Report, before: Sequence[Sample], after: Sequence[Sample], try_next: str | None
+) -> str:
+    """What to print at the end."""
+    lines = [f"{report.updates} updates of {report.method} in {report.train_seconds:.0f} s"]
+    if report.before and report.after:
+        gain = 100 * (report.after.value - report.before.value)
+        lines += [
+            "",
+            f"accuracy on {report.problems} held-out problems (95% interval)",
+            f"  before  {report.before}",
+            f"  after   {report.after}   ({gain:+.1f} points)",
+            *_worked_sample(before, after),
+        ]
+    if try_next:
+        lines += ["", "try next:", f"  {try_next}"]
+    return "\n".join(lines)
+
+
+def _worked_sample(before: Sequence[Sample], after: Sequence[Sample]) -> list[str]:
+    """One problem the model got wrong before and right after, where there is one."""
+    now = {sample.prompt: sample for sample in after if sample.correct}
+    for old in before:
+        if not old.correct and old.prompt in now:
+            return [
+                "",
+                f"a held-out problem: {_shorten(old.prompt)}",
+                f"  before  {_shorten(old.completion)}{_first_error(old)}",
+                f"  after   {_shorten(now[old.prompt].completion)}",
+            ]
+    return []
+
+
+def _first_error(sample: Sample) -> str:
+    try:
+        problem = ChainProblem.parse(sample.prompt)
+    except ValueError:
+        return "   (wrong)"
+    index = problem.first_error(sample.completion)
+    if index is None:
+        return ""
+    step = problem.steps[index]
+    right = f"{step.left}{step.operator}{step.right}={step.result}"
+    return f"   (wrong from step {index + 1} on: {right})"
+
+
+def _shorten(text: str, limit: int = 300) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}"

@@ -1,0 +1,127 @@
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acpo.errors import ACPOError
+from acpo.tasks.chain import (
+    ALPHABET,
+    ChainProblem,
+    Mistakes,
+    Step,
+    chain_problems,
+    chain_reward,
+    is_hard,
+    misremembered,
+)
+
+PROBLEM = ChainProblem(7, (("*", 8), ("+", 6), ("-", 9)))
+
+
+def test_worked_example():
+    assert PROBLEM.prompt == "7*8+6-9:"
+    assert PROBLEM.solution == "7*8=6+6=2-9=3"
+    assert PROBLEM.answer == "3"
+    assert ChainProblem.parse("7*8+6-9:") == PROBLEM
+
+
+@pytest.mark.parametrize(
+    ("completion", "first"),
+    [
+        ("7*8=6+6=2-9=3", None),
+        ("", 0),
+        ("8*8=4+6=0-9=1", 0),  # not the problem's digit
+        ("7*8=5+6=1-9=2", 0),  # wrong product
+        ("7+8=5+6=1-9=2", 0),  # wrong operator
+        ("7*8=6+6=3-9=4", 1),
+        ("7*8=6+5=1-9=2", 1),  # wrong operand
+        ("7*8=6+6=2-9=4", 2),
+        ("7*8=6+6=2", 2),  # the last step is missing
+        ("7*8=6", 1),
+        ("7*8=6+6=2-9=", 2),
+        ("7*8=6+6=2-9=3+1=4", 2),  # goes on after the last step
+        ("7*8=5+6=2-9=3", 0),  # right answer, wrong step
+    ],
+)
+def test_first_error(completion, first):
+    assert PROBLEM.first_error(completion) == first
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(0, 60), st.sampled_from(ALPHABET))
+def test_any_changed_character_is_found_in_its_step(seed, steps, position, character):
+    problem = chain_problems(1, steps=steps, seed=seed)[0]
+    solution = problem.solution
+    position %= len(solution)
+    changed = solution[:position] + character + solution[position + 1 :]
+    expected = None if changed == solution else max(position - 1, 0) // 4
+    assert problem.first_error(changed) == expected
+
+
+def test_steps_agree_with_plain_evaluation():
+    for problem in chain_problems(200, steps=6, seed=3):
+        value = problem.start
+        for operator, digit in problem.operations:
+            value = eval(f"({value}){operator}{digit}") % 10
+        assert problem.answer == str(value)
+        assert ChainProblem.parse(problem.prompt) == problem
+
+
+def test_problems_repeat_with_the_seed_and_avoid_the_held_out():
+    first = chain_problems(300, steps=2, seed=5)
+    assert first == chain_problems(300, steps=2, seed=5)
+    assert first != chain_problems(300, steps=2, seed=6)
+    assert len(set(first)) == 300
+    assert not set(chain_problems(2000, steps=2, seed=6, exclude=first)) & set(first)
+
+
+@pytest.mark.parametrize("bad", [{"count": 0}, {"steps": 0}, {"count": 200, "steps": 1}])
+def test_impossible_requests(bad):
+    with pytest.raises(ACPOError, match="count="):
+        chain_problems(**{"count": 5, **bad})
+
+
+@pytest.mark.parametrize("prompt", ["", "7", "7*8", "7**8:", "12+3:", "7*8:\n"])
+def test_not_a_chain(prompt):
+    with pytest.raises(ACPOError, match="not a chain"):
+        ChainProblem.parse(prompt)
+
+
+def test_reward_looks_at_the_answer_only():
+    completions = ["7*8=6+6=2-9=3", "7*8=5+6=2-9=3", "7*8=6+6=2-9=4", "3", "", "=3=", "x=3\n"]
+    rewards = chain_reward([PROBLEM.prompt] * 7, completions, answer=["3"] * 7)
+    assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def wrong_share(mistakes, hard):
+    rng = random.Random(0)
+    wrong = total = 0
+    for problem in chain_problems(4000, steps=5, seed=9):
+        trace, left = mistakes.trace(problem, rng), problem.start
+        for index, (operator, digit) in enumerate(problem.operations):
+            result = int(trace[4 * (index + 1)])
+            step = Step(left, operator, digit, eval(f"({left}){operator}{digit}") % 10)
+            if is_hard(step) == hard:
+                total += 1
+                wrong += result != step.result
+            left = result
+    return wrong / total
+
+
+def test_mistakes_come_at_the_rates_asked_for():
+    assert wrong_share(Mistakes(easy=0.1, hard=0.7), hard=False) == pytest.approx(0.1, abs=0.01)
+    assert wrong_share(Mistakes(easy=0.1, hard=0.7), hard=True) == pytest.approx(0.7, abs=0.03)
+    problem = chain_problems(1, seed=4)[0]
+    assert Mistakes(0, 0).trace(problem, random.Random(0)) == problem.solution
+
+
+def test_a_misremembered_product_is_wrong():
+    for left in range(10):
+        for right in range(6, 10):
+            step = Step(left, "*", right, left * right % 10)
+            assert misremembered(step) != step.result
+
+
+def test_a_rate_is_a_share():
+    with pytest.raises(ACPOError, match=r"hard=1\.5"):
+        Mistakes(hard=1.5)

@@ -1,0 +1,203 @@
+import json
+
+import pytest
+
+from acpo.errors import ACPOError
+from acpo.tasks import TEMPLATES, Columns, get_task, get_template, import_reward, load_problems
+from acpo.tasks.registry import TASKS, split_off
+from acpo.tasks.templates import fill, strip
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_dapo_counts(shared_data):
+    file = shared_data / "dapo_math_17k.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    problems, cleaning = load_problems(get_task("dapo_math"), str(file))
+    texts = {row["problem"].strip() for row in rows}
+    answers = {text: set() for text in texts}
+    for row in rows:
+        answers[row["problem"].strip()].add(row["answer"])
+    conflicts = {text for text in texts if len(answers[text]) > 1}
+    assert len({row["problem"] for row in rows}) == 17290  # with the white space around it
+    assert (cleaning.rows, len(texts), len(conflicts)) == (17917, 17255, 12)
+    assert cleaning.conflicting == 12
+    assert cleaning.kept == len(problems) == 17255 - 12
+    assert cleaning.rows == cleaning.repeated + cleaning.conflicting_rows + cleaning.kept
+    assert {problem.text for problem in problems} == texts - conflicts
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "kept", "unanswered"),
+    [
+        ("gsm8k", "gsm8k_train.jsonl", 7473, 0),
+        ("gsm8k", "gsm8k_test.jsonl", 1319, 0),
+        ("math", "math_train.jsonl", 7470, 4),
+        ("math", "math500.jsonl", 500, 0),
+    ],
+)
+def test_real_files(shared_data, task, file, kept, unanswered):
+    problems, cleaning = load_problems(get_task(task), str(shared_data / file))
+    assert (len(problems), cleaning.unanswered) == (kept, unanswered)
+
+
+def test_layouts_of_the_hub(tmp_path):
+    prompt = fill(TEMPLATES["dapo"], "What is {1+1}?")
+    dapo = {
+        "prompt": [{"role": "user", "content": prompt}],
+        "reward_model": {"ground_truth": "2", "style": "rule"},
+    }
+    assert load_problems(get_task("dapo_math"), write(tmp_path / "d.jsonl", [dapo]))[0] == [
+        ("What is {1+1}?", "2")
+    ]
+    gsm8k = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24.\n#### 1,024"}
+    assert load_problems(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k]))[0] == [
+        ("How many?", "1024")
+    ]
+    math = {
+        "problem": "Half?",
+        "solution": "So \\boxed{1} no, \\boxed{\\frac{1}{2}}.",
+        "level": "1",
+    }
+    assert load_problems(get_task("math"), write(tmp_path / "m.jsonl", [math]))[0] == [
+        ("Half?", "\\frac{1}{2}")
+    ]
+
+
+def test_every_file_format_gives_the_same_problems(tmp_path):
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    rows = [{"q": "1+1?", "gold": "2"}, {"q": "2+2?", "gold": "4"}, {"q": "1+1?", "gold": "2"}]
+    table = pa.Table.from_pylist(rows)
+    parquet.write_table(table, tmp_path / "p.parquet")
+    csv.write_csv(table, tmp_path / "c.csv")
+    (tmp_path / "j.json").write_text(json.dumps(rows))
+    write(tmp_path / "l.jsonl", rows)
+    for name in ("p.parquet", "c.csv", "j.json", "l.jsonl"):
+        problems, cleaning = load_problems(
+            get_task("custom"), str(tmp_path / name), columns=Columns("q", "gold")
+        )
+        assert problems == [("1+1?", "2"), ("2+2?", "4")]
+        assert (cleaning.rows, cleaning.repeated) == (3, 1)
+
+
+def test_conflicting_and_unanswered_rows_leave(tmp_path):
+    rows = [
+        {"problem": "a ", "answer": "1"},
+        {"problem": "b", "answer": "2"},
+        {"problem": "a", "answer": "3"},
+        {"problem": "c", "answer": None},
+        {"problem": "d", "answer": " "},
+    ]
+    problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
+    assert problems == [("b", "2")]
+    assert str(cleaning) == (
+        "5 rows, left out: 2 without an answer, 0 repeats, 2 rows of 1 problems with "
+        "conflicting answers; 1 problems remain"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "holds no rows"),
+        ("\n\n", "holds no rows"),
+        ('{"problem": "a", "answer": "1"}\n{"problem": ', "line 2"),
+        ("[1, 2]\n", "row 1: expected an object"),
+        ('{"question": "a", "gold": "1"}\n', "Set problem_column and answer_column"),
+        (
+            '{"problem": "a", "answer": "1"}\n{"problem": "b"}\n',
+            "row 2: column 'answer' is missing",
+        ),
+        ('{"problem": " ", "answer": "1"}\n', "row 1: 'problem' is empty"),
+        ('{"problem": "a", "answer": ""}\n', "nothing to train on"),
+    ],
+)
+def test_bad_files(tmp_path, content, message):
+    (tmp_path / "bad.jsonl").write_text(content)
+    with pytest.raises(ACPOError, match=message):
+        load_problems(get_task("custom"), str(tmp_path / "bad.jsonl"))
+
+
+def test_missing_data(tmp_path):
+    with pytest.raises(ACPOError, match="is not a file"):
+        load_problems(get_task("custom"), str(tmp_path / "none.jsonl"))
+    with pytest.raises(ACPOError, match="set data"):
+        load_problems(get_task("custom"))
+    (tmp_path / "data.txt").write_text("x")
+    with pytest.raises(ACPOError, match="must end in"):
+        load_problems(get_task("custom"), str(tmp_path / "data.txt"))
+    (tmp_path / "p.parquet").write_text("not parquet")
+    with pytest.raises(ACPOError, match="cannot be read as parquet"):
+        load_problems(get_task("custom"), str(tmp_path / "p.parquet"))
+    with pytest.raises(ACPOError, match="neither a file here nor a data set"):
+        load_problems(get_task("custom"), "nobody/nothing")
+
+
+def test_names_are_suggested():
+    with pytest.raises(ACPOError, match="did you mean 'gsm8k'"):
+        get_task("gsm8")
+
+
+def test_templates():
+    assert fill(get_template("plain"), "{x}") == "{x}"
+    assert fill(get_template("Q: {problem}\nA:"), "1+1") == "Q: 1+1\nA:"
+    for text in TEMPLATES.values():
+        assert strip(text, fill(text, "why?")) == "why?"
+    assert strip(TEMPLATES["dapo"], "why?") == "why?"
+    for bad in ("boxd", "{problem} {problem}"):
+        with pytest.raises(ACPOError, match=r"contains \{problem\} once"):
+            get_template(bad)
+
+
+def test_held_out_problems_are_disjoint_and_fixed():
+    problems = [(str(i), "1") for i in range(50)]
+    training, held = split_off(problems, 10)
+    assert len(held) == 10
+    assert sorted(training + held) == sorted(problems)
+    assert split_off(problems, 10)[1] == held
+    with pytest.raises(ACPOError, match="held_out=50"):
+        split_off(problems, 50)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_rewards_its_gold_answer(name):
+    reward = import_reward(TASKS[name].reward)
+    right = "1+2=3" if name == "chain" else "So the answer is \\boxed{3}"
+    assert reward(["?", "?"], [right, right.replace("3", "4")], answer=["3", "3"]) == [1.0, 0.0]
+
+
+def test_reward_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_reward_module.py").write_text("def best(prompts, completions, **c): return []")
+    assert import_reward("my_reward_module.best")([], []) == []
+    for path, message in (
+        ("best", "not a dotted path"),
+        ("no_such_module.best", "cannot be imported"),
+        ("my_reward_module.worst", "has no 'worst'"),
+    ):
+        with pytest.raises(ACPOError, match=message):
+            import_reward(path)
+
+
+def test_a_hub_data_set_stays_on_disk(monkeypatch):
+    import datasets
+
+    asked = {}
+
+    def load(path, name, split):
+        asked.update(path=path, name=name, split=split)
+        rows = [{"question": f"{i % 5}?", "answer": f"So.\n#### {i % 5}"} for i in range(500)]
+        return datasets.Dataset.from_list(rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    problems, cleaning = load_problems(get_task("gsm8k"), split="test")
+    assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test"}
+    assert problems == [(f"{i}?", str(i)) for i in range(5)]
+    assert (cleaning.rows, cleaning.repeated) == (500, 495)
+    load_problems(get_task("gsm8k"), "somebody/else")
+    assert asked == {"path": "somebody/else", "name": None, "split": "train"}

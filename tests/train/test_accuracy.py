@@ -1,0 +1,68 @@
+import asyncio
+
+import pytest
+
+from acpo.train.accuracy import Recorder, Sample, accuracy
+
+
+def samples(*groups):
+    return [
+        Sample(f"p{number}", "", bool(value))
+        for number, group in enumerate(groups)
+        for value in group
+    ]
+
+
+def test_wilson_interval_by_hand():
+    # 8 of 10: centre (0.8 + z²/20)/(1 + z²/10), half width z/(1 + z²/10)·sqrt(0.016 + z²/400)
+    found = accuracy(samples(*[[1]] * 8, *[[0]] * 2))
+    assert found == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-5)
+    assert str(found) == "80.0% [49.0%, 94.3%]"
+
+
+def test_the_share_is_never_outside_its_interval():
+    for right in range(8):
+        found = accuracy(samples(*[[1]] * right, *[[0]] * (7 - right)))
+        assert found.low <= found.value <= found.high
+    assert accuracy(samples([0], [0], [0])).low == 0.0
+    assert accuracy(samples([1], [1], [1])).high == 1.0
+
+
+def test_several_completions_of_a_prompt_are_one_observation():
+    found = accuracy(samples([1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]))
+    half = 1.959964 * (((0.25 + 0.25) / 3) / 4) ** 0.5
+    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+
+
+def heard(recorder):
+    return [(sample.prompt, sample.completion, sample.correct) for sample in recorder.samples]
+
+
+def test_recorder_listens_only_when_told():
+    recorder = Recorder()
+
+    def reward(prompts, completions, answer, **columns):
+        return [1.0, 0.0, None]
+
+    wrapped = recorder.around(reward)
+    columns = {"prompts": ["a", "b", "c"], "completions": ["x", "y", "z"], "answer": ["1"] * 3}
+    assert wrapped(**columns) == [1.0, 0.0, None]
+    assert recorder.samples == []
+    assert wrapped.__name__ == "reward"
+    recorder.listening = True
+    wrapped(**columns)
+    assert heard(recorder) == [("a", "x", True), ("b", "y", False)]  # the unjudged one is left out
+
+
+def test_recorder_around_a_coroutine_and_chats():
+    recorder = Recorder(listening=True)
+
+    async def reward(prompts, completions, **columns):
+        return [-1.0]
+
+    wrapped = recorder.around(reward)
+    assert asyncio.iscoroutinefunction(wrapped)
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    completion = [{"role": "assistant", "content": "a"}]
+    assert asyncio.run(wrapped(prompts=[prompt], completions=[completion])) == [-1.0]
+    assert heard(recorder) == [("q", "a", False)]

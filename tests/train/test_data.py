@@ -1,0 +1,91 @@
+import json
+
+import pytest
+
+from acpo.errors import ACPOError
+from acpo.tasks.registry import held_out_chains
+from acpo.tasks.tiny import chain_tokenizer
+from acpo.train.data import build_data, prompt_lengths
+from acpo.train.recipe import TaskArguments
+from train.standin import ascii_tokenizer, write_problems
+
+
+def build(tmp_path, chat_template=True, **options):
+    data = write_problems(tmp_path / "problems.jsonl", 30)
+    arguments = TaskArguments(**{"task": "custom", "data": data, **options})
+    return build_data(arguments, ascii_tokenizer(chat_template))
+
+
+def test_chat_or_plain_follows_the_tokenizer(tmp_path):
+    chat = build(tmp_path, system_prompt="Be brief.").train[0]["prompt"]
+    assert [message["role"] for message in chat] == ["system", "user"]
+    assert chat[-1]["content"].startswith("What is 0 + 3 - 0?\n\nPlease reason")
+    assert isinstance(build(tmp_path, chat_template=False).train[0]["prompt"], str)
+    assert isinstance(build(tmp_path, chat=False).train[0]["prompt"], str)
+    with pytest.raises(ACPOError, match="no chat template"):
+        build(tmp_path, chat_template=False, chat=True)
+    with pytest.raises(ACPOError, match="system_prompt"):
+        build(tmp_path, chat=False, system_prompt="Be brief.")
+
+
+def test_held_out_problems_are_not_trained_on(tmp_path):
+    data = build(tmp_path, held_out=10)
+    trained = {json.dumps(row["prompt"]) for row in data.train}
+    held = {json.dumps(row["prompt"]) for row in data.held_out}
+    assert (len(trained), len(held)) == (20, 10)
+    assert not trained & held
+
+
+def test_a_held_out_file_is_removed_from_the_training_problems(tmp_path):
+    held = write_problems(tmp_path / "held.jsonl", 5)  # the first five of the thirty
+    data = build(tmp_path, held_out=5, held_out_data=held)
+    assert (len(data.train), len(data.held_out)) == (25, 5)
+    assert not set(map(str, data.train["prompt"])) & set(map(str, data.held_out["prompt"]))
+
+
+def test_long_prompts_leave_and_are_counted(tmp_path):
+    rows = [{"problem": "x" * size, "answer": "1"} for size in (5, 50, 500)]
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"data": str(file), "template": "plain", "chat": False}
+    data = build(tmp_path, **options, max_prompt_tokens=50)
+    assert [len(prompt) for prompt in data.train["prompt"]] == [5, 50]
+    assert "1 training prompts of more than 50 tokens left out; 2 remain" in data.notes
+    with pytest.raises(ACPOError, match="all 3 training prompts are longer; the shortest has 5"):
+        build(tmp_path, **options, max_prompt_tokens=4)
+
+
+def test_lengths_count_the_chat_template(tmp_path):
+    data = build(tmp_path, template="plain")
+    length = len("<user>What is 0 + 3 - 0?</><assistant>")
+    assert prompt_lengths(data.train["prompt"][:1], ascii_tokenizer()) == [length]
+
+
+def test_chains_differ_by_seed_and_avoid_the_held_out():
+    arguments = TaskArguments(task="chain", chain_steps=3, held_out=50, max_problems=400)
+    first = build_data(arguments, chain_tokenizer(), seed=0)
+    other = build_data(arguments, chain_tokenizer(), seed=1)
+    held = {problem.prompt for problem in held_out_chains(50, steps=3)}
+    assert set(first.held_out["prompt"]) == set(other.held_out["prompt"]) == held
+    assert first.train["prompt"] != other.train["prompt"]
+    assert not (set(first.train["prompt"]) | set(other.train["prompt"])) & held
+    assert len(first.train) == 400
+
+
+def test_half_a_mapping(tmp_path):
+    with pytest.raises(ACPOError, match="set both or neither"):
+        build(tmp_path, problem_column="problem")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_problems": 0}, "max_problems=0 must be positive"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be positive"),
+        ({"held_out": -1}, "held_out=-1"),
+        ({"task": "chain"}, "data=.* task='chain' makes its own problems"),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, options, message):
+    with pytest.raises(ACPOError, match=message):
+        build(tmp_path, **options)

@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.train.launch import train
+from train.standin import flags
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """The quickstart, shorter and bolder."""
+    folder = tmp_path_factory.mktemp("run")
+    options = flags(output_dir=folder, max_steps=12, learning_rate=1e-3, held_out=400)
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), *options])
+    assert result.exit_code == 0, result.output
+    return folder, result.output
+
+
+def test_it_learns(short_run):
+    report = json.loads((short_run[0] / "report.json").read_text())
+    assert (report["updates"], report["problems"], report["method"]) == (12, 400, "acpo")
+    assert 0.35 < report["before"]["value"] < 0.6
+    assert report["after"]["value"] - report["before"]["value"] > 0.15
+    assert report["train_seconds"] > 0
+
+
+def test_it_says_so(short_run):
+    folder, output = short_run
+    report = json.loads((folder / "report.json").read_text())
+    assert f"before  {report['before']['value']:.1%}" in output
+    assert f"after   {report['after']['value']:.1%}" in output
+    assert "update 1/12  accuracy " in output
+    assert "a held-out problem: " in output
+    assert "wrong from step " in output
+    assert output.index("try next:") < output.index("acpo train recipes/quickstart.yaml --method")
+
+
+def test_it_leaves_a_model_and_a_picture(short_run):
+    folder, _ = short_run
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == 99_776
+
+
+def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
+    options = {
+        "output_dir": tmp_path,
+        "held_out": 50,
+        "per_device_train_batch_size": 16,
+        "steps_per_generation": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+    }
+    first = train(QUICKSTART, flags(**options, max_steps=1))
+    second = train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true"))
+    assert (first.updates, second.updates) == (1, 2)
+    assert second.before == first.before
+    assert second.problems == 50
+
+
+def test_held_out_groups_must_not_be_split(tmp_path):
+    with pytest.raises(ACPOError, match="per_device_eval_batch_size=500"):
+        train(QUICKSTART, flags(output_dir=tmp_path, num_generations_eval=3))
+
+
+def test_bad_recipes_end_with_a_message():
+    result = CliRunner().invoke(app, ["train", "nowhere.yaml"])
+    assert result.exit_code == 2
+    assert "nowhere.yaml" in result.output
+    assert "Traceback" not in result.output

@@ -1,0 +1,108 @@
+from pathlib import Path
+
+import pytest
+
+from acpo.errors import ACPOError
+from acpo.objectives import METHODS
+from acpo.train.plan import plan_batches, training_bytes
+from acpo.train.recipe import read_recipe
+from train.standin import flags
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PAPER = sorted((RECIPES / "paper").glob("*.yaml"))
+ROWS = ("grpo", "dapo", "8020", "gtpo", "sapo", "acpo_no_routing", "acpo")
+CPU = flags(use_cpu=True)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+MINIMAL = "model_name_or_path: m\nuse_cpu: true\n"
+
+
+def test_yaml_overrides_and_every_grpo_option(tmp_path):
+    recipe = write(tmp_path / "mine.yaml", MINIMAL + "learning_rate: 1e-5\nmethod: sapo\n")
+    plain = read_recipe(recipe)
+    assert (plain.config.learning_rate, plain.config.method) == (1e-5, "sapo")
+    assert str(plain.output_dir) == "runs/mine"
+    assert "learning_rate" in plain.given
+    assert "temperature" not in plain.given
+    changed = read_recipe(
+        recipe,
+        ["--learning_rate", "2e-5", "--num-generations=4", "--output_dir", "x", "--chat", "false"],
+    )
+    assert changed.config.learning_rate == 2e-5
+    assert changed.config.num_generations == 4
+    assert str(changed.output_dir) == "x"
+    assert changed.task.chat is False
+    assert "num_generations" in changed.given
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (MINIMAL + "lerning_rate: 1\n", [], "did you mean learning_rate"),
+        (MINIMAL, ["--metod", "acpo"], "did you mean method"),
+        (MINIMAL, ["--method", "acop"], "did you mean 'acpo'"),
+        (MINIMAL, ["--learning_rate", "fast"], "invalid float value"),
+        (MINIMAL, ["--num_generations", "1"], "at least 2"),
+        ("- a\n- b\n", [], "must be a mapping"),
+        ("a: [\n", [], "is not YAML"),
+        ("method: acpo\nuse_cpu: true\n", [], "model_name_or_path is missing"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, overrides, message):
+    with pytest.raises(ACPOError, match=message):
+        read_recipe(write(tmp_path / "bad.yaml", text), overrides)
+
+
+def test_missing_recipe():
+    with pytest.raises(ACPOError, match="is not a file"):
+        read_recipe("nowhere.yaml")
+
+
+def test_the_papers_grid_is_complete_and_differs_in_one_line():
+    models = ("qwen2.5-math-7b", "qwen3-8b-base")
+    assert {path.stem for path in PAPER} == {f"{m}-{row}" for m in models for row in ROWS}
+    for model in models:
+        texts = [(RECIPES / f"paper/{model}-{row}.yaml").read_text().splitlines() for row in ROWS]
+        differing = [lines for lines in zip(*texts, strict=True) if len(set(lines)) > 1]
+        assert len(differing) == 1
+        assert [line.removeprefix("method: ").strip('"') for line in differing[0]] == list(ROWS)
+
+
+@pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
+def test_the_papers_batches(path):
+    recipe = read_recipe(path, CPU)
+    assert recipe.config.objective == METHODS[recipe.config.method]
+    plan = plan_batches(recipe, problems=17_243, processes=8)
+    assert (plan.rollout, plan.prompts, plan.per_update) == (1024, 128, 128)
+    assert plan.updates_per_rollout == 8
+    assert (plan.rollouts, plan.updates) == (134, 134 * 8)
+    assert recipe.config.max_completion_length == 8192
+    assert (recipe.config.beta, recipe.config.temperature) == (0.0, 1.0)
+
+
+def test_plan_from_steps_per_generation():
+    recipe = read_recipe(RECIPES / "quickstart.yaml")
+    plan = plan_batches(recipe, problems=20_000, processes=2)
+    assert (plan.rollout, plan.prompts, plan.per_update) == (1024, 128, 512)
+    assert plan.updates_per_rollout == 2
+    assert plan.epochs == pytest.approx(plan.rollouts * 128 / 20_000)
+    twice = read_recipe(RECIPES / "quickstart.yaml", flags(num_iterations=3))
+    assert plan_batches(twice, problems=20_000, processes=1).updates_per_rollout == 6
+
+
+def test_training_bytes():
+    assert training_bytes(100, dtype="float32", shards=1) == 1600
+    assert training_bytes(100, dtype="bfloat16", shards=4) == 200
+
+
+def test_accelerate_reads_the_sharding():
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    config = load_config_from_file(str(RECIPES / "accelerate" / "fsdp2.yaml"))
+    assert config.num_processes == 8
+    assert config.fsdp_config["fsdp_version"] == 2
