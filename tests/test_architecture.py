@@ -20,6 +20,7 @@ ALLOWED = {
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
 }
+LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
 TORCH_FREE = ("errors", "verify")
 
 
@@ -40,7 +41,7 @@ def imported_by(package: str) -> set[str]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names |= {node.module}
                 if node.module == "acpo":
-                    names |= {f"acpo.{alias.name}" for alias in node.names}
+                    names |= {LAZY.get(a.name, f"acpo.{a.name}") for a in node.names}
     ours = {name.split(".")[1] for name in names if name.startswith("acpo.")}
     return ours - {package}
 
