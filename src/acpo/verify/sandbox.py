@@ -23,6 +23,7 @@ OLDEST_BWRAP = (0, 8, 0)
 INSTALL = "install it with `apt-get install bubblewrap` (or dnf, pacman, apk)"
 _RUNNER_INSIDE = "/runner.py"
 _TMP_PER_FILE = 4
+_STARTS = 3
 LOADED = {"loaded": True}
 _PROBE = "import collections, heapq, itertools, math, re, typing"
 _LIBRARY_ROOTS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
@@ -108,7 +109,14 @@ class _Sessions:
         self._opened: list[Session] = []
 
     def open(self, job: dict[str, Any], stdin: bytes | None = None) -> Session:
-        self._opened.append(Session(self._launcher, self._limits, job, stdin))
+        """A started session. No untrusted code has run in one that failed to start: try again."""
+        for attempt in range(_STARTS):
+            try:
+                self._opened.append(Session(self._launcher, self._limits, job, stdin))
+                break
+            except SessionEnded:
+                if attempt == _STARTS - 1:
+                    raise
         return self._opened[-1]
 
     @property

@@ -194,13 +194,14 @@ class Session:
                 os.set_blocking(self._stdout.fileno(), False)
             try:
                 ready = self.request(job) == {"ready": True}
-            except SessionEnded:
-                ready = False
+                why = "it said something else"
+            except SessionEnded as ended:
+                ready, why = False, ended.detail
             if not ready:
                 self.close()
                 errors.seek(0)
                 tail = errors.read()[-_STDERR_TAIL:].decode(errors="replace").strip()
-                detail = f"the sandbox did not start: {tail or 'no message'}"
+                detail = f"the sandbox did not start: {tail or why}"
                 raise SessionEnded(Outcome.INFRA_ERROR, detail)
 
     def _wait_for_bytes(self) -> bytes:
