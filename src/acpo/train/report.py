@@ -1,6 +1,9 @@
 """What a run leaves behind: curves.png, report.json, and a summary for the terminal."""
 
 import json
+import os
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -82,7 +85,7 @@ def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -
         axes.set(xlabel="update", ylabel=CURVES[key])
         axes.grid(alpha=0.3)
         if key.startswith("completions"):
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.15 * max(axes.get_ylim()[1], 1e-9))
         if key == "reward":
             for step, interval in ((0, report.before), (report.updates, report.after)):
                 if interval is not None:
@@ -107,8 +110,15 @@ def summary(
             *_worked_sample(before, after),
         ]
     if try_next:
-        lines += ["", "try next:", f"  {try_next}"]
+        lines += ["", "try next:", f"  {_as_typed(try_next)}"]
     return "\n".join(lines)
+
+
+def _as_typed(command: str) -> str:
+    """`acpo ...` as this shell would find it: with its folder, if that is not on the PATH."""
+    if shutil.which("acpo") or not command.startswith("acpo ") or Path(sys.argv[0]).name != "acpo":
+        return command
+    return os.path.relpath(sys.argv[0]) + command.removeprefix("acpo")
 
 
 def _worked_sample(before: Sequence[Sample], after: Sequence[Sample]) -> list[str]:
