@@ -338,3 +338,91 @@ def test_bad_input(change, words):
         fused_policy_loss(**inputs)
     for word in words:
         assert word in str(error.value)
+
+
+def test_columns_may_have_any_stride():
+    hidden, weight, batch = head_batch(3, torch.float32)
+    n = batch["tokens"].numel()
+    columns = {
+        "old_logp": batch["old_logp"].flatten(),
+        "advantages": batch["advantages"][:, None].expand(6, 7).flatten(),
+        "weights": torch.full((n,), 0.1, device=DEVICE),
+    }
+    tokens = batch["tokens"].flatten()
+    expected = fused_policy_loss(hidden.flatten(0, 1), weight, tokens, **columns)
+    wide = {name: torch.stack([x, x + 1], 1)[:, 0] for name, x in columns.items()}
+    wide["weights"] = torch.tensor(0.1, device=DEVICE).expand(n)
+    strided = torch.stack([tokens, tokens + 1], 1)[:, 0]
+    got = fused_policy_loss(hidden.flatten(0, 1), weight, strided, **wide)
+    torch.testing.assert_close(got.loss, expected.loss)
+    stats = token_stats(hidden.flatten(0, 1), weight, strided)
+    torch.testing.assert_close(stats.logp, expected.stats.logp)
+
+
+@pytest.mark.parametrize("row", ["gspo", "shannon", "acpo"])
+def test_entropy_bonus_reaches_rows_without_weight(row):
+    hidden, weight, batch = head_batch(5)
+    hidden.requires_grad_()
+    extra = {"entropy_weights": torch.full((42,), 0.01, dtype=torch.float64, device=DEVICE)}
+    assert not batch["mask"].all()
+    loss, _ = flat_call(row, hidden, weight, batch, {}, reference_policy_loss, **extra)
+    out = flat_call(row, hidden, weight, batch, {}, **extra)
+    torch.testing.assert_close(out.loss, loss)
+    torch.testing.assert_close(gradients(out.loss, hidden), gradients(loss, hidden))
+
+
+@pytest.mark.parametrize("row", ["acpo", "gspo", "gmpo", "shannon"])
+@pytest.mark.parametrize("rows", [0, 5])
+def test_no_rows_and_no_weights(row, rows):
+    hidden = torch.randn(rows, HIDDEN, device=DEVICE, requires_grad=True)
+    weight = torch.randn(VOCAB, HIDDEN, device=DEVICE, requires_grad=True)
+    zeros = torch.zeros(rows, device=DEVICE)
+    out = fused_policy_loss(
+        hidden,
+        weight,
+        zeros.long(),
+        old_logp=zeros,
+        advantages=zeros + 1,
+        weights=zeros,
+        method=row,
+        sequence_ids=zeros.long(),
+    )
+    assert out.loss == 0
+    assert all((g == 0).all() for g in gradients(out.loss, hidden, weight))
+
+
+@pytest.mark.parametrize("row", ["acpo", "cispo", "shannon"])
+def test_an_impossible_sampled_token_is_counted_and_left_out(row):
+    hidden, weight, batch = head_batch(4)
+    batch["mask"][:] = True
+    bias = torch.zeros(VOCAB, dtype=torch.float64, device=DEVICE)
+    bias[3] = -torch.inf
+    batch["tokens"][batch["tokens"] == 3] = 4
+    batch["tokens"][2, 5] = 3
+    out = flat_call(row, hidden.requires_grad_(), weight, batch, {}, bias=bias)
+    assert out.nonfinite == 1 and torch.isfinite(out.loss)
+    assert torch.isfinite(gradients(out.loss, hidden)[0]).all()
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_autocast_does_not_narrow_the_statistics():
+    hidden, weight, batch = head_batch(6, torch.float32)
+    flat, tokens = hidden.flatten(0, 1), batch["tokens"].flatten()
+    if DEVICE == "cuda":
+        flat, weight = flat.bfloat16(), weight.bfloat16()
+    plain = token_stats(flat, weight, tokens)
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        cast = token_stats(flat, weight, tokens)
+    torch.testing.assert_close(cast.entropy, plain.entropy, rtol=0, atol=1e-5)
+
+
+def test_statistics_may_be_written_into():
+    hidden, weight, batch = head_batch(1)
+    flat = hidden.flatten(0, 1).requires_grad_()
+    results = []
+    for scribble in (False, True):
+        stats = token_stats(flat, weight, batch["tokens"].flatten())
+        if scribble:
+            stats.entropy.zero_()
+        results.append(gradients(stats.logp.sum(), flat)[0])
+    torch.testing.assert_close(*results)

@@ -9,6 +9,7 @@ from acpo.objectives import (
     METHODS,
     aggregation_weights,
     dense_loss,
+    logit_gradient,
     stats_from_logits,
     token_advantages,
     token_objective,
@@ -49,6 +50,7 @@ def test_padding_changes_nothing(seed, row, extra):
     padded, padded_gradient = loss_and_gradient(dense_loss, wide, row, **options_of(row))
     same(padded, value)
     same(padded_gradient[:, : gradient.shape[1]], gradient)
+    same(logit_gradient(row, **wide, **options_of(row)), padded_gradient)
     assert (padded_gradient[dead] == 0).all()
 
 

@@ -13,30 +13,47 @@ from acpo.head.rows import RowCoefficients, RowStats, Sparsity
 
 @dataclass
 class HeadCall:
-    """Everything of one call that is not differentiated."""
+    """Everything of one call that is not differentiated.
+
+    The dtypes are settled here, once: a backward pass that runs outside the forward's autocast
+    must still see the same logits.
+    """
 
     tokens: Tensor
     projection: Projection
-    logits_dtype: torch.dtype | None
+    dtype: torch.dtype
+    logits_dtype: torch.dtype
     logits_bytes: int | None
     align_tol: float
 
-    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
-        device = hidden.device.type
-        dtype = hidden.dtype
+    @classmethod
+    def make(
+        cls,
+        hidden: Tensor,
+        tokens: Tensor,
+        projection: Projection,
+        *,
+        logits_dtype: torch.dtype | None,
+        logits_bytes: int | None,
+        align_tol: float,
+    ) -> "HeadCall":
+        """Settle the dtypes of a call from its hidden states, the device and autocast."""
+        device, dtype = hidden.device.type, hidden.dtype
         if torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
+        logits = logits_dtype_for(dtype, logits_dtype)
         if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            dtype = torch.float32  # CPU half products round the logits
-        logits = logits_dtype_for(hidden.to(dtype) if dtype != hidden.dtype else hidden, None)
-        if self.logits_dtype is not None and device != "cpu":
-            logits = self.logits_dtype
+            dtype = logits = torch.float32  # CPU half products round the logits
+        # Kernels read the columns of a call with stride 1.
+        return cls(tokens.contiguous(), projection, dtype, logits, logits_bytes, align_tol)
+
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
         return Head(
-            hidden.detach().to(dtype),
-            weight.detach().to(dtype),
-            None if bias is None else bias.detach().to(logits),
+            hidden.detach().to(self.dtype),
+            weight.detach().to(self.dtype),
+            None if bias is None else bias.detach().to(self.logits_dtype),
             self.projection,
-            logits,
+            self.logits_dtype,
             self.logits_bytes,
         )
 

@@ -57,5 +57,8 @@ def check_values(
     for name, ok in zip(columns, rest[len(counted) :], strict=True):
         if not ok:
             count = int((~torch.isfinite(columns[name])).sum())
-            raise ACPOError(f"{name} has {count} non-finite value(s); mask those tokens out")
+            raise ACPOError(
+                f"{name} has {count} non-finite value(s); give those tokens weight 0 and 0 here, "
+                "or leave them out"
+            )
     return rest[: len(counted)]

@@ -75,6 +75,7 @@ def _shifted_statistics(
     x = projection.squash_(_wide(raw))
     top, mode = x.max(-1)
     z = _shift_(x, top, projection)
+    z_token = z.gather(1, tokens[:, None])[:, 0]  # -inf for an impossible token, which is no y
     mass = z.exp()
     total = mass.sum(-1)
     # The shifted sum keeps the entropy exact near 0.
@@ -83,7 +84,7 @@ def _shifted_statistics(
         z.clamp_(min=-1e30)  # 0 · -inf of an impossible token
         spread = torch.linalg.vecdot(mass, z)
     log_total = total.log()
-    logp = z.gather(1, tokens[:, None])[:, 0] - log_total
+    logp = z_token - log_total
     is_mode = is_policy_mode(logp, -log_total, align_tol)
     out.logp.copy_(logp)
     out.log_pmax.copy_(torch.where(is_mode, logp, -log_total))

@@ -20,7 +20,7 @@ from acpo.head.checks import check_shapes, check_values
 from acpo.head.coefficients import row_coefficients
 from acpo.head.lookup import gathered
 from acpo.head.passes import Head, Wanted, compute_statistics, run_pass
-from acpo.head.projection import Projection, logits_dtype_for
+from acpo.head.projection import Projection
 from acpo.head.rows import Policy, RowStats, Sparsity
 from acpo.objectives import Method, TokenStats, get_method
 from acpo.objectives.methods import SEQUENCE_GATES
@@ -108,19 +108,22 @@ def fused_policy_loss(
         raise ACPOError(f"sequence_ids is missing: method {method.name!r} averages over sequences")
     if sparse is not None and not sparse >= 0:
         raise ACPOError(f"sparse={sparse} must not be negative; pass None for the exact gradient")
-    logits_dtype_for(hidden, logits_dtype)
     if entropy_max is None and not isinstance(method.options.get("entropy_norm", ""), str):
         entropy_max = float(method.options["entropy_norm"])
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+    def column(x: Tensor) -> Tensor:
+        return x.to(wide).contiguous()  # kernels read columns with stride 1
+
     policy = Policy(
         method,
-        old_logp.to(wide),
-        advantages.to(wide),
-        weights.to(wide),
+        column(old_logp),
+        column(advantages),
+        column(weights),
         entropy_max,
-        None if ref_logp is None else ref_logp.to(wide),
+        None if ref_logp is None else column(ref_logp),
         beta,
-        None if entropy_weights is None else entropy_weights.to(wide),
+        None if entropy_weights is None else column(entropy_weights),
     )
     active = policy.active()
     broken = ~torch.isfinite(hidden.detach().sum(1, dtype=wide))
@@ -132,7 +135,14 @@ def fused_policy_loss(
         n_active -= n_broken
     rows = None if n_active == tokens.shape[0] else active.nonzero()[:, 0]
     align_tol = float(method.options["align_tol"])
-    call = HeadCall(tokens, projection, logits_dtype, logits_bytes, align_tol)
+    call = HeadCall.make(
+        hidden,
+        tokens,
+        projection,
+        logits_dtype=logits_dtype,
+        logits_bytes=logits_bytes,
+        align_tol=align_tol,
+    )
     loss, *stats, computed, nonfinite = _FusedLoss.apply(
         hidden, weight, bias, call, policy, rows, sequence_ids, all_stats, sparse
     )
@@ -162,10 +172,11 @@ class _FusedLoss(torch.autograd.Function):
         wanted = Wanted(*ctx.needs_input_grad[:3])
         with gathered(weight, bias):
             head = call.head(hidden, weight, bias)
-            run = _two_passes if _needs_statistics_first(policy) else _one_pass
-            value, stats, computed, result = run(
-                head, call, policy, rows, sequence_ids, wanted, all_stats, sparse
-            )
+            if _needs_statistics_first(policy):
+                outcome = _two_passes(head, call, policy, sequence_ids, wanted, all_stats, sparse)
+            else:
+                outcome = _one_pass(head, call, policy, rows, wanted, all_stats, sparse)
+            value, stats, computed, result = outcome
             ctx.gradients = result.cast(hidden, weight, bias) if wanted.any() else None
         nonfinite = (computed & policy.active() & ~stats.finite()).sum()
         outputs = (*stats.tokens(), computed, nonfinite)
@@ -187,7 +198,7 @@ def _scaled_(gradient: Tensor | None, by: Tensor) -> Tensor | None:
     """Multiply in place, without asking the device what the factor is."""
     if gradient is None:
         return None
-    if gradient.is_cuda:
+    if gradient.is_cuda and gradient.dtype != torch.float64:
         from acpo.head import triton
 
         return triton.scale_(gradient, by)
@@ -202,7 +213,6 @@ def _one_pass(
     call: HeadCall,
     policy: Policy,
     rows: Tensor | None,
-    sequence_ids: Tensor | None,
     wanted: Wanted,
     all_stats: bool,
     sparse: float | None,
@@ -247,7 +257,6 @@ def _two_passes(
     head: Head,
     call: HeadCall,
     policy: Policy,
-    rows: Tensor | None,
     sequence_ids: Tensor | None,
     wanted: Wanted,
     all_stats: bool,
@@ -258,14 +267,15 @@ def _two_passes(
     Only rows whose coefficients are not 0, so not clipped ones, reach the second pass.
     """
     # A sequence's mean and the largest entropy include tokens whose own gradient is 0.
-    asked = policy.weights != 0
+    asked = (policy.weights != 0) | policy.active()
     rows = None if all_stats else unless_all(asked)
     part, tokens, local = _select_rows(head, call.tokens, policy, rows)
     stats = compute_statistics(part, tokens, call.align_tol)
     valid = (local.weights != 0) & stats.finite()
     ids = sequence_ids if rows is None or sequence_ids is None else sequence_ids[rows]
     if local.method.credit.signal == "entropy" and local.entropy_max is None:
-        highest = torch.where(valid, stats.entropy, 0.0).amax().clamp_min(1e-8)
+        highest = torch.where(valid, stats.entropy, 0.0).max() if len(tokens) else 1.0
+        highest = torch.as_tensor(highest, device=tokens.device).clamp_min(1e-8)
         local = replace(local, entropy_max=highest)
     c = row_coefficients(stats, local, _segment_mean(ids, valid))
     sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
@@ -299,6 +309,8 @@ def _segment_mean(ids: Tensor | None, valid: Tensor) -> Callable[[Tensor], Tenso
 
     def mean(x: Tensor) -> Tensor:
         assert ids is not None
+        if x.numel() == 0:
+            return x
         _, lengths = ids.unique_consecutive(return_counts=True)
         total = torch.segment_reduce(torch.where(valid, x, 0.0), "sum", lengths=lengths)
         count = torch.segment_reduce(valid.to(x.dtype), "sum", lengths=lengths)

@@ -31,6 +31,12 @@ def language_model_head(model: Any) -> LanguageModelHead:
             f"{type(model).__name__} has no output embedding with a weight; acpo trains causal "
             "language models with a linear head"
         )
+    if hasattr(layer, "base_layer"):
+        raise ACPOError(
+            f"the output head of {type(model).__name__} carries an adapter "
+            f"({type(layer).__name__}), which the fused head would leave out; take it from "
+            "target_modules, or train the head itself with modules_to_save"
+        )
     config = model.config.get_text_config()
     weight, bias = layer.weight, getattr(layer, "bias", None)
     return LanguageModelHead(

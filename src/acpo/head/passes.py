@@ -89,7 +89,7 @@ class Head:
     def chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Row ranges with their raw logits, all in one reused buffer."""
         rows, step = self.hidden.shape[0], self.chunk_rows()
-        # A row stride of 16 bytes keeps vector loads and the in-place gradient aligned.
+        # A row stride of 16 elements keeps vector loads and the in-place gradient aligned.
         stride = math.ceil(self.weight.shape[0] / 16) * 16
         buffer = self.hidden.new_empty(min(step, rows), stride, dtype=self.logits_dtype)
         for start in range(0, rows, step):
@@ -154,10 +154,12 @@ class Gradients:
 def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> Gradients:
     """Apply `step` to every chunk and gather the gradients it returns."""
     gradients = Gradients(head, wanted, sparse=sparse)
-    for span, raw in head.chunks():
-        gradient = step(raw, span)
-        if gradient is not None:
-            gradients.add(span, gradient)
+    # The dtypes are settled; autocast would narrow sums that have to be wide.
+    with torch.autocast(head.hidden.device.type, enabled=False):
+        for span, raw in head.chunks():
+            gradient = step(raw, span)
+            if gradient is not None:
+                gradients.add(span, gradient)
     return gradients
 
 

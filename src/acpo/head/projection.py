@@ -56,14 +56,14 @@ class Projection(NamedTuple):
         return gradient
 
 
-def logits_dtype_for(hidden: Tensor, requested: torch.dtype | None) -> torch.dtype:
+def logits_dtype_for(compute: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
     """float32 logits unless asked otherwise; float64 stays float64."""
-    if hidden.dtype == torch.float64:
+    if compute == torch.float64:
         return torch.float64
-    if requested not in (None, torch.float32, hidden.dtype):
+    if requested not in (None, torch.float32, compute):
         raise ACPOError(
-            f"logits_dtype={requested} does not fit {hidden.dtype} hidden states; "
-            f"use torch.float32 or {hidden.dtype}"
+            f"logits_dtype={requested} does not fit a head computed in {compute}; "
+            f"use torch.float32 or {compute}"
         )
     return requested or torch.float32
 

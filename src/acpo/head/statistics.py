@@ -10,7 +10,7 @@ from acpo.head.call import HeadCall, gradient_pass
 from acpo.head.checks import check_shapes, check_values
 from acpo.head.lookup import gathered
 from acpo.head.passes import Wanted, compute_statistics
-from acpo.head.projection import Projection, logits_dtype_for
+from acpo.head.projection import Projection
 from acpo.head.rows import RowCoefficients, RowStats
 from acpo.objectives import TokenStats
 
@@ -55,8 +55,14 @@ def token_stats(
     projection.check()
     check_shapes(hidden, weight, tokens, bias)
     check_values(tokens, weight.shape[0], {})
-    logits_dtype_for(hidden, logits_dtype)
-    call = HeadCall(tokens, projection, logits_dtype, logits_bytes, align_tol)
+    call = HeadCall.make(
+        hidden,
+        tokens,
+        projection,
+        logits_dtype=logits_dtype,
+        logits_bytes=logits_bytes,
+        align_tol=align_tol,
+    )
     return TokenStats(*_Statistics.apply(hidden, weight, bias, call, differentiable))
 
 
@@ -74,7 +80,8 @@ class _Statistics(torch.autograd.Function):
             stats = compute_statistics(call.head(hidden, weight, bias), call.tokens, call.align_tol)
         ctx.save_for_backward(hidden, weight, bias)
         ctx.call, ctx.stats = call, stats
-        outputs = stats.tokens()
+        # Copies: the caller may write into what it gets, the backward pass needs what it was.
+        outputs = TokenStats(*(x.clone() for x in stats.tokens()))
         ctx.mark_non_differentiable(
             *(x for name, x in outputs._asdict().items() if name not in differentiable)
         )

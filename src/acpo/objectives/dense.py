@@ -68,6 +68,7 @@ def logit_gradient(
     method = get_method(method, **options)
     with torch.no_grad():
         stats = _dense_stats(method, logits, tokens, mask, temperature)
+        tokens = torch.where(mask.bool(), tokens, 0)
         batch = prepare_batch(
             method,
             stats=stats,

@@ -52,15 +52,6 @@ class Method:
     reference: str = field(default="ACPO, ablation table")
 
     @property
-    def needs_other_tokens(self) -> bool:
-        """Whether a token's coefficient depends on statistics of other tokens."""
-        return (
-            self.gate in SEQUENCE_GATES
-            or self.shaping is not None
-            or self.options.get("entropy_norm") == "batch_max"
-        )
-
-    @property
     def trains_zero_advantage(self) -> bool:
         """Whether a sequence with advantage 0 still has a gradient (GTPO's entropy term)."""
         return self.shaping == "conflict"

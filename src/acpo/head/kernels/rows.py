@@ -262,6 +262,7 @@ def row_kernel(
         log_total = tl.log(total)
         entropy = log_total - LN_2 * spread / total
         logp = (x_token - top) * factor * LN_2 - log_total
+        logp = tl.where(x_token <= LOWEST, float("-inf"), logp)  # an impossible token is no y
         p_token = tl.exp(logp)
         aligned = 1.0 / total - p_token <= align_tol
         log_pmax = tl.where(aligned, logp, -log_total)
