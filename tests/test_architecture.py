@@ -17,9 +17,10 @@ ALLOWED = {
     "verify": {"errors"},
     "tasks": {"errors", "verify"},
     "engines": {"errors", "objectives", "head", "verify", "tasks"},
+    "evaluate": {"errors", "verify", "tasks"},
     "catalogue": {"errors", "objectives"},
 }
-TORCH_FREE = ("errors", "verify")
+TORCH_FREE = ("errors", "verify", "evaluate")
 
 
 def packages() -> list[str]:

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from acpo.evaluate.command import data_app, eval_app
+
 app = typer.Typer(
     name="acpo",
     help="Token-level credit for reinforcement learning with verifiable rewards.",
@@ -14,6 +16,8 @@ app = typer.Typer(
 )
 verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_help=True)
 app.add_typer(verify_app, name="verify")
+app.add_typer(eval_app, name="eval")
+app.add_typer(data_app, name="data")
 
 
 @app.callback()
