@@ -128,6 +128,9 @@ class TimedJudges:
         self._pool = ThreadPoolExecutor(workers)
         self._seconds = seconds
 
+    def prepare(self, judge) -> None:
+        """Nothing to start."""
+
     def verify(self, judge, text: str, row: dict) -> Future[Verdict]:
         return self._pool.submit(self._verify)
 

@@ -3,14 +3,18 @@
 import json
 import random
 import signal
+import threading
 import time
 from collections import Counter
 
 import pytest
 
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.benchmarks import PAPER
 from acpo.evaluate.data import load
-from acpo.evaluate.run import sample_seed
+from acpo.evaluate.judges import Judges
+from acpo.evaluate.run import plan, run, sample_seed
 from evaluate.runs import acpo, add, lines, oracle, start, sums, timeless
 from evaluate.server import serving
 
@@ -179,6 +183,43 @@ def test_bad_input_is_explained(tmp_path):
     assert done.returncode == 2 and "no server there" in done.stderr
     done = acpo("eval", "compare", tmp_path / "nowhere", tmp_path)
     assert done.returncode == 2 and "no such folder" in done.stderr
+
+
+def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
+    """A verifier that does not come along neither stops sampling nor keeps samples off the disk."""
+    free = threading.Event()
+    path = tmp_path / "run" / "sums.jsonl"
+
+    class Busy(Judges):
+        def verify(self, judge, text, row):
+            assert free.wait(30)
+            return super().verify(judge, text, row)
+
+    wanted = plan(load(str(sums(tmp_path / "sums.jsonl", 30))), 1)
+    with serving(add) as server, Busy(1) as judges:
+        source = OpenAIBackend("tiny", Sampling(), base_url=server.url)
+        options = {"output": path.parent, "sampling": Sampling()}
+        running = threading.Thread(target=run, args=([wanted], source, judges), kwargs=options)
+        running.start()
+        deadline = time.monotonic() + 20
+        while not (path.exists() and len(lines(path)) == 31) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        kept = lines(path)
+        free.set()
+        running.join()
+    assert len(kept) == 31 and not any("verdict" in line for line in kept)
+    assert all(line["verdict"] == "correct" for line in lines(path)[1:])
+
+
+def test_code_without_a_sandbox_is_refused_before_sampling(tmp_path):
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1)\n"}
+    data = tmp_path / "code.jsonl"
+    data.write_text(json.dumps(row) + "\n")
+    with serving(add) as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        done = acpo(*run, "--output", tmp_path / "run", PATH="/nowhere")
+        assert done.returncode == 2 and "bubblewrap" in done.stderr
+        assert server.number == 0
 
 
 def test_seeds_are_their_own():

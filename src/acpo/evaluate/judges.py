@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 class Judges:
-    """The verifiers of a run; a pool starts with the first completion it has to judge.
+    """The verifiers of a run, each started when first needed.
 
     Args:
         workers: Verifications at a time; None for one per core.
@@ -31,15 +31,25 @@ class Judges:
         self._math: MathPool | None = None
         self._code: CodePool | None = None
 
-    def verify(self, judge: Judge, text: str, row: Row) -> Future[Verdict]:
-        """The verdict on a completion."""
+    def prepare(self, judge: Judge) -> None:
+        """Start a verifier, so that one that cannot work is known before anything is drawn.
+
+        Raises:
+            SandboxUnavailableError: Code has to be judged and there is no place to run it.
+        """
         if judge is Judge.MATH:
             self._math = self._math or MathPool(self._workers)
+        elif self._code is None:
+            place = self._code_backend() if self._code_backend else None
+            self._code = CodePool(self._workers, place)
+
+    def verify(self, judge: Judge, text: str, row: Row) -> Future[Verdict]:
+        """The verdict on a completion."""
+        self.prepare(judge)
+        if judge is Judge.MATH:
+            assert self._math is not None
             return self._math.verify(text, str(row["answer"]))
-        if self._code is None:
-            self._code = CodePool(
-                self._workers, self._code_backend() if self._code_backend else None
-            )
+        assert self._code is not None
         return self._code.verify(text, row)
 
     def close(self) -> None:

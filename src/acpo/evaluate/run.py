@@ -111,29 +111,44 @@ class _Run:
 
     def complete(self, backend: Backend, seed: int) -> None:
         requests, unjudged = self._missing(seed)
+        for wanted in self._plans.values():
+            self._judges.prepare(wanted.benchmark.spec.judge)
         arrived: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
-        sampler = threading.Thread(
-            target=_sample, args=(backend, requests, arrived), name="acpo-sample", daemon=True
-        )
         if requests:
-            sampler.start()
+            # A thread of its own: a full verifier must not keep samples from coming or being kept.
+            threading.Thread(
+                target=self._sample,
+                args=(backend, requests, arrived),
+                name="acpo-sample",
+                daemon=True,
+            ).start()
         else:
             arrived.put(None)
         for name, question, key in unjudged:
             self._judge(name, question, key, self._files[name].samples[key]["completion"])
-        failure = None
-        # Verification may block here when its queue is full; sampling goes on in its own thread.
-        while (item := arrived.get()) is not None:
-            if isinstance(item, BaseException):
-                failure = item
-                break
-            self._keep(item)
+        while isinstance(item := arrived.get(), Completion):
+            name, question, key = item.key
+            self._judge(name, question, key, item.text)
         with self._idle:
             self._idle.wait_for(lambda: not self._pending)
         if self._failures:
             raise self._failures[0]
-        if failure is not None:
-            self._give_up(failure, len(requests))
+        if item is not None:
+            self._give_up(item)
+
+    def _sample(
+        self,
+        backend: Backend,
+        requests: Sequence[Request],
+        arrived: "queue.SimpleQueue[Completion | BaseException | None]",
+    ) -> None:
+        try:
+            for completion in backend.sample(requests):
+                self._keep(completion)
+                arrived.put(completion)
+            arrived.put(None)
+        except BaseException as error:  # raised again in the thread of `complete`
+            arrived.put(error)
 
     def _missing(self, seed: int) -> tuple[list[Request], list[tuple[str, Question, Key]]]:
         requests = []
@@ -162,7 +177,6 @@ class _Run:
                 "seconds": round(completion.seconds, 4),
             },
         )
-        self._judge(name, question, key, completion.text)
 
     def _judge(self, name: str, question: Question, key: Key, text: str) -> None:
         judge = self._plans[name].benchmark.spec.judge
@@ -190,7 +204,7 @@ class _Run:
 
         future.add_done_callback(judged)
 
-    def _give_up(self, failure: BaseException, wanted: int) -> None:
+    def _give_up(self, failure: BaseException) -> None:
         if not isinstance(failure, SamplingError):
             raise failure
         kept = sum(len(file.samples) for file in self._files.values())
@@ -198,19 +212,6 @@ class _Run:
         raise SamplingError(
             f"{failure}\n{kept} of {total} samples are kept; the same command continues from them"
         ) from failure
-
-
-def _sample(
-    backend: Backend,
-    requests: Sequence[Request],
-    arrived: "queue.SimpleQueue[Completion | BaseException | None]",
-) -> None:
-    try:
-        for completion in backend.sample(requests):
-            arrived.put(completion)
-        arrived.put(None)
-    except BaseException as error:  # raised again in the thread of `complete`
-        arrived.put(error)
 
 
 def sample_seed(seed: int, benchmark: str, key: Key) -> int:
