@@ -1,12 +1,15 @@
 """The HTTP backend against a real server: well-behaved, slow, broken, and absent."""
 
+import contextlib
 import socket
+import threading
 import time
 
 import pytest
 
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 from acpo.evaluate.backends.openai import OpenAIBackend
+from acpo.evaluate.backends.wire import Connection, WireError
 from evaluate.server import serving
 
 
@@ -139,3 +142,64 @@ def test_requests_are_in_flight_together():
         start = time.monotonic()
         assert texts(backend(server, concurrency=32), 64) == expected(64)
         assert time.monotonic() - start < 64 * 0.2 / 8
+
+
+RAW = {
+    "chunks": (
+        b"HTTP/1.1 200 OK\r\nTRANSFER-ENCODING: Chunked\r\n\r\n"
+        b"5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nA: b\r\n\r\n"
+    ),
+    "length": b"HTTP/1.1 200 OK\r\ncontent-length:11\r\n\r\nhello world",
+    "until the end": b"HTTP/1.0 200 OK\r\n\r\nhello world",
+    "after continue": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world"
+    ),
+}
+
+
+def replying(data: bytes, times: int = 1) -> str:
+    """Answer with raw bytes, one byte at a time, and close."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(times):
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):  # a reader may give up early
+                client.recv(65536)
+                for byte in data:
+                    client.send(bytes([byte]))
+        listener.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("form", RAW)
+def test_every_form_of_a_body_is_read(form):
+    connection = Connection(replying(RAW[form], times=2), None)
+    for _ in range(2):  # the second time over a connection that was closed meanwhile
+        assert connection.exchange("GET", "/x", None, 5.0) == (200, None, b"hello world")
+    connection.close()
+
+
+@pytest.mark.parametrize("form", ["chunks", "length", "after continue"])
+def test_a_body_cut_anywhere_is_an_error(form):
+    for cut in range(len(RAW[form])):
+        with pytest.raises(WireError):
+            Connection(replying(RAW[form][:cut]), None).exchange("GET", "/x", None, 5.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 300,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_not_http_is_an_error(data):
+    with pytest.raises(WireError):
+        Connection(replying(data), None).exchange("GET", "/x", None, 5.0)

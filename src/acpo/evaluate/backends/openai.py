@@ -1,6 +1,6 @@
 """Completions from any OpenAI-compatible server.
 
-Plain `http.client` in threads: the client library spends several milliseconds of CPU on a request,
+Plain sockets in threads: the client library spends several milliseconds of CPU on a request,
 which at 64 requests in flight is more than a fast server needs to answer them.
 """
 
