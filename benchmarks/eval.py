@@ -170,7 +170,7 @@ def timed_verification(count: int, judges: TimedJudges) -> float:
 
 
 def measure_decoder(repeats: int) -> dict:
-    """Lengths are geometric: an untrained model ends with about one chance in 400 a token."""
+    """Lengths are geometric: an untrained model ends with about one chance in 160 a token."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -178,21 +178,21 @@ def measure_decoder(repeats: int) -> dict:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=6,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=4,
-        vocab_size=400,
+        vocab_size=160,
         eos_token_id=1,
         pad_token_id=0,
         bos_token_id=2,
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = LlamaForCausalLM(config).eval().to(device)
-    batch_size, limit, count = 16, 1024, 96
+    batch_size, limit, count = 16, 512, 128
     sampling = Sampling(max_tokens=limit)
-    prompts = torch.randint(3, 400, (count, 32), generator=torch.Generator().manual_seed(1))
+    prompts = torch.randint(3, 160, (count, 32), generator=torch.Generator().manual_seed(1))
     jobs = [Job(i, prompts[i].tolist(), i) for i in range(count)]
 
     def ours() -> list[int]:
@@ -225,7 +225,7 @@ def measure_decoder(repeats: int) -> dict:
     lengths = sorted(ours())
     return {
         "device": device,
-        "model": "Llama, 6 layers of 512, random weights",
+        "model": "Llama, 4 layers of 256, random weights",
         "batch_size": batch_size,
         "sequences": count,
         "length_median_mean_max": [

@@ -167,16 +167,18 @@ def test_data_check_finds_a_planted_question(shared_data, tmp_path):
 @pytest.mark.sandbox
 def test_data_check_of_the_paper(shared_data):
     done = acpo(
-        *("data", "check", "--data-dir", shared_data),
+        *("data", "check", "--data-dir", shared_data, "--json"),
         *("--train", shared_data / "dapo_math_17k.jsonl"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in PAPER:
-        rows = str(BENCHMARKS[name].rows)
-        line = next(
-            x for x in done.stdout.splitlines() if x.startswith(f"│ {BENCHMARKS[name].title} ")
-        )
-        assert f"{rows} of {rows}" in line and "yes" in line
+    found = {entry["benchmark"]: entry for entry in json.loads(done.stdout)}
+    assert list(found) == list(PAPER)
+    for name, entry in found.items():
+        assert entry["problem"] is None
+        assert entry["rows"] == entry["gold"] == entry["gold_right"] == BENCHMARKS[name].rows
+        assert len(entry["overlaps"]) == entry["sharing_an_ngram"] >= entry["sharing_half"]
+    restated = {name: entry["sharing_half"] for name, entry in found.items()}
+    assert restated["math500"] > 0 and restated["hmmt25"] == restated["aime25"] == 0
 
 
 def test_data_check_fails_on_wrong_gold(tmp_path):

@@ -132,30 +132,38 @@ def compare(
 
 
 @data_app.command("check")
-def check(
+def check_data(
     benchmarks: str = BENCHMARKS,
     data_dir: Path | None = DATA_DIR,
     train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
     train_field: str = typer.Option("problem", help="Field of its question."),
     ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
-    output: Path | None = typer.Option(None, help="Write every overlap here, as JSONL."),
+    as_json: bool = typer.Option(False, "--json", help="Print everything but the texts as JSON."),
+    output: Path | None = typer.Option(None, help="Write every overlap with its texts, as JSONL."),
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
 ) -> None:
     """Rows, checksums, gold answers that verify, and overlap with a training set."""
-    from acpo.evaluate.terminal import check_data
+    import json
+
+    from acpo.evaluate.check import check
+    from acpo.evaluate.terminal import print_checks
     from acpo.verify import batch
 
     with batch.reported_errors():
-        sound = check_data(
-            _names(benchmarks),
-            data_dir,
-            train=train,
-            train_field=train_field,
-            ngram=ngram,
-            output=output,
-            workers=workers,
+        training = (
+            batch.column(batch.read_rows(train), train_field, "--train-field") if train else []
         )
-    if not sound:
+        names = _names(benchmarks)
+        checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
+        if as_json:
+            typer.echo(json.dumps([entry.plain() for entry in checks], indent=1))
+        else:
+            print_checks(checks, train=train, ngram=ngram)
+        if output is not None:
+            rows = [row for entry in checks for row in entry.texts(training)]
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+            output.write_text("".join(lines), encoding="utf-8")
+    if not all(entry.sound for entry in checks):
         raise typer.Exit(1)
 
 

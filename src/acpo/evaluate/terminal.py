@@ -1,6 +1,5 @@
 """Evaluation and data checks for a person at a shell."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +18,11 @@ from rich.progress import (
 from rich.table import Table
 
 from acpo.evaluate.backends import Backend, Sampling
-from acpo.evaluate.data import DataError, LoadedBenchmark, load, require_declared
-from acpo.evaluate.judges import Judges, gold_completion
-from acpo.evaluate.overlap import Overlap, asked, overlaps_of
+from acpo.evaluate.check import Check
+from acpo.evaluate.judges import Judges
 from acpo.evaluate.report import interval, title, write_reports
 from acpo.evaluate.run import Plan, run
 from acpo.evaluate.summary import summarise_run
-from acpo.verify.batch import column, read_rows
 
 _LISTED = 20
 
@@ -91,95 +88,29 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
     console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
 
 
-def check_data(
-    names: Sequence[str],
-    data_dir: Path | None,
-    *,
-    train: Path | None,
-    train_field: str,
-    ngram: int,
-    output: Path | None,
-    workers: int | None,
-) -> bool:
-    """Print one line per benchmark and the overlaps; whether all is as declared."""
-    loaded = [load(name, data_dir, check=False) for name in names]
-    found: list[list[Overlap]] = [[] for _ in loaded]
-    texts: list[str] = []
-    if train is not None:
-        texts = column(read_rows(train), train_field, "--train-field")
-        found = overlaps_of(loaded, texts, size=ngram)
-    table = Table(
-        "benchmark", "rows", "as declared", "gold verifies", *_overlap_heads(train, ngram)
-    )
-    sound = True
-    with Judges(workers) as judges:
-        for benchmark, shared in zip(loaded, found, strict=True):
-            problem = _declared(benchmark)
-            right, checked = verified_gold(benchmark, judges)
-            sound = sound and not problem and right == checked
-            counts = [len(shared), sum(entry.share >= 0.5 for entry in shared)] if train else []
-            table.add_row(
-                title(benchmark.spec.name),
-                str(len(benchmark.questions)),
-                problem or ("yes" if benchmark.spec.checksum else "own file"),
-                f"{right} of {checked}",
-                *map(str, counts),
-            )
+def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> None:
+    """One line per benchmark, and the overlaps that are the largest."""
+    heads = [f"share a {ngram}-gram", "share half of them"] if train else []
+    table = Table("benchmark", "rows", "as declared", "gold verifies", *heads)
+    for entry in checks:
+        spec = entry.benchmark.spec
+        counts = [len(entry.overlaps), entry.restated] if train else []
+        table.add_row(
+            title(spec.name),
+            str(len(entry.benchmark.questions)),
+            entry.problem or ("yes" if spec.checksum else "own file"),
+            f"{entry.gold_right} of {entry.gold}",
+            *map(str, counts),
+        )
     console = Console()
     console.print(table)
-    if train is not None:
-        _list_overlaps(console, loaded, found, texts, output)
-    return sound
-
-
-def verified_gold(benchmark: LoadedBenchmark, judges: Judges) -> tuple[int, int]:
-    """How many gold answers verify as correct against themselves, and how many there are."""
-    judge = benchmark.spec.judge
-    futures = [
-        judges.verify(judge, text, question.row)
-        for question in benchmark.questions
-        if (text := gold_completion(judge, question.row)) is not None
-    ]
-    return sum(future.result().correct for future in futures), len(futures)
-
-
-def _overlap_heads(train: Path | None, ngram: int) -> list[str]:
-    return [f"share a {ngram}-gram", "share half of them"] if train else []
-
-
-def _declared(benchmark: LoadedBenchmark) -> str:
-    try:
-        require_declared(benchmark)
-    except DataError as error:
-        return str(error)
-    return ""
-
-
-def _list_overlaps(
-    console: Console,
-    loaded: Sequence[LoadedBenchmark],
-    found: Sequence[Sequence[Overlap]],
-    texts: Sequence[str],
-    output: Path | None,
-) -> None:
-    rows = []
-    for benchmark, shared in zip(loaded, found, strict=True):
-        questions = {question.id: question for question in benchmark.questions}
-        for entry in shared:
-            text = asked(benchmark, questions[entry.question].row)
-            row = {"benchmark": benchmark.spec.name, **entry._asdict()}
-            rows.append({**row, "question_text": text, "training_text": texts[entry.row]})
-    rows.sort(key=lambda row: -row["share"])
-    for row in rows[:_LISTED]:
+    shared = sorted((o for entry in checks for o in entry.overlaps), key=lambda o: -o.share)
+    for overlap in shared[:_LISTED]:
         console.print(
-            f"{row['question']}: {row['share']:.0%} of its n-grams in training row {row['row']}, "
-            f"{row['rows']} rows in all",
+            f"{overlap.question}: {overlap.share:.0%} of its n-grams in training row {overlap.row},"
+            f" {overlap.rows} rows in all",
             markup=False,
             highlight=False,
         )
-    if len(rows) > _LISTED:
-        console.print(f"and {len(rows) - _LISTED} more: --output FILE lists every one")
-    if output is not None:
-        with output.open("w", encoding="utf-8") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    if len(shared) > _LISTED:
+        console.print(f"and {len(shared) - _LISTED} more: --output FILE lists every one")
