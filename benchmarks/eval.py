@@ -140,8 +140,8 @@ class TimedJudges:
 
 
 def measure_overlap(repeats: int) -> dict:
-    """800 samples, 20 in flight at 250 ms, verified 4 at a time in 40, 50 and 60 ms each."""
-    count, concurrency, latency, workers = 800, 20, 0.25, 4
+    """400 samples, 20 in flight at 250 ms, verified 4 at a time in 40, 50 and 60 ms each."""
+    count, concurrency, latency, workers = 400, 20, 0.25, 4
     cases = []
     with server(latency) as url:
         for seconds in (0.04, 0.05, 0.06):
@@ -170,7 +170,7 @@ def timed_verification(count: int, judges: TimedJudges) -> float:
 
 
 def measure_decoder(repeats: int) -> dict:
-    """Lengths are geometric: an untrained model ends with about one chance in 160 a token."""
+    """Lengths are geometric: an untrained model ends with about one chance in 80 a token."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -183,16 +183,16 @@ def measure_decoder(repeats: int) -> dict:
         num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=4,
-        vocab_size=160,
+        vocab_size=80,
         eos_token_id=1,
         pad_token_id=0,
         bos_token_id=2,
     )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = LlamaForCausalLM(config).eval().to(device)
-    batch_size, limit, count = 16, 512, 128
+    batch_size, limit, count = 16, 256, 128
     sampling = Sampling(max_tokens=limit)
-    prompts = torch.randint(3, 160, (count, 32), generator=torch.Generator().manual_seed(1))
+    prompts = torch.randint(3, 80, (count, 32), generator=torch.Generator().manual_seed(1))
     jobs = [Job(i, prompts[i].tolist(), i) for i in range(count)]
 
     def ours() -> list[int]:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 RUNS = (("math500", 8), ("humaneval_pro", 4))
-OPTIONS = ("--k", "2", "--max-tokens", "512", "--temperature", "0.7", "--batch-size", "16")
+OPTIONS = ("--k", "2", "--max-tokens", "256", "--temperature", "0.7", "--batch-size", "16")
 
 
 def convert(folder: Path) -> None:

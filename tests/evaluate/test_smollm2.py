@@ -25,5 +25,5 @@ def test_a_pretrained_model_end_to_end(shared_data, tmp_path):
     assert sizes == {"math500": (8, 16), "humaneval_pro": (4, 8)}
     for entry in entries.values():
         assert entry["verdicts"]["infra_error"] == entry["verdicts"]["unparseable_gold"] == 0
-        assert 20 < entry["tokens"] <= 512
+        assert 20 < entry["tokens"] <= 256
     assert entries["math500"]["truncated"] < 1, "a trained model ends its answers"
