@@ -17,11 +17,12 @@ ALLOWED = {
     "verify": {"errors"},
     "tasks": {"errors", "verify"},
     "engines": {"errors", "objectives", "head", "verify", "tasks"},
+    "evaluate": {"errors", "verify", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "verify")
+TORCH_FREE = ("errors", "verify", "evaluate")
 
 
 def packages() -> list[str]:

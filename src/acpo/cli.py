@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from acpo.errors import ACPOError
+from acpo.evaluate.command import data_app, eval_app
 
 
 class OneLineErrors(TyperGroup):
@@ -30,6 +31,8 @@ app = typer.Typer(
 )
 verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_help=True)
 app.add_typer(verify_app, name="verify")
+app.add_typer(eval_app, name="eval")
+app.add_typer(data_app, name="data")
 
 
 @app.callback()

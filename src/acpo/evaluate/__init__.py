@@ -1,0 +1,1 @@
+"""Benchmarks, sampling backends, and accuracies with intervals that hold."""

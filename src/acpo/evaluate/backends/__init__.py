@@ -1,0 +1,96 @@
+"""Where completions come from, behind one narrow interface."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from acpo.errors import ACPOError
+
+
+class SamplingError(ACPOError):
+    """A backend that cannot be used, or gave up."""
+
+
+class Sampling(NamedTuple):
+    """How completions are drawn.
+
+    Attributes:
+        temperature: 0 takes the most probable token.
+        top_p: Mass of the nucleus.
+        max_tokens: Longest completion.
+        stop: Texts that end a completion and are not part of it.
+        chat: Whether the prompt is a user's message under the model's chat template, or plain text.
+        system: System message; None sends none.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 8192
+    stop: tuple[str, ...] = ()
+    chat: bool = True
+    system: str | None = None
+
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        system = [{"role": "system", "content": self.system}] if self.system is not None else []
+        return [*system, {"role": "user", "content": prompt}]
+
+
+class Request(NamedTuple):
+    """One completion to draw. `key` comes back with it; `seed` makes the draw its own."""
+
+    key: Any
+    prompt: str
+    seed: int
+
+
+class Completion(NamedTuple):
+    """One completion.
+
+    Attributes:
+        key: That of its request.
+        text: What the model wrote, without special tokens.
+        tokens: How many tokens that was; None where a server does not say.
+        finish: `stop`, or `length` when it was cut off at `max_tokens`.
+        seconds: Time between admission and end.
+    """
+
+    key: Any
+    text: str
+    tokens: int | None
+    finish: str
+    seconds: float
+
+
+class Backend(Protocol):
+    """A source of completions."""
+
+    def settings(self) -> dict[str, Any]:
+        """What the distribution of completions depends on. Cheap: loads no weights."""
+        ...
+
+    def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        """Completions in the order they end, each requested one once.
+
+        Raises:
+            SamplingError: No further completions will come.
+        """
+        ...
+
+
+def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> Backend:
+    """The backend of that name.
+
+    Args:
+        name: `transformers` or `openai`.
+        model: Hub id, folder, or the name under which a server has it.
+        sampling: How completions are drawn.
+        **options: What that backend's constructor takes.
+    """
+    if name == "openai":
+        from acpo.evaluate.backends.openai import OpenAIBackend
+
+        return OpenAIBackend(model, sampling, **options)
+    if name == "transformers":
+        from acpo.evaluate.backends.transformers import TransformersBackend
+
+        return TransformersBackend(model, sampling, **options)
+    raise SamplingError(f"backend={name!r}: use transformers or openai")

@@ -1,0 +1,229 @@
+"""Generation that keeps its batch full: whoever ends makes room for whoever waits.
+
+One forward pass per token over all running sequences, padded on the left. A sequence that ends
+leaves the batch at once; when a quarter of the places are free, the next prompts are read in
+together and join. Every sequence draws with its own random numbers, so what it says does not depend
+on its neighbours beyond rounding.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from acpo.evaluate.backends import Sampling
+
+# Enough tokens for any stop text to show up in, however it is cut into tokens.
+_STOP_WINDOW = 32
+
+
+class Job(NamedTuple):
+    """A prompt to continue."""
+
+    key: Any
+    tokens: list[int]
+    seed: int
+
+
+class Finished(NamedTuple):
+    """A continued prompt: its new tokens without the one that ended it, and why it ended."""
+
+    key: Any
+    tokens: list[int]
+    finish: str
+    seconds: float
+
+
+@dataclass
+class _Row:
+    job: Job
+    uniforms: np.ndarray
+    start: float
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    given: bool = False
+
+
+class Decoder:
+    """Continues prompts with one model.
+
+    Args:
+        model: A causal language model in evaluation mode.
+        sampling: How tokens are drawn.
+        ends: Tokens that end a sequence.
+        batch_size: Sequences that run together.
+        says: Tokens to text; needed where `sampling.stop` is set.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        sampling: Sampling,
+        *,
+        ends: frozenset[int],
+        batch_size: int,
+        says: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._ends = ends
+        self._batch_size = batch_size
+        self._says = says
+        self._rows: list[_Row] = []
+        self._cache: Any = None
+        self._mask = torch.empty(0)  # [B, L], 0 on the padding
+        # Only plain caches can be joined and cut; with others a batch runs to its end.
+        layers = DynamicCache(config=model.config.get_text_config()).layers
+        self._plain = all(type(layer) is DynamicLayer for layer in layers)
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Finished]:
+        """Continue every job, in the order in which they end."""
+        # Neighbours of similar length pad little.
+        waiting = deque(sorted(jobs, key=lambda job: -len(job.tokens)))
+        while waiting or self._rows:
+            with torch.inference_mode():
+                if waiting and self._has_room(len(waiting)):
+                    free = self._batch_size - len(self._rows)
+                    self._admit([waiting.popleft() for _ in range(min(free, len(waiting)))])
+                else:
+                    self._step()
+                finished = [self._give(r) for r in self._rows if r.finish and not r.given]
+                self._shrink()
+            yield from finished
+
+    def _has_room(self, waiting: int) -> bool:
+        if not self._rows:
+            return True
+        free = self._batch_size - len(self._rows)
+        return self._plain and free >= min(waiting, max(1, self._batch_size // 4))
+
+    def _admit(self, jobs: list[Job]) -> None:
+        """Read prompts in, each different one once, and join them to the batch."""
+        rows = [_Row(job, _uniforms(job.seed, self._sampling), time.perf_counter()) for job in jobs]
+        prompts = [job.tokens for job in jobs]
+        order = list(range(len(jobs)))
+        if self._plain:
+            places: dict[tuple[int, ...], int] = {}
+            order = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+            prompts = [list(prompt) for prompt in places]
+        tokens, mask = _left_padded(prompts, self._model.device)
+        out = self._model(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        chosen = torch.tensor(order, device=mask.device)
+        if len(prompts) < len(jobs):
+            out.past_key_values.batch_select_indices(chosen)
+        self._join(out.past_key_values, mask[chosen])
+        self._rows += rows
+        self._draw(rows, out.logits[chosen, -1])
+
+    def _step(self) -> None:
+        last = torch.tensor([row.tokens[-1] for row in self._rows], device=self._mask.device)
+        self._mask = functional.pad(self._mask, (0, 1), value=1)
+        out = self._model(
+            input_ids=last[:, None],
+            attention_mask=self._mask,
+            position_ids=self._mask.sum(-1, keepdim=True) - 1,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._draw(self._rows, out.logits[:, -1])
+
+    def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
+        """Give every row its next token, and see whether that was its last."""
+        uniforms = [row.uniforms[len(row.tokens)] if row.finish is None else 0.0 for row in rows]
+        for row, token in zip(rows, draw(logits, uniforms, self._sampling), strict=True):
+            if row.finish is not None:
+                continue
+            row.tokens.append(token)
+            if token in self._ends or self._stopped(row):
+                row.finish = "stop"
+            elif len(row.tokens) >= self._sampling.max_tokens:
+                row.finish = "length"
+
+    def _stopped(self, row: _Row) -> bool:
+        if not self._sampling.stop or self._says is None:
+            return False
+        tail = self._says(row.tokens[-_STOP_WINDOW:])
+        return any(text in tail for text in self._sampling.stop)
+
+    def _give(self, row: _Row) -> Finished:
+        row.given = True  # the row itself may have to stay a while
+        tokens = row.tokens[:-1] if row.tokens[-1] in self._ends else row.tokens
+        return Finished(row.job.key, tokens, row.finish or "", time.perf_counter() - row.start)
+
+    def _join(self, cache: Any, mask: torch.Tensor) -> None:
+        """Add sequences to the batch, all padded to the longest."""
+        if not self._rows:
+            self._cache, self._mask = cache, mask
+            return
+        length = max(self._mask.shape[1], mask.shape[1])
+        grow, shift = length - self._mask.shape[1], length - mask.shape[1]
+        for old, new in zip(self._cache.layers, cache.layers, strict=True):
+            for name in ("keys", "values"):
+                kept = functional.pad(getattr(old, name), (0, 0, grow, 0))
+                added = functional.pad(getattr(new, name), (0, 0, shift, 0))
+                setattr(old, name, torch.cat([kept, added]))
+        self._mask = torch.cat(
+            [functional.pad(self._mask, (grow, 0)), functional.pad(mask, (shift, 0))]
+        )
+
+    def _shrink(self) -> None:
+        """Let sequences that ended go, and the padding that only they needed."""
+        kept = [number for number, row in enumerate(self._rows) if row.finish is None]
+        if not kept:
+            self._rows, self._cache = [], None
+        elif len(kept) < len(self._rows) and self._plain:
+            self._rows = [self._rows[number] for number in kept]
+            index = torch.tensor(kept, device=self._mask.device)
+            mask = self._mask[index]
+            first = int(mask.any(0).int().argmax())
+            self._mask = mask[:, first:]
+            for layer in self._cache.layers:
+                layer.keys = layer.keys[index, :, first:]
+                layer.values = layer.values[index, :, first:]
+
+
+def draw(logits: torch.Tensor, uniforms: list[float], sampling: Sampling) -> list[int]:
+    """One token per row of `logits`, by inverting its distribution at the row's uniform number."""
+    if sampling.temperature == 0:
+        return logits.argmax(-1).tolist()
+    probabilities = torch.softmax(logits.double() / sampling.temperature, -1)
+    if sampling.top_p < 1:
+        ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
+        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
+        outside[:, 0] = False
+        probabilities = probabilities.masked_fill(outside.gather(-1, places.argsort(-1)), 0.0)
+    cumulative = probabilities.cumsum(-1)
+    points = torch.tensor(uniforms, dtype=torch.double, device=logits.device)[:, None]
+    # Strictly beyond the point, so that a token of probability 0 is never drawn.
+    chosen = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
+    return chosen.clamp(max=logits.shape[-1] - 1).squeeze(-1).tolist()
+
+
+def _uniforms(seed: int, sampling: Sampling) -> np.ndarray:
+    if sampling.temperature == 0:
+        return np.zeros(sampling.max_tokens)
+    return np.random.default_rng(seed).random(sampling.max_tokens)
+
+
+def _left_padded(
+    prompts: Sequence[Sequence[int]], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(map(len, prompts))
+    tokens = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)

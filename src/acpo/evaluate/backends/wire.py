@@ -1,0 +1,184 @@
+"""One HTTP/1.1 connection that is kept, with a deadline for the whole exchange.
+
+The standard library reads headers with its e-mail parser, which costs more than everything else
+about a request together; this reads the three headers it needs.
+"""
+
+import json
+import socket
+import ssl
+import time
+from typing import BinaryIO, NamedTuple
+from urllib.parse import urlsplit
+
+_MAX_LINE_BYTES = 1 << 16
+_MAX_HEADERS = 200
+_MAX_REPLY_BYTES = 64 << 20
+_READ_BYTES = 1 << 16
+
+
+class WireError(Exception):
+    """The exchange failed in a way that another attempt may not."""
+
+
+class _Closed(Exception):
+    """The other side closed the connection before it said anything."""
+
+
+class Reply(NamedTuple):
+    """A whole reply."""
+
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+class Connection:
+    """A connection to `base_url`, made when needed and made anew after any failure."""
+
+    def __init__(self, base_url: str, key: str | None) -> None:
+        parts = urlsplit(base_url)
+        self._host = parts.hostname or ""
+        self._secure = parts.scheme == "https"
+        self._port = parts.port or (443 if self._secure else 80)
+        self._prefix = parts.path.rstrip("/")
+        authorization = f"Authorization: Bearer {key}\r\n" if key else ""
+        self._head = (
+            f"Host: {parts.netloc.rpartition('@')[2]}\r\nAccept: application/json\r\n"
+            f"Accept-Encoding: identity\r\nContent-Type: application/json\r\n{authorization}"
+        )
+        self._socket: socket.socket | None = None
+        self._file: BinaryIO | None = None
+
+    def exchange(self, method: str, path: str, payload: object, seconds: float) -> Reply:
+        """Send one request and read the whole reply.
+
+        Raises:
+            WireError: No connection, no reply within `seconds`, or half a reply.
+        """
+        body = b"" if payload is None else json.dumps(payload).encode()
+        head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}"
+        message = f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
+        deadline = time.monotonic() + seconds
+        reused = self._socket is not None
+        try:
+            try:
+                return self._exchange(message, deadline)
+            except _Closed:
+                self.close()
+                if not reused:
+                    raise
+            # The server had closed an idle connection: not a failure of this request.
+            return self._exchange(message, deadline)
+        except TimeoutError as error:
+            self.close()
+            raise WireError(f"no whole reply within {seconds:g} s") from error
+        except (OSError, ValueError, _Closed) as error:
+            self.close()
+            raise WireError(f"{type(error).__name__.strip('_')}: {error}") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._file = None
+
+    def _exchange(self, message: bytes, deadline: float) -> Reply:
+        if self._socket is None or self._file is None:
+            self._socket = self._connect(deadline)
+            self._file = self._socket.makefile("rb")
+        self._socket.settimeout(_left(deadline))
+        try:
+            self._socket.sendall(message)
+            first = self._file.readline(_MAX_LINE_BYTES)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise _Closed("connection lost") from error
+        if not first:
+            raise _Closed("connection closed without a reply")
+        status = _status(first)
+        headers = self._headers(deadline)
+        while 100 <= status < 200:
+            status = _status(self._line(deadline))
+            headers = self._headers(deadline)
+        body = self._body(headers, deadline)
+        if headers.get(b"connection", b"").lower() == b"close" or first.startswith(b"HTTP/1.0"):
+            self.close()
+        after = headers.get(b"retry-after")
+        return Reply(status, after.decode("latin-1") if after is not None else None, body)
+
+    def _connect(self, deadline: float) -> socket.socket:
+        made = socket.create_connection((self._host, self._port), timeout=_left(deadline))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._secure:
+            return ssl.create_default_context().wrap_socket(made, server_hostname=self._host)
+        return made
+
+    def _line(self, deadline: float) -> bytes:
+        assert self._socket is not None and self._file is not None
+        self._socket.settimeout(_left(deadline))
+        line = self._file.readline(_MAX_LINE_BYTES)
+        if not line.endswith(b"\n"):
+            raise ValueError("the reply was cut off")
+        return line
+
+    def _headers(self, deadline: float) -> dict[bytes, bytes]:
+        headers: dict[bytes, bytes] = {}
+        for _ in range(_MAX_HEADERS):
+            line = self._line(deadline).strip()
+            if not line:
+                return headers
+            name, _, value = line.partition(b":")
+            headers[name.lower()] = value.strip()
+        raise ValueError(f"more than {_MAX_HEADERS} headers")
+
+    def _body(self, headers: dict[bytes, bytes], deadline: float) -> bytes:
+        if headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
+            return self._chunks(deadline)
+        if b"content-length" in headers:
+            return self._exactly(int(headers[b"content-length"]), deadline)
+        pieces = []
+        while piece := self._some(_READ_BYTES, deadline):
+            pieces.append(piece)
+        self.close()
+        return b"".join(pieces)
+
+    def _chunks(self, deadline: float) -> bytes:
+        pieces: list[bytes] = []
+        total = 0
+        while size := int(self._line(deadline).partition(b";")[0], 16):
+            total += size
+            pieces.append(self._exactly(size, deadline, total))
+            self._line(deadline)
+        self._headers(deadline)  # trailers
+        return b"".join(pieces)
+
+    def _exactly(self, size: int, deadline: float, total: int = 0) -> bytes:
+        if size < 0 or max(size, total) > _MAX_REPLY_BYTES:
+            raise ValueError(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+        received = bytearray()
+        while len(received) < size:
+            piece = self._some(size - len(received), deadline)
+            if not piece:
+                raise ValueError("the reply was cut off")
+            received += piece
+        return bytes(received)
+
+    def _some(self, size: int, deadline: float) -> bytes:
+        assert self._socket is not None and self._file is not None
+        self._socket.settimeout(_left(deadline))
+        return self._file.read1(size)  # type: ignore[attr-defined]
+
+
+def _status(line: bytes) -> int:
+    version, _, rest = line.partition(b" ")
+    if not version.startswith(b"HTTP/1."):
+        raise ValueError(f"not HTTP: {line[:40]!r}")
+    return int(rest[:3])
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left

@@ -1,0 +1,181 @@
+"""`acpo eval` and `acpo data`. Light to import: everything heavy is imported by the verbs."""
+
+import os
+import re
+import warnings
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+PAPER_BENCHMARKS = "aime24,aime25,math500,hmmt25,beyondaime,humaneval_pro"
+
+
+class BackendName(StrEnum):
+    TRANSFORMERS = "transformers"
+    OPENAI = "openai"
+
+
+class PromptFormat(StrEnum):
+    CHAT = "chat"
+    PLAIN = "plain"
+
+
+class Form(StrEnum):
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    JSON = "json"
+
+
+class ModelOrVerb(TyperGroup):
+    """`acpo eval MODEL` is `acpo eval run MODEL`: what is no verb is a model."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+eval_app = typer.Typer(
+    cls=ModelOrVerb,
+    help="Evaluate a model: `acpo eval MODEL`. Compare two: `acpo eval compare A B`.",
+    no_args_is_help=True,
+)
+data_app = typer.Typer(help="Look at benchmark and training data.", no_args_is_help=True)
+
+BENCHMARKS = typer.Option(PAPER_BENCHMARKS, help="Names, or paths of .jsonl files, with commas.")
+DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl [default: download once].")
+
+
+@eval_app.command("run")
+def run_eval(
+    model: str = typer.Argument(help="Hub id, folder, or the name a server has it under."),
+    benchmarks: str = BENCHMARKS,
+    k: int | None = typer.Option(None, min=1, help="Samples per question [default: 8, code 1]."),
+    limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),
+    temperature: float = typer.Option(1.0, min=0.0, help="0 takes the most probable token."),
+    top_p: float = typer.Option(1.0, min=0.0, max=1.0, help="Mass of the nucleus."),
+    max_tokens: int = typer.Option(8192, min=1, help="Longest completion."),
+    stop: list[str] = typer.Option([], help="Text that ends a completion; repeatable."),
+    prompt_format: PromptFormat = typer.Option(
+        PromptFormat.CHAT, help="Under the chat template, or as plain text."
+    ),
+    system: str | None = typer.Option(None, help="System message."),
+    seed: int = typer.Option(0, help="Every sample's own seed is made of it."),
+    output: Path | None = typer.Option(None, help="Folder of the run [default: evals/MODEL]."),
+    data_dir: Path | None = DATA_DIR,
+    backend: BackendName | None = typer.Option(
+        None, help="[default: openai with --base-url, else transformers]"
+    ),
+    base_url: str | None = typer.Option(None, help="OpenAI-compatible server, up to /v1."),
+    api_key_env: str = typer.Option("OPENAI_API_KEY", help="Variable that holds its key."),
+    concurrency: int = typer.Option(64, min=1, help="openai: requests in flight."),
+    timeout: float = typer.Option(1800.0, min=0.1, help="openai: seconds one request may take."),
+    retries: int = typer.Option(6, min=0, help="openai: further attempts at a request."),
+    batch_size: int = typer.Option(32, min=1, help="transformers: sequences at a time."),
+    device: str | None = typer.Option(None, help="transformers: cuda, cpu, mps."),
+    workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
+    remote: str | None = typer.Option(None, help="SandboxFusion-compatible server for code."),
+    unsafe_local: bool = typer.Option(
+        False, "--unsafe-local", help="Run code without a sandbox, with your rights."
+    ),
+) -> None:
+    """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
+    from acpo.evaluate.backends import Sampling, make_backend
+    from acpo.evaluate.data import load
+    from acpo.evaluate.judges import Judges
+    from acpo.evaluate.run import plan
+    from acpo.evaluate.terminal import evaluate
+    from acpo.verify import batch
+
+    chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
+    options: dict[str, Any] = {}
+    if chosen is BackendName.OPENAI:
+        options = {"api_key_env": api_key_env, "concurrency": concurrency}
+        options |= {"timeout": timeout, "retries": retries}
+        options |= {"base_url": base_url} if base_url else {}
+    else:
+        options = {"batch_size": batch_size, "device": device}
+    chat = prompt_format is PromptFormat.CHAT
+    sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
+    _warn_of_equal_samples(temperature, k)
+    plans = [plan(load(name, data_dir), k, limit) for name in _names(benchmarks)]
+    source = make_backend(chosen, model, sampling, **options)
+    with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
+        folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
+        evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed)
+
+
+@eval_app.command("compare")
+def compare(
+    a: Path = typer.Argument(help="Folder of a run."),
+    b: Path = typer.Argument(help="Folder of another run."),
+    form: Form = typer.Option(Form.MARKDOWN, "--format", help="What to print."),
+) -> None:
+    """A minus B, paired by question, with an interval and a sign test."""
+    import json
+
+    from acpo.evaluate.report import comparison_latex, comparison_markdown
+    from acpo.evaluate.summary import compare_runs
+
+    result = compare_runs(a, b)
+    if form is Form.JSON:
+        typer.echo(json.dumps(result, indent=1))
+    else:
+        render = comparison_latex if form is Form.LATEX else comparison_markdown
+        typer.echo(render(result))
+
+
+@data_app.command("check")
+def check_data(
+    benchmarks: str = BENCHMARKS,
+    data_dir: Path | None = DATA_DIR,
+    train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
+    train_field: str = typer.Option("problem", help="Field of its question."),
+    ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
+    as_json: bool = typer.Option(False, "--json", help="Print everything but the texts as JSON."),
+    output: Path | None = typer.Option(None, help="Write every overlap with its texts, as JSONL."),
+    workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
+) -> None:
+    """Rows, checksums, gold answers that verify, and overlap with a training set."""
+    import json
+
+    from acpo.evaluate.check import check
+    from acpo.evaluate.terminal import print_checks
+    from acpo.verify import batch
+
+    training = batch.column(batch.read_rows(train), train_field, "--train-field") if train else []
+    names = _names(benchmarks)
+    checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
+    if as_json:
+        typer.echo(json.dumps([entry.plain() for entry in checks], indent=1))
+    else:
+        print_checks(checks, train=train, ngram=ngram)
+    if output is not None:
+        rows = [row for entry in checks for row in entry.texts(training)]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        output.write_text("".join(lines), encoding="utf-8")
+    if not all(entry.sound for entry in checks):
+        raise typer.Exit(1)
+
+
+def _names(benchmarks: str) -> list[str]:
+    from acpo.errors import ACPOError
+
+    names = list(dict.fromkeys(name.strip() for name in benchmarks.split(",") if name.strip()))
+    if not names:
+        raise ACPOError("--benchmarks is empty: name at least one")
+    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
+    if len(set(stems)) < len(stems):
+        raise ACPOError(f"--benchmarks {benchmarks}: two of the same name: rename a file")
+    return names
+
+
+def _warn_of_equal_samples(temperature: float, k: int | None) -> None:
+    from acpo.errors import ACPOWarning
+
+    if temperature == 0 and k != 1:
+        text = "--temperature 0 draws the same sample k times: --k 1 gives the same numbers"
+        warnings.warn(text, ACPOWarning, stacklevel=3)

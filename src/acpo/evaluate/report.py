@@ -1,0 +1,178 @@
+"""The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from acpo.evaluate.benchmarks import BENCHMARKS, PAPER
+
+_LATEX_SPECIAL = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "_": r"\_",
+        "%": r"\%",
+        "&": r"\&",
+        "#": r"\#",
+        "$": r"\$",
+        "{": r"\{",
+        "}": r"\}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    }
+)
+
+
+def write_reports(summary: dict[str, Any], folder: Path) -> None:
+    """Write summary.json, report.md, table.tex and intervals.png."""
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
+    (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
+    picture(summary, folder / "intervals.png")
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """Scores, rates of truncation and verdicts, and a table of questions per benchmark."""
+    rows = [f"# {summary['model']}", "", *score_rows(summary), ""]
+    rows += ["Percent, with 95% intervals clustered by question.", ""]
+    for name, entry in summary["benchmarks"].items():
+        rows += [f"## {title(name)}", "", *_rate_rows(entry), ""]
+        rows += ["| question | correct | decided |", "|---|---|---|"]
+        rows += [
+            f"| {line['id']} | {line['correct']} | {line['decided']} |"
+            for line in entry["per_question"]
+        ]
+        rows.append("")
+    return "\n".join(rows)
+
+
+def score_rows(summary: dict[str, Any]) -> list[str]:
+    """The table of scores, one benchmark per line."""
+    rows = [
+        "| benchmark | questions | k | mean@k | pass@k | majority@k |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, entry in summary["benchmarks"].items():
+        passes = entry["pass"].get(str(entry["k"]))
+        scores = " | ".join(interval(value) for value in (entry["mean"], passes, entry["majority"]))
+        rows.append(f"| {title(name)} | {entry['questions']} | {entry['k']} | {scores} |")
+    rows.append(f"| average | | | {interval(summary['average'])} | | |")
+    return rows
+
+
+def _rate_rows(entry: dict[str, Any]) -> list[str]:
+    passes = ", ".join(f"pass@{k} {interval(value)}" for k, value in entry["pass"].items())
+    verdicts = ", ".join(
+        f"{name} {share:.1%}" for name, share in entry["verdicts"].items() if share
+    )
+    rows = [f"- {passes or 'no decided samples'}", f"- verdicts: {verdicts or 'none'}"]
+    if entry["truncated"] is not None:
+        rows.append(f"- cut off at the token limit: {entry['truncated']:.1%}")
+    if entry["tokens"] is not None:
+        rows.append(f"- mean length: {entry['tokens']:.0f} tokens")
+    return rows
+
+
+def latex(summary: dict[str, Any]) -> str:
+    """One row of the paper's table: its six columns and their average, what is missing as a dash.
+
+    The average is given when all six are there.
+    """
+    entries = [summary["benchmarks"].get(name) for name in PAPER]
+    values = [100 * e["mean"]["value"] if e and e["mean"] else None for e in entries]
+    known = [value for value in values if value is not None]
+    mean = sum(known) / len(known) if len(known) == len(PAPER) else None
+    cells = " & ".join("--" if value is None else f"${value:.2f}$" for value in [*values, mean])
+    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{@{{}}l{'c' * (len(PAPER) + 1)}@{{}}}}",
+            r"\toprule",
+            rf"\textbf{{Model}} & {head} & \textbf{{Average}} \\",
+            r"\midrule",
+            rf"{str(summary['model']).translate(_LATEX_SPECIAL)} & {cells} \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def picture(summary: dict[str, Any], path: Path) -> None:
+    """mean@k of every benchmark with its interval."""
+    from matplotlib.figure import Figure
+
+    entries = [(name, e["mean"]) for name, e in summary["benchmarks"].items() if e["mean"]]
+    figure = Figure(figsize=(6.4, 0.9 + 0.42 * max(len(entries), 1)), layout="constrained")
+    axes = figure.add_subplot()
+    for height, (_, mean) in enumerate(reversed(entries)):
+        value = 100 * mean["value"]
+        reach = [[value - 100 * mean["low"]], [100 * mean["high"] - value]]
+        axes.errorbar([value], [height], xerr=reach, fmt="o", color="#1f4e79", capsize=3)
+    axes.set_yticks(range(len(entries)), [title(name) for name, _ in reversed(entries)])
+    axes.set(xlim=(0, 100), xlabel="mean@k, percent, 95% interval", title=str(summary["model"]))
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def comparison_markdown(result: dict[str, Any]) -> str:
+    """A comparison as a table, and what besides the model differs."""
+    rows = [
+        f"A = {result['a']}, B = {result['b']}",
+        "",
+        "| benchmark | questions | A - B | A better | B better | sign test p |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, entry in result["benchmarks"].items():
+        rows.append(
+            f"| {title(name)} | {entry['questions']} | {interval(entry['difference'], sign=True)} "
+            f"| {entry['better']} | {entry['worse']} | {entry['p_value']:.3g} |"
+        )
+    rows.append(f"| average | | {interval(result['average'], sign=True)} | | | |")
+    for name, entry in result["benchmarks"].items():
+        if entry["settings_that_differ"]:
+            keys = ", ".join(entry["settings_that_differ"])
+            rows += ["", f"{title(name)}: besides the model, A and B differ in {keys}."]
+    return "\n".join(rows)
+
+
+def comparison_latex(result: dict[str, Any]) -> str:
+    """A comparison in the columns of the paper, differences with their intervals."""
+    cells = []
+    for name in PAPER:
+        entry = result["benchmarks"].get(name)
+        cells.append(_latex_interval(entry["difference"]) if entry else "--")
+    complete = all(name in result["benchmarks"] for name in PAPER)
+    cells.append(_latex_interval(result["average"]) if complete else "--")
+    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
+    return "\n".join(
+        [
+            rf"\begin{{tabular}}{{@{{}}{'c' * len(cells)}@{{}}}}",
+            r"\toprule",
+            rf"{head} & \textbf{{Average}} \\",
+            r"\midrule",
+            " & ".join(cells) + r" \\",
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def title(name: str) -> str:
+    """What tables call a benchmark."""
+    return BENCHMARKS[name].title if name in BENCHMARKS else name
+
+
+def interval(estimate: dict[str, float] | None, *, sign: bool = False) -> str:
+    """`42.5 [30.1, 55.9]`, in percent."""
+    if estimate is None:
+        return "-"
+    form = "+.1f" if sign else ".1f"
+    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def _latex_interval(estimate: dict[str, float]) -> str:
+    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+    return f"${value:+.2f}$ [${low:+.2f}$, ${high:+.2f}$]"

@@ -1,0 +1,226 @@
+"""Draw what is missing, verify it while the rest is drawn, keep every bit of it."""
+
+import hashlib
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from acpo.evaluate.backends import Backend, Completion, Request, Sampling, SamplingError
+from acpo.evaluate.data import LoadedBenchmark, Question
+from acpo.evaluate.judges import Judges, vote
+from acpo.evaluate.samples import Key, SampleFile
+from acpo.verify.verdict import Outcome, Verdict
+
+Watcher = Callable[[str, bool | None], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One benchmark of a run: its questions, and how many samples of each are wanted."""
+
+    benchmark: LoadedBenchmark
+    k: int
+    questions: tuple[Question, ...]
+
+    @property
+    def name(self) -> str:
+        return self.benchmark.spec.name
+
+    def wanted(self) -> Iterator[tuple[Question, Key]]:
+        for question in self.questions:
+            for index in range(self.k):
+                yield question, (question.id, index)
+
+
+def plan(benchmark: LoadedBenchmark, k: int | None = None, limit: int | None = None) -> Plan:
+    """`k` samples (the benchmark's own number if None) of the first `limit` questions."""
+    return Plan(benchmark, k or benchmark.spec.k, benchmark.questions[:limit])
+
+
+def run_settings(plan: Plan, backend: Backend, sampling: Sampling, seed: int) -> dict[str, Any]:
+    """What the samples of a benchmark depend on; `k` and the number of questions may grow."""
+    return {
+        **backend.settings(),
+        **sampling._asdict(),
+        "seed": seed,
+        "benchmark": plan.name,
+        "data": plan.benchmark.checksum,
+        "judge": str(plan.benchmark.spec.judge),
+        "prompt": plan.benchmark.spec.prompt,
+    }
+
+
+def run(
+    plans: Sequence[Plan],
+    backend: Backend,
+    judges: Judges,
+    *,
+    output: Path,
+    sampling: Sampling,
+    seed: int = 0,
+    watch: Watcher = lambda name, correct: None,
+) -> None:
+    """Bring the sample files of `plans` in `output` to completion.
+
+    Args:
+        plans: What is wanted.
+        backend: Where completions come from.
+        judges: What verifies them, at the same time.
+        output: Folder of the sample files, one per benchmark.
+        sampling: How completions are drawn; kept with the samples.
+        seed: Of the run; every sample has its own, made of this and its place.
+        watch: Called with the benchmark and the verdict of every sample that is complete, those of
+            earlier runs first.
+
+    Raises:
+        SamplingError: The backend gave up. What had come is kept, and verified.
+        SamplesError: Files in `output` were made with other settings.
+    """
+    with ExitStack() as stack:
+        files = {}
+        for wanted in plans:
+            settings = run_settings(wanted, backend, sampling, seed)
+            path = output / f"{wanted.name}.jsonl"
+            files[wanted.name] = stack.enter_context(SampleFile(path, settings))
+        _Run(plans, files, judges, watch).complete(backend, seed)
+        for wanted in plans:
+            files[wanted.name].compact([q.id for q in wanted.benchmark.questions])
+
+
+class _Run:
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        files: dict[str, SampleFile],
+        judges: Judges,
+        watch: Watcher,
+    ) -> None:
+        self._plans = {wanted.name: wanted for wanted in plans}
+        self._files = files
+        self._judges = judges
+        self._watch = watch
+        self._pending: set[Future[Verdict]] = set()
+        self._failures: list[BaseException] = []
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+
+    def complete(self, backend: Backend, seed: int) -> None:
+        requests, unjudged = self._missing(seed)
+        for wanted in self._plans.values():
+            self._judges.prepare(wanted.benchmark.spec.judge)
+        arrived: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
+        if requests:
+            # A thread of its own: a full verifier must not keep samples from coming or being kept.
+            threading.Thread(
+                target=self._sample,
+                args=(backend, requests, arrived),
+                name="acpo-sample",
+                daemon=True,
+            ).start()
+        else:
+            arrived.put(None)
+        for name, question, key in unjudged:
+            self._judge(name, question, key, self._files[name].samples[key]["completion"])
+        while isinstance(item := arrived.get(), Completion):
+            name, question, key = item.key
+            self._judge(name, question, key, item.text)
+        with self._idle:
+            self._idle.wait_for(lambda: not self._pending)
+        if self._failures:
+            raise self._failures[0]
+        if item is not None:
+            self._give_up(item)
+
+    def _sample(
+        self,
+        backend: Backend,
+        requests: Sequence[Request],
+        arrived: "queue.SimpleQueue[Completion | BaseException | None]",
+    ) -> None:
+        try:
+            for completion in backend.sample(requests):
+                self._keep(completion)
+                arrived.put(completion)
+            arrived.put(None)
+        except BaseException as error:  # raised again in the thread of `complete`
+            arrived.put(error)
+
+    def _missing(self, seed: int) -> tuple[list[Request], list[tuple[str, Question, Key]]]:
+        requests = []
+        unjudged = []
+        for name, wanted in self._plans.items():
+            file = self._files[name]
+            for question, key in wanted.wanted():
+                if key not in file.samples or "completion" not in file.samples[key]:
+                    own_seed = sample_seed(seed, name, key)
+                    requests.append(Request((name, question, key), question.prompt, own_seed))
+                elif file.undecided(key):
+                    unjudged.append((name, question, key))
+                else:
+                    self._watch(name, _correct(file.samples[key]["verdict"]))
+        return requests, unjudged
+
+    def _keep(self, completion: Completion) -> None:
+        name, question, key = completion.key
+        self._files[name].append_sample(
+            key,
+            {
+                "prompt": question.prompt,
+                "completion": completion.text,
+                "tokens": completion.tokens,
+                "finish": completion.finish,
+                "seconds": round(completion.seconds, 4),
+            },
+        )
+
+    def _judge(self, name: str, question: Question, key: Key, text: str) -> None:
+        judge = self._plans[name].benchmark.spec.judge
+        future = self._judges.verify(judge, text, question.row)
+        with self._lock:
+            self._pending.add(future)
+
+        def judged(done: Future[Verdict]) -> None:
+            try:
+                verdict = done.result()
+                fields = {
+                    "verdict": str(verdict.outcome),
+                    "detail": verdict.detail,
+                    "answer": vote(judge, text),
+                    "verify_seconds": round(verdict.seconds, 4),
+                }
+                self._files[name].append_verdict(key, fields)
+                self._watch(name, _correct(verdict.outcome))
+            except BaseException as error:  # raised again by `complete`
+                self._failures.append(error)
+            finally:
+                with self._idle:
+                    self._pending.discard(done)
+                    self._idle.notify_all()
+
+        future.add_done_callback(judged)
+
+    def _give_up(self, failure: BaseException) -> None:
+        if not isinstance(failure, SamplingError):
+            raise failure
+        kept = sum(len(file.samples) for file in self._files.values())
+        total = sum(len(p.questions) * p.k for p in self._plans.values())
+        raise SamplingError(
+            f"{failure}\n{kept} of {total} samples are kept; the same command continues from them"
+        ) from failure
+
+
+def sample_seed(seed: int, benchmark: str, key: Key) -> int:
+    """The seed of one sample, whatever else is drawn with it. Below 2**31: servers insist."""
+    digest = hashlib.sha256(f"{seed}\0{benchmark}\0{key[0]}\0{key[1]}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _correct(outcome: str) -> bool | None:
+    if outcome in (Outcome.UNPARSEABLE_GOLD, Outcome.INFRA_ERROR):
+        return None
+    return outcome == Outcome.CORRECT

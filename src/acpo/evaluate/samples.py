@@ -1,0 +1,176 @@
+"""The file of samples: appended to as they arrive, continued after any kind of end.
+
+The first line holds the settings. Every other line is a sample, a verdict on an earlier sample, or
+both in one. When a run is complete the file is rewritten with one line per sample, in the order of
+the questions; until then it is in the order of arrival.
+"""
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from acpo.errors import ACPOError
+from acpo.verify.verdict import Outcome
+
+FORMAT = 1
+Key = tuple[str, int]
+
+
+class SamplesError(ACPOError):
+    """A file of samples that cannot be read, or belongs to another run."""
+
+
+class SampleFile:
+    """The samples of one benchmark, on disk and in memory.
+
+    Args:
+        path: The file. A half-written last line is cut off.
+        settings: What the samples depend on. An existing file must have been made with the same.
+
+    Raises:
+        SamplesError: The settings differ (the key is named), another process writes to the file,
+            or a line in the middle of it is not JSON.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        self.path = path
+        self.settings = json.loads(json.dumps(settings))
+        self.samples: dict[Key, dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._open()
+        try:
+            self._load()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append_sample(self, key: Key, fields: dict[str, Any]) -> None:
+        """Keep a new sample, on disk before this returns."""
+        self._append(key, fields)
+
+    def append_verdict(self, key: Key, fields: dict[str, Any]) -> None:
+        """Keep the verdict on a sample that is already here."""
+        self._append(key, fields)
+
+    def undecided(self, key: Key) -> bool:
+        """Whether the sample still needs a verdict: it has none, or the machine failed."""
+        return self.samples[key].get("verdict") in (None, Outcome.INFRA_ERROR)
+
+    def compact(self, order: Sequence[str]) -> None:
+        """Rewrite the file with one line per sample, questions in `order`, in one atomic step."""
+        rank = {question: number for number, question in enumerate(order)}
+        with self._lock:
+            keys = sorted(self.samples, key=lambda key: (rank.get(key[0], len(rank)), key))
+            lines = [self._header(), *(_line(key, self.samples[key]) for key in keys)]
+            partial = self.path.with_suffix(".partial")
+            with partial.open("wb") as file:
+                file.write(b"".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.path)
+            self._file.close()
+            self._file = self._open()
+            self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Any:
+        # Unbuffered: a line is with the kernel when `write` returns, whatever happens to us then.
+        file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise SamplesError(f"{self.path}: another process writes to it: wait for it") from error
+        return file
+
+    def _append(self, key: Key, fields: dict[str, Any]) -> None:
+        line = _line(key, fields)
+        with self._lock:
+            self.samples.setdefault(key, {}).update(fields)
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+
+    def _header(self) -> bytes:
+        return json.dumps({"format": FORMAT, "settings": self.settings}).encode() + b"\n"
+
+    def _load(self) -> None:
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text.rfind(b"\n") + 1
+        if not whole and self._header().startswith(text):
+            self._file.truncate(0)
+            self._file.write(self._header())
+            return
+        header, rows = parse_samples(self.path, text[:whole])
+        _require_equal(self.path, header, self.settings)
+        self._file.truncate(whole)  # only now: before, it might be anybody's file
+        for row in rows:
+            key = (row.pop("question"), row.pop("sample"))
+            self.samples.setdefault(key, {}).update(row)
+
+
+def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
+    """The settings and the samples of a file that is left as it is."""
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise SamplesError(f"{path}: {error}") from error
+    settings, rows = parse_samples(path, text[: text.rfind(b"\n") + 1])
+    samples: dict[Key, dict[str, Any]] = {}
+    for row in rows:
+        key = (row.pop("question"), row.pop("sample"))
+        samples.setdefault(key, {}).update(row)
+    return settings, samples
+
+
+def parse_samples(path: Path, text: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Settings and rows of whole lines."""
+    rows = []
+    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            if number > 1:
+                row["question"], row["sample"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise SamplesError(
+                f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
+                "--output"
+            ) from error
+        rows.append(row)
+    if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != FORMAT:
+        raise SamplesError(f"{path}: not a file of samples of format {FORMAT}")
+    return rows[0]["settings"], rows[1:]
+
+
+def _line(key: Key, fields: dict[str, Any]) -> bytes:
+    return json.dumps({"question": key[0], "sample": key[1], **fields}).encode() + b"\n"
+
+
+def _require_equal(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name):
+            raise SamplesError(
+                f"{path} was made with {name}={old.get(name)!r}, this run has "
+                f"{name}={new.get(name)!r}: samples of both do not mix. Restore {name}, or use "
+                "another --output"
+            )

@@ -1,0 +1,150 @@
+"""From samples on disk to the numbers of one run."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.evaluate import statistics
+from acpo.evaluate.benchmarks import BENCHMARKS, PAPER, Judge
+from acpo.evaluate.samples import Key, read_samples
+from acpo.evaluate.statistics import Estimate, QuestionCounts
+from acpo.verify.verdict import UNDECIDED, Outcome
+
+Samples = dict[Key, dict[str, Any]]
+
+
+def question_counts(samples: Samples, k: int | None = None) -> list[QuestionCounts]:
+    """Counts per question, in the order of the file, over the first `k` samples of each."""
+    grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for (question, index), sample in samples.items():
+        if "verdict" in sample and (k is None or index < k):
+            grouped[question].append(sample)
+    return [_count(question, group) for question, group in grouped.items()]
+
+
+def _count(question: str, group: list[dict[str, Any]]) -> QuestionCounts:
+    decided = [sample for sample in group if sample["verdict"] not in UNDECIDED]
+    correct = sum(sample["verdict"] == Outcome.CORRECT for sample in decided)
+    return QuestionCounts(question, correct, len(decided), majority(decided))
+
+
+def majority(samples: Sequence[dict[str, Any]]) -> float | None:
+    """The share of the most frequent answers that is correct; None without samples.
+
+    Correct samples agree however they are written. Samples without an answer do not vote; when
+    none has one, the vote is wrong.
+    """
+    if not samples:
+        return None
+    votes: Counter[tuple[bool, str | None]] = Counter()
+    for sample in samples:
+        if sample["verdict"] == Outcome.CORRECT:
+            votes[True, None] += 1
+        elif sample.get("answer") is not None:
+            votes[False, sample["answer"]] += 1
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most]
+    return sum(correct for correct, _ in winners) / len(winners)
+
+
+def summarise(samples: Samples, *, votes: bool) -> dict[str, Any]:
+    """Every number of one benchmark, ready for JSON.
+
+    Args:
+        samples: What `read_samples` returns.
+        votes: Whether answers can be compared, so that a majority means something.
+    """
+    counts = question_counts(samples)
+    judged = [sample for sample in samples.values() if "verdict" in sample]
+    k = max((entry.decided for entry in counts), default=0)
+    passes = {
+        str(size): _plain(statistics.pass_at(counts, size))
+        for size in sorted({2**power for power in range(k.bit_length())} | {k})
+        if size
+    }
+    tokens = [sample["tokens"] for sample in judged if sample.get("tokens") is not None]
+    return {
+        "questions": len(counts),
+        "samples": len(judged),
+        "k": k,
+        "mean": _plain(statistics.mean_accuracy(counts)),
+        "pass": passes,
+        "majority": _plain(statistics.majority_accuracy(counts)) if votes else None,
+        "truncated": _share(sum(s.get("finish") == "length" for s in judged), len(judged)),
+        "verdicts": {
+            str(outcome): _share(sum(s["verdict"] == outcome for s in judged), len(judged))
+            for outcome in Outcome
+        },
+        "tokens": round(sum(tokens) / len(tokens), 1) if tokens else None,
+        "per_question": [
+            {"id": entry.id, "correct": entry.correct, "decided": entry.decided} for entry in counts
+        ],
+    }
+
+
+def read_run(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
+    """Settings and samples of every benchmark in the folder of a run, the paper's ones first."""
+    if not folder.is_dir():
+        raise ACPOError(f"{folder}: no such folder: give one that `acpo eval` wrote")
+    found = {path.stem: read_samples(path) for path in sorted(folder.glob("*.jsonl"))}
+    if not found:
+        raise ACPOError(f"{folder}: no samples in it: give a folder that `acpo eval` wrote")
+    order = [name for name in (*PAPER, *BENCHMARKS) if name in found]
+    return {name: found[name] for name in dict.fromkeys([*order, *found])}
+
+
+def summarise_run(folder: Path) -> dict[str, Any]:
+    """The summary of a folder of samples: settings, numbers per benchmark, and their average."""
+    benchmarks = {}
+    model = ""
+    for name, (settings, samples) in read_run(folder).items():
+        model = settings.get("model", "")
+        votes = settings.get("judge") == Judge.MATH
+        benchmarks[name] = {"settings": settings, **summarise(samples, votes=votes)}
+    means = [Estimate(**entry["mean"]) for entry in benchmarks.values() if entry["mean"]]
+    average = _plain(statistics.average(means)) if means else None
+    return {"model": model, "benchmarks": benchmarks, "average": average}
+
+
+def compare_runs(a: Path, b: Path) -> dict[str, Any]:
+    """A minus B per benchmark that both have, paired by question, and the average difference.
+
+    Raises:
+        ACPOError: They share no benchmark, or ran it on different questions.
+    """
+    ours, theirs = read_run(a), read_run(b)
+    compared: dict[str, Any] = {}
+    differences = []
+    for name in ours:
+        if name not in theirs:
+            continue
+        (settings_a, samples_a), (settings_b, samples_b) = ours[name], theirs[name]
+        if settings_a.get("data") != settings_b.get("data"):
+            raise ACPOError(f"{name}: {a} and {b} ran on different questions: they do not pair")
+        result = statistics.compare(question_counts(samples_a), question_counts(samples_b))
+        if result is None:
+            continue
+        differing = sorted(
+            key
+            for key in settings_a.keys() | settings_b.keys()
+            if key != "model" and settings_a.get(key) != settings_b.get(key)
+        )
+        differences.append(result.difference)
+        entry = {**result._asdict(), "difference": _plain(result.difference)}
+        compared[name] = {**entry, "settings_that_differ": differing}
+    if not compared:
+        raise ACPOError(f"{a} and {b} share no benchmark with samples: nothing to compare")
+    average = _plain(statistics.average(differences))
+    return {"a": str(a), "b": str(b), "benchmarks": compared, "average": average}
+
+
+def _plain(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else estimate._asdict()
+
+
+def _share(count: int, total: int) -> float | None:
+    return count / total if total else None

@@ -1,0 +1,116 @@
+"""Evaluation and data checks for a person at a shell."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from acpo.evaluate.backends import Backend, Sampling
+from acpo.evaluate.check import Check
+from acpo.evaluate.judges import Judges
+from acpo.evaluate.report import interval, title, write_reports
+from acpo.evaluate.run import Plan, run
+from acpo.evaluate.summary import summarise_run
+
+_LISTED = 20
+
+
+def evaluate(
+    plans: Sequence[Plan],
+    backend: Backend,
+    judges: Judges,
+    *,
+    output: Path,
+    sampling: Sampling,
+    seed: int,
+) -> None:
+    """Run under a progress bar, write the reports, print the scores."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        watch = _Watch(bar, plans)
+        run(plans, backend, judges, output=output, sampling=sampling, seed=seed, watch=watch)
+    summary = summarise_run(output)
+    write_reports(summary, output)
+    _print_scores(summary, output)
+
+
+class _Watch:
+    """Advances the bar of a benchmark and keeps its running accuracy."""
+
+    def __init__(self, bar: Progress, plans: Sequence[Plan]) -> None:
+        self._bar = bar
+        self._right: dict[str, int] = defaultdict(int)
+        self._decided: dict[str, int] = defaultdict(int)
+        self._tasks: dict[str, TaskID] = {
+            plan.name: bar.add_task(
+                title(plan.name), total=len(plan.questions) * plan.k, accuracy=""
+            )
+            for plan in plans
+        }
+
+    def __call__(self, name: str, correct: bool | None) -> None:
+        if correct is not None:
+            self._right[name] += correct
+            self._decided[name] += 1
+        share = self._right[name] / max(self._decided[name], 1)
+        self._bar.update(self._tasks[name], advance=1, accuracy=f"{share:6.1%} right")
+
+
+def _print_scores(summary: dict[str, Any], output: Path) -> None:
+    table = Table("benchmark", "questions", "k", "mean@k", "pass@k", "majority@k", "cut off")
+    for name, entry in summary["benchmarks"].items():
+        passes = entry["pass"].get(str(entry["k"]))
+        scores = [interval(value) for value in (entry["mean"], passes, entry["majority"])]
+        cut = "-" if entry["truncated"] is None else f"{entry['truncated']:.1%}"
+        table.add_row(title(name), str(entry["questions"]), str(entry["k"]), *scores, cut)
+    table.add_row("average", "", "", interval(summary["average"]))
+    console = Console()
+    console.print(table)
+    console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
+
+
+def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> None:
+    """One line per benchmark, and the overlaps that are the largest."""
+    heads = [f"share a {ngram}-gram", "share half of them"] if train else []
+    table = Table("benchmark", "rows", "as declared", "gold verifies", *heads)
+    for entry in checks:
+        spec = entry.benchmark.spec
+        counts = [len(entry.overlaps), entry.restated] if train else []
+        table.add_row(
+            title(spec.name),
+            str(len(entry.benchmark.questions)),
+            entry.problem or ("yes" if spec.checksum else "own file"),
+            f"{entry.gold_right} of {entry.gold}",
+            *map(str, counts),
+        )
+    console = Console()
+    console.print(table)
+    shared = sorted((o for entry in checks for o in entry.overlaps), key=lambda o: -o.share)
+    for overlap in shared[:_LISTED]:
+        console.print(
+            f"{overlap.question}: {overlap.share:.0%} of its n-grams in training row {overlap.row},"
+            f" {overlap.rows} rows in all",
+            markup=False,
+            highlight=False,
+        )
+    if len(shared) > _LISTED:
+        console.print(f"and {len(shared) - _LISTED} more: --output FILE lists every one")

@@ -1,0 +1,194 @@
+"""Benchmarks as declared: rows, checksums, sources, gold, overlap with training data."""
+
+import http.server
+import json
+import threading
+
+import pytest
+
+from acpo.evaluate import data
+from acpo.evaluate.benchmarks import (
+    BENCHMARKS,
+    PAPER,
+    Judge,
+    Source,
+    UnknownBenchmarkError,
+    benchmark,
+)
+from acpo.evaluate.data import DataError, load
+from acpo.evaluate.overlap import ngrams, overlaps, words
+from evaluate.runs import acpo, sums
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_files_are_the_declared_ones(shared_data, name):
+    loaded = load(name, shared_data)
+    assert len({question.prompt for question in loaded.questions}) == BENCHMARKS[name].rows
+    marker = "```python" if loaded.spec.judge is Judge.CODE else "\\boxed{}"
+    assert all(marker in question.prompt for question in loaded.questions)
+
+
+@pytest.mark.parametrize("change", ["answer", "order", "rows"])
+def test_other_questions_are_refused(shared_data, tmp_path, change):
+    rows = [json.loads(line) for line in (shared_data / "aime24.jsonl").open()]
+    if change == "answer":
+        rows[3]["answer"] = "1"
+    elif change == "order":
+        rows[0], rows[1] = rows[1], rows[0]
+    else:
+        rows.pop()
+    path = tmp_path / "aime24.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=r"aime24: (checksum|29 rows)"):
+        load("aime24", tmp_path)
+    assert len(load(str(path)).questions) == len(rows), "as one's own file it is fine"
+
+
+def test_white_space_and_field_names_do_not_matter(shared_data, tmp_path):
+    rows = [json.loads(line) for line in (shared_data / "hmmt25.jsonl").open()]
+    suffix = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+    renamed = [
+        {"prompt": row["problem"].replace(" ", "  ") + suffix, "expected_answer": row["answer"]}
+        for row in rows
+    ]
+    (tmp_path / "hmmt25.jsonl").write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    assert load("hmmt25", tmp_path).checksum == BENCHMARKS["hmmt25"].checksum
+
+
+def test_sources_are_pinned():
+    for entry in BENCHMARKS.values():
+        assert len(entry.source.commit) == 40 and entry.source.commit in entry.source.url
+        assert entry.rows and len(entry.checksum) == 64
+
+
+def test_download_happens_once_and_is_checked(shared_data, tmp_path, monkeypatch):
+    rows = [json.loads(line) for line in (shared_data / "gsm8k_test.jsonl").open()]
+    published = [{"question": r["problem"], "answer": r["solution"]} for r in rows]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in published))
+    asked = []
+
+    class Files(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+        def log_message(self, *args):
+            asked.append(self.path)
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/test.jsonl"
+        monkeypatch.setattr(Source, "url", url)
+        first, second = load("gsm8k"), load("gsm8k")
+        server.shutdown()
+    assert first == second and asked == ["/test.jsonl"]
+    assert first.questions[0].row["answer"] == "18"
+
+
+def test_without_a_network_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(Source, "url", "http://127.0.0.1:9/absent")
+    with pytest.raises(DataError, match=r"put aime24.jsonl into a folder .* --data-dir"):
+        load("aime24")
+
+
+def test_missing_file_in_the_data_folder(tmp_path):
+    with pytest.raises(DataError, match=r"no math500.jsonl"):
+        load("math500", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("AIME-24", "aime24"), ("humanevalpro", "humaneval_pro"), ("hmmt", "hmmt25")]
+)
+def test_unknown_names_get_the_nearest(name, near):
+    with pytest.raises(UnknownBenchmarkError, match=f"did you mean '{near}'"):
+        benchmark(name)
+
+
+def test_own_code_file_is_known_by_its_fields(tmp_path):
+    row = {
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "test": "def check(c):\n    assert c(1) == 1\n",
+    }
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    loaded = load(str(path))
+    assert loaded.spec.judge is Judge.CODE and "def f(x)" in loaded.questions[0].prompt
+
+
+def test_equal_ids_are_refused(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": 1, "problem": "a", "answer": "1"}\n' * 2)
+    with pytest.raises(DataError, match="two rows have id='1'"):
+        load(str(path))
+
+
+def test_words_see_through_layout():
+    assert words(r"Find $\left( x+\dfrac{1}{2} \right)$!") == words(
+        r"find (x + \frac 12)".replace("12", "1 2")
+    )
+    assert words("12+345") == ["12", "345"] and words("求所有") == ["求", "所", "有"]
+    assert ngrams("a b c d", 3) == {("a", "b", "c"), ("b", "c", "d")}
+    assert ngrams("a b", 3) == {("a", "b")} and ngrams("$", 3) == set()
+
+
+def test_overlap_by_hand(tmp_path):
+    texts = ["one two three four five six", "alpha beta gamma delta", "short one"]
+    path = tmp_path / "b.jsonl"
+    path.write_text("".join(json.dumps({"problem": t, "answer": "1"}) + "\n" for t in texts))
+    training = [
+        "nothing here",
+        "say TWO, three; four five! ok",
+        "short one",
+        "a short one b",
+        "one two three",
+    ]
+    found = overlaps(load(str(path)), training, size=3)
+    assert [tuple(entry) for entry in found] == [("2", 2, 1.0, 1), ("0", 1, 0.5, 2)]
+
+
+def test_data_check_finds_a_planted_question(shared_data, tmp_path):
+    rows = [json.loads(line) for line in (shared_data / "aime25.jsonl").open()]
+    train = tmp_path / "train.jsonl"
+    planted = [{"problem": "unrelated"}, {"problem": "Q: " + rows[4]["problem"].upper()}]
+    train.write_text("".join(json.dumps(row) + "\n" for row in planted))
+    listed = tmp_path / "overlaps.jsonl"
+    done = acpo(
+        *("data", "check", "--benchmarks", "aime24,aime25", "--data-dir", shared_data),
+        *("--train", train, "--output", listed),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "aime25-4: 100% of its n-grams in training row 1" in done.stdout
+    (entry,) = [json.loads(line) for line in listed.open()]
+    assert entry["question"] == "aime25-4" and entry["share"] == 1.0
+
+
+@pytest.mark.sandbox
+def test_data_check_of_the_paper(shared_data):
+    done = acpo(
+        *("data", "check", "--data-dir", shared_data, "--json"),
+        *("--train", shared_data / "dapo_math_17k.jsonl"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {entry["benchmark"]: entry for entry in json.loads(done.stdout)}
+    assert list(found) == list(PAPER)
+    for name, entry in found.items():
+        assert entry["problem"] is None
+        assert entry["rows"] == entry["gold"] == entry["gold_right"] == BENCHMARKS[name].rows
+        assert len(entry["overlaps"]) == entry["sharing_an_ngram"] >= entry["sharing_half"]
+    restated = {name: entry["sharing_half"] for name, entry in found.items()}
+    assert restated["math500"] > 0 and restated["hmmt25"] == restated["aime25"] == 0
+
+
+def test_data_check_fails_on_wrong_gold(tmp_path):
+    path = sums(tmp_path / "sums.jsonl", 2)
+    path.write_text(path.read_text() + '{"problem": "x", "answer": "$$"}\n')
+    done = acpo("data", "check", "--benchmarks", path)
+    assert done.returncode == 1 and "2 of 3" in done.stdout
+
+
+def test_canonical_reads_the_gold_of_gsm8k():
+    spec = BENCHMARKS["gsm8k"]
+    row = {"question": "q", "answer": "long\n#### 1,234"}
+    assert data.canonical(row, spec)["answer"] == "1234"

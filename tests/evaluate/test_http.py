@@ -1,0 +1,205 @@
+"""The HTTP backend against a real server: well-behaved, slow, broken, and absent."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from acpo.evaluate.backends import Request, Sampling, SamplingError
+from acpo.evaluate.backends.openai import OpenAIBackend
+from acpo.evaluate.backends.wire import Connection, WireError
+from evaluate.server import serving
+
+
+def echo(prompt: str, seed: int) -> str:
+    return f"{prompt} {seed}"
+
+
+def backend(server, sampling=None, **options) -> OpenAIBackend:
+    options = {"first_pause": 0.01, "timeout": 5.0, "base_url": server.url, **options}
+    return OpenAIBackend("tiny", sampling or Sampling(), **options)
+
+
+def requests(count: int) -> list[Request]:
+    return [Request(index, f"prompt {index}", index) for index in range(count)]
+
+
+def texts(source: OpenAIBackend, count: int) -> dict[int, str]:
+    found = list(source.sample(requests(count)))
+    assert len(found) == count
+    return {completion.key: completion.text for completion in found}
+
+
+def expected(count: int) -> dict[int, str]:
+    return {index: f"prompt {index} {index}" for index in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("chat", "path"), [(True, "/v1/chat/completions"), (False, "/v1/completions")]
+)
+def test_sends_what_was_asked(chat, path):
+    sampling = Sampling(0.7, 0.9, 123, ("END",), chat, "be brief" if chat else None)
+    with serving(echo) as server:
+        assert texts(backend(server, sampling), 3) == expected(3)
+        sent = server.payloads[0]
+        assert set(server.paths) == {path}
+    want = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 123, "stop": ["END"], "model": "tiny"}
+    assert {key: sent[key] for key in want} == want
+    if chat:
+        assert sent["messages"][0] == {"role": "system", "content": "be brief"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["500", "503", "429", "408", "cut", "short", "truncated_chunks", "malformed", "empty", "null"],
+)
+def test_passing_faults_are_retried(fault):
+    with serving(echo) as server:
+        server.faults = lambda number: fault if number % 3 == 0 else None
+        assert texts(backend(server, concurrency=4, retries=8), 20) == expected(20)
+        assert server.number > 20, "some attempts did fail"
+
+
+def test_hanging_requests_time_out_and_are_retried():
+    with serving(echo) as server:
+        server.faults = lambda number: "hang" if number == 1 else None
+        start = time.monotonic()
+        assert texts(backend(server, concurrency=2, timeout=0.3), 4) == expected(4)
+        assert time.monotonic() - start < 4.0, "nobody waited for the hanging reply"
+
+
+def test_retry_after_holds_everyone_back():
+    with serving(echo) as server:
+        server.faults = lambda number: "429" if number == 0 else None
+        start = time.monotonic()
+        assert texts(backend(server, concurrency=1), 2) == expected(2)
+        assert time.monotonic() - start >= 0.2
+
+
+def test_gives_up_after_its_attempts_with_the_reason():
+    with serving(echo) as server:
+        server.faults = lambda number: "500" if number >= 5 else None
+        source = backend(server, concurrency=1, retries=2).sample(requests(20))
+        kept = [next(source) for _ in range(5)]
+        with pytest.raises(SamplingError, match=r"gave up after 3 attempts.*status 500"):
+            next(source)
+        assert len(kept) == 5 and server.number == 8
+
+
+def test_client_errors_are_not_retried():
+    with serving(echo) as server:
+        server.faults = lambda number: "400"
+        with pytest.raises(SamplingError, match="status 400"):
+            texts(backend(server, concurrency=1), 5)
+        assert server.number == 1
+
+
+def test_wrong_key(monkeypatch):
+    monkeypatch.setenv("OTHER_KEY", "wrong")
+    with serving(echo) as server:
+        server.key = "right"
+        with pytest.raises(SamplingError, match=r"refuses the key \(the one in \$OTHER_KEY\)"):
+            texts(backend(server, api_key_env="OTHER_KEY"), 1)
+        monkeypatch.setenv("OTHER_KEY", "right")
+        assert texts(backend(server, api_key_env="OTHER_KEY"), 1) == expected(1)
+
+
+def test_missing_key(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with serving(echo) as server:
+        server.key = "right"
+        with pytest.raises(SamplingError, match=r"none is set in \$OPENAI_API_KEY"):
+            texts(backend(server), 1)
+
+
+def test_unreachable_server_is_told_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    start = time.monotonic()
+    with pytest.raises(SamplingError, match="no server there"):
+        list(OpenAIBackend("tiny", Sampling(), base_url=url).sample(requests(1)))
+    assert time.monotonic() - start < 5.0
+
+
+def test_model_that_is_not_served():
+    with serving(echo) as server:
+        source = OpenAIBackend("tinny", Sampling(), base_url=server.url)
+        with pytest.raises(SamplingError, match="did you mean 'tiny'"):
+            list(source.sample(requests(1)))
+
+
+def test_bad_url():
+    with pytest.raises(SamplingError, match="--base-url 'localhost:8000'"):
+        OpenAIBackend("tiny", Sampling(), base_url="localhost:8000")
+
+
+def test_requests_are_in_flight_together():
+    with serving(echo) as server:
+        server.latency = 0.2
+        start = time.monotonic()
+        assert texts(backend(server, concurrency=32), 64) == expected(64)
+        assert time.monotonic() - start < 64 * 0.2 / 8
+
+
+RAW = {
+    "chunks": (
+        b"HTTP/1.1 200 OK\r\nTRANSFER-ENCODING: Chunked\r\n\r\n"
+        b"5;x=y\r\nhello\r\n6\r\n world\r\n0\r\nA: b\r\n\r\n"
+    ),
+    "length": b"HTTP/1.1 200 OK\r\ncontent-length:11\r\n\r\nhello world",
+    "until the end": b"HTTP/1.0 200 OK\r\n\r\nhello world",
+    "after continue": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\nhello world"
+    ),
+}
+
+
+def replying(data: bytes, times: int = 1) -> str:
+    """Answer with raw bytes, one byte at a time, and close."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        for _ in range(times):
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):  # a reader may give up early
+                client.recv(65536)
+                for byte in data:
+                    client.send(bytes([byte]))
+        listener.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+
+
+@pytest.mark.parametrize("form", RAW)
+def test_every_form_of_a_body_is_read(form):
+    connection = Connection(replying(RAW[form], times=2), None)
+    for _ in range(2):  # the second time over a connection that was closed meanwhile
+        assert connection.exchange("GET", "/x", None, 5.0) == (200, None, b"hello world")
+    connection.close()
+
+
+@pytest.mark.parametrize("form", ["chunks", "length", "after continue"])
+def test_a_body_cut_anywhere_is_an_error(form):
+    for cut in range(len(RAW[form])):
+        with pytest.raises(WireError):
+            Connection(replying(RAW[form][:cut]), None).exchange("GET", "/x", None, 5.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"SSH-2.0\r\n",
+        b"HTTP/1.1 abc\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 300,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+)
+def test_what_is_not_http_is_an_error(data):
+    with pytest.raises(WireError):
+        Connection(replying(data), None).exchange("GET", "/x", None, 5.0)

@@ -1,0 +1,228 @@
+"""Whole runs by the command over real HTTP: oracles, kills, bad input."""
+
+import json
+import random
+import signal
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.openai import OpenAIBackend
+from acpo.evaluate.benchmarks import PAPER
+from acpo.evaluate.data import load
+from acpo.evaluate.judges import Judges
+from acpo.evaluate.run import plan, run, sample_seed
+from evaluate.runs import acpo, add, lines, oracle, start, sums, timeless
+from evaluate.server import serving
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def gold(shared_data):
+    return oracle([load(name, shared_data) for name in PAPER])
+
+
+@pytest.mark.sandbox
+def test_an_oracle_scores_100_on_all_six(gold, shared_data, tmp_path):
+    with serving(lambda prompt, seed: gold[prompt]) as server:
+        done = acpo(
+            *("eval", "tiny", "--base-url", server.url, "--data-dir", shared_data),
+            *("--k", 1, "--output", tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    entries = summary(tmp_path)["benchmarks"]
+    assert list(entries) == list(PAPER)
+    assert {name: entry["mean"]["value"] for name, entry in entries.items()} == dict.fromkeys(
+        PAPER, 1
+    )
+    assert [entry["questions"] for entry in entries.values()] == [30, 30, 500, 30, 100, 164]
+    assert summary(tmp_path)["average"]["value"] == 1
+    assert "100.0" in done.stdout and (tmp_path / "intervals.png").stat().st_size > 5000
+
+
+@pytest.mark.sandbox
+def test_gold_on_half_the_samples_scores_50(gold, shared_data, tmp_path):
+    """Of four questions one is always right, one never, and two every other time."""
+    number = {prompt: index for index, prompt in enumerate(gold)}
+    times: Counter[str] = Counter()
+
+    def half(prompt: str, seed: int) -> str:
+        times[prompt] += 1
+        kind = number[prompt] % 4
+        return gold[prompt] if kind == 0 or (kind > 1 and times[prompt] == 1) else "I give up."
+
+    with serving(half) as server:
+        done = acpo(
+            *("eval", "tiny", "--base-url", server.url, "--data-dir", shared_data),
+            *("--k", 2, "--output", tmp_path),
+        )
+    assert done.returncode == 0, done.stderr
+    whole = summary(tmp_path)
+    for name, entry in whole["benchmarks"].items():
+        assert entry["mean"]["value"] == pytest.approx(0.5, abs=0.02), name
+        assert entry["mean"]["low"] < 0.5 < entry["mean"]["high"], name
+        assert entry["pass"]["2"]["value"] == pytest.approx(0.75, abs=0.02), name
+    assert whole["average"]["low"] < 0.5 < whole["average"]["high"]
+
+
+def test_kill_minus_nine_ten_times(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 60)
+    options = ("--benchmarks", data, "--k", 2, "--temperature", 0, "--concurrency", 2)
+    chance = random.Random(3)
+    partial = 0
+    with serving(add) as server:
+        calm = ("eval", "tiny", "--base-url", server.url, *options, "--output", tmp_path / "calm")
+        assert acpo(*calm).returncode == 0
+        server.latency = 0.1
+        path = tmp_path / "killed" / "sums.jsonl"
+        killed = ("eval", "tiny", "--base-url", server.url, *options, "--output", path.parent)
+        kept: dict[tuple, str] = {}
+        for _ in range(10):
+            process = start(*killed)
+            size = path.stat().st_size if path.exists() else 0
+            while process.poll() is None and not (path.exists() and path.stat().st_size > size):
+                time.sleep(0.01)
+            time.sleep(chance.uniform(0.0, 0.5))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            drawn = [line for line in lines(path)[1:] if "completion" in line]
+            now = {(line["question"], line["sample"]): line["completion"] for line in drawn}
+            assert len(now) == len(drawn), "a sample was drawn twice"
+            assert kept.items() <= now.items(), "a sample was lost"
+            partial += len(kept) < len(now) < 120
+            kept = now
+        assert partial >= 5, "the kills hit runs at work"
+        server.latency = 0.0
+        assert acpo(*killed).returncode == 0
+    assert timeless(path) == timeless(tmp_path / "calm" / "sums.jsonl")
+    assert len(timeless(path)) == 121
+
+
+def test_a_finished_run_samples_nothing_and_grows_with_k(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 5)
+    with serving(add) as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run += ("--output", tmp_path / "run")
+        assert acpo(*run, "--k", 1, "--limit", 3).returncode == 0
+        assert server.number == 3
+        assert acpo(*run, "--k", 1, "--limit", 3).returncode == 0
+        assert server.number == 3
+        assert acpo(*run, "--k", 2).returncode == 0
+        assert server.number == 10
+
+
+def test_a_changed_setting_is_refused(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 2)
+    with serving(add) as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run += ("--output", tmp_path / "run")
+        assert acpo(*run).returncode == 0
+        done = acpo(*run, "--max-tokens", 99)
+    assert done.returncode == 2
+    assert "max_tokens=8192, this run has max_tokens=99" in " ".join(done.stderr.split())
+
+
+def test_partial_results_are_kept_when_the_server_dies(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 20)
+    with serving(add) as server:
+        server.faults = lambda number: "500" if number >= 7 else None
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run += ("--output", tmp_path / "run")
+        done = acpo(*run, "--k", 1, "--concurrency", 1, "--retries", 0)
+        assert done.returncode == 2 and "status 500" in done.stderr
+        assert "7 of 20 samples are kept" in done.stderr
+        assert (
+            sum(line.get("verdict") == "correct" for line in lines(tmp_path / "run" / "sums.jsonl"))
+            == 7
+        )
+
+
+def test_compare_names_the_better_one(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 40)
+
+    def weak(prompt: str, seed: int) -> str:
+        return add(prompt, seed) if seed % 3 == 0 else "\\boxed{-1}"
+
+    for name, answer in (("strong", add), ("weak", weak)):
+        with serving(answer) as server:
+            run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+            assert acpo(*run, "--output", tmp_path / name).returncode == 0
+    result = json.loads(
+        acpo("eval", "compare", tmp_path / "strong", tmp_path / "weak", "--format", "json").stdout
+    )["benchmarks"]["sums"]
+    assert result["questions"] == 40 and result["worse"] == 0 and result["p_value"] < 1e-9
+    assert 0 < result["difference"]["low"] <= 2 / 3 <= result["difference"]["high"] < 1
+    table = acpo("eval", "compare", tmp_path / "strong", tmp_path / "weak").stdout
+    assert "| sums | 40 | +" in table
+
+
+def test_bad_input_is_explained(tmp_path):
+    (tmp_path / "no_answer.jsonl").write_text('{"problem": "1+1"}\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    for benchmarks, said in [
+        ("aime2024", "did you mean 'aime24'?"),
+        ("math-500", "did you mean 'math500'?"),
+        (tmp_path / "no_answer.jsonl", "row 1 has no answer"),
+        (tmp_path / "empty.jsonl", "no rows"),
+        (tmp_path / "absent.jsonl", "no such file"),
+        (",", "--benchmarks is empty"),
+    ]:
+        done = acpo(
+            "eval", "tiny", "--base-url", "http://127.0.0.1:9/v1", "--benchmarks", benchmarks
+        )
+        assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+    data = sums(tmp_path / "sums.jsonl", 2)
+    run = ("eval", "tiny", "--base-url", "http://127.0.0.1:9/v1", "--benchmarks", data)
+    done = acpo(*run, "--output", tmp_path / "run")
+    assert done.returncode == 2 and "no server there" in done.stderr
+    done = acpo("eval", "compare", tmp_path / "nowhere", tmp_path)
+    assert done.returncode == 2 and "no such folder" in done.stderr
+
+
+def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
+    """A verifier that does not come along neither stops sampling nor keeps samples off the disk."""
+    free = threading.Event()
+    path = tmp_path / "run" / "sums.jsonl"
+
+    class Busy(Judges):
+        def verify(self, judge, text, row):
+            assert free.wait(30)
+            return super().verify(judge, text, row)
+
+    wanted = plan(load(str(sums(tmp_path / "sums.jsonl", 30))), 1)
+    with serving(add) as server, Busy(1) as judges:
+        source = OpenAIBackend("tiny", Sampling(), base_url=server.url)
+        options = {"output": path.parent, "sampling": Sampling()}
+        running = threading.Thread(target=run, args=([wanted], source, judges), kwargs=options)
+        running.start()
+        deadline = time.monotonic() + 20
+        while not (path.exists() and len(lines(path)) == 31) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        kept = lines(path)
+        free.set()
+        running.join()
+    assert len(kept) == 31 and not any("verdict" in line for line in kept)
+    assert all(line["verdict"] == "correct" for line in lines(path)[1:])
+
+
+def test_code_without_a_sandbox_is_refused_before_sampling(tmp_path):
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1)\n"}
+    data = tmp_path / "code.jsonl"
+    data.write_text(json.dumps(row) + "\n")
+    with serving(add) as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        done = acpo(*run, "--output", tmp_path / "run", PATH="/nowhere")
+        assert done.returncode == 2 and "bubblewrap" in done.stderr
+        assert server.number == 0
+
+
+def test_seeds_are_their_own():
+    seeds = {sample_seed(0, "b", (str(q), i)) for q in range(200) for i in range(8)}
+    assert len(seeds) == 1600 and max(seeds) < 2**31
+    assert sample_seed(0, "b", ("1", 0)) != sample_seed(1, "b", ("1", 0))

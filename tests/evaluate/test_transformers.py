@@ -1,0 +1,155 @@
+"""The local backend: equal to `generate`, whatever the company a sequence keeps."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.decoder import Decoder, Job, draw
+from evaluate.runs import acpo, lines, sums
+from evaluate.tinymodel import save
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+}
+GREEDY = Sampling(temperature=0.0, max_tokens=24)
+
+
+def tiny(kind: str = "llama"):
+    torch.manual_seed(0)
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SIZES)).double().eval()
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=8)).double().eval()
+
+
+def jobs(count: int) -> list[Job]:
+    rng = np.random.default_rng(5)
+    return [
+        Job(index, rng.integers(3, 64, size=rng.integers(1, 14)).tolist(), index)
+        for index in range(count)
+    ]
+
+
+def alone(model, job: Job, sampling: Sampling) -> list[int]:
+    """What `generate` says to one prompt by itself."""
+    out = model.generate(
+        torch.tensor([job.tokens]),
+        attention_mask=torch.ones(1, len(job.tokens), dtype=torch.long),
+        max_new_tokens=sampling.max_tokens,
+        do_sample=False,
+    )
+    return out[0, len(job.tokens) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_greedy_equals_generate_one_by_one(kind, batch_size):
+    model = tiny(kind)
+    # Ends that do come up, so that sequences end at different times and are replaced.
+    ends = frozenset({1, *range(3, 64, 9)})
+    model.generation_config.eos_token_id = sorted(ends)
+    work = jobs(23) + [job._replace(key=100 + job.key) for job in jobs(6)]
+    decoder = Decoder(model, GREEDY, ends=ends, batch_size=batch_size)
+    found = {done.key: done for done in decoder.run(work)}
+    assert len(found) == len(work)
+    lengths = set()
+    for job in work:
+        want = alone(model, job, GREEDY)
+        ended = want[-1] in ends
+        assert found[job.key].tokens == (want[:-1] if ended else want)
+        assert found[job.key].finish == ("stop" if ended else "length")
+        lengths.add(len(want))
+    assert len(lengths) > 3, "the sequences have different lengths"
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_samples_do_not_depend_on_the_batch(top_p):
+    model = tiny()
+    sampling = Sampling(temperature=1.0, top_p=top_p, max_tokens=20)
+
+    def run(batch_size: int, work: list[Job]) -> dict:
+        decoder = Decoder(model, sampling, ends=frozenset({1, 7}), batch_size=batch_size)
+        return {done.key: done.tokens for done in decoder.run(work)}
+
+    whole = run(8, jobs(20))
+    assert run(3, jobs(20)) == whole
+    assert run(8, jobs(20)[7:9]) == {key: whole[key] for key in (7, 8)}
+    other = [job._replace(seed=job.seed + 1000) for job in jobs(20)]
+    assert run(8, other) != whole
+
+
+def test_draw_follows_the_distribution():
+    logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]])).repeat(40_000, 1)
+    uniforms = np.random.default_rng(0).random(40_000).tolist()
+    tokens = np.array(draw(logits, uniforms, Sampling()))
+    shares = np.bincount(tokens, minlength=4) / 40_000
+    assert shares == pytest.approx([0.5, 0.0, 0.3, 0.2], abs=0.01)
+    kept = np.bincount(draw(logits, uniforms, Sampling(top_p=0.6)), minlength=4) / 40_000
+    assert kept == pytest.approx([0.625, 0.0, 0.375, 0.0], abs=0.01)
+    warm = np.bincount(draw(logits, uniforms, Sampling(temperature=2.0)), minlength=4) / 40_000
+    roots = np.sqrt([0.5, 0.0, 0.3, 0.2])
+    assert warm == pytest.approx(roots / roots.sum(), abs=0.01)
+
+
+def test_edges_of_the_uniform_draw_no_impossible_token():
+    logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).repeat(2, 1)
+    assert draw(logits, [0.0, 1 - 1e-16], Sampling()) == [1, 1]
+
+
+def test_stop_texts_end_a_sequence():
+    model = tiny()
+    job = jobs(1)[0]
+    free = alone(model, job, GREEDY)
+    assert len(free) > 6
+    word = f"<{free[4]}>"
+    decoder = Decoder(
+        model,
+        GREEDY._replace(stop=(word,)),
+        ends=frozenset({1}),
+        batch_size=2,
+        says=lambda tokens: "".join(f"<{token}>" for token in tokens),
+    )
+    (done,) = decoder.run([job])
+    assert done.finish == "stop" and done.tokens == free[: free.index(free[4]) + 1]
+
+
+def test_a_folder_end_to_end(tmp_path):
+    model = save(tmp_path / "model")
+    data = sums(tmp_path / "sums.jsonl", 5)
+    run = ("eval", model, "--benchmarks", data, "--max-tokens", 12, "--output", tmp_path / "run")
+    done = acpo(*run, "--k", 3, "--batch-size", 4)
+    assert done.returncode == 0, done.stderr
+    rows = lines(tmp_path / "run" / "sums.jsonl")
+    assert len(rows) == 16 and {row["finish"] for row in rows[1:]} <= {"stop", "length"}
+    assert rows[0]["settings"]["dtype"] == "torch.float32"
+    assert len({row["completion"] for row in rows[1:]}) == 15, "every sample has its own seed"
+    save(model, seed=1)
+    done = acpo(*run, "--k", 3)
+    assert done.returncode == 2 and "was made with revision=" in done.stderr
+
+
+def test_a_model_without_template_says_what_to_do(tmp_path):
+    model = save(tmp_path / "model", template=False)
+    data = sums(tmp_path / "sums.jsonl", 2)
+    run = ("eval", model, "--benchmarks", data, "--max-tokens", 4, "--output", tmp_path / "run")
+    done = acpo(*run)
+    assert done.returncode == 2 and "--prompt-format plain" in done.stderr
+    assert acpo(*run, "--prompt-format", "plain").returncode == 0
+
+
+def test_models_that_do_not_fit_are_explained(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 1)
+    done = acpo("eval", tmp_path / "nothing", "--benchmarks", data, "--output", tmp_path / "run")
+    assert done.returncode == 2 and "cannot be loaded" in done.stderr
+    model = save(tmp_path / "model")
+    done = acpo("eval", model, "--benchmarks", data, "--output", tmp_path / "run")
+    assert done.returncode == 2 and "the 512 positions of" in " ".join(done.stderr.split())
