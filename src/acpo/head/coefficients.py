@@ -8,12 +8,12 @@ from acpo.objectives.gates import SequenceMean
 from acpo.objectives.loss import token_coefficients
 
 
-def _own_sequence(x: Tensor) -> Tensor:
+def missing_sequence_mean(x: Tensor) -> Tensor:
     raise AssertionError("a method that averages over sequences needs sequence_ids")
 
 
 def row_coefficients(
-    stats: RowStats, policy: Policy, sequence_mean: SequenceMean = _own_sequence
+    stats: RowStats, policy: Policy, sequence_mean: SequenceMean = missing_sequence_mean
 ) -> RowCoefficients:
     """Loss share and gradient scalars of each row; all 0 where the row's logits are not finite."""
     finite = stats.finite()

@@ -1,6 +1,5 @@
 """`fused_policy_loss`: the loss and its gradients from hidden states, in the forward pass."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,12 +16,13 @@ from acpo.head.call import (
     unless_all,
 )
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.coefficients import row_coefficients
+from acpo.head.coefficients import missing_sequence_mean, row_coefficients
 from acpo.head.lookup import gathered
 from acpo.head.passes import Head, Wanted, compute_statistics, run_pass
 from acpo.head.projection import Projection
 from acpo.head.rows import Policy, RowStats, Sparsity
 from acpo.objectives import Method, TokenStats, get_method
+from acpo.objectives.gates import segment_mean
 from acpo.objectives.methods import SEQUENCE_GATES
 
 
@@ -277,7 +277,8 @@ def _two_passes(
         highest = torch.where(valid, stats.entropy, 0.0).max() if len(tokens) else 1.0
         highest = torch.as_tensor(highest, device=tokens.device).clamp_min(1e-8)
         local = replace(local, entropy_max=highest)
-    c = row_coefficients(stats, local, _segment_mean(ids, valid))
+    mean = missing_sequence_mean if ids is None else segment_mean(ids, valid)
+    c = row_coefficients(stats, local, mean)
     sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
     result = InputGradients(None, None, None)
     if wanted.any():
@@ -302,18 +303,3 @@ def _everywhere(stats: RowStats, rows: Tensor | None, tokens: Tensor) -> tuple[R
     whole = RowStats.empty(tokens.shape[0], tokens.device, stats.logp.dtype).fill_unknown()
     whole.put(rows, stats)
     return whole, torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-
-
-def _segment_mean(ids: Tensor | None, valid: Tensor) -> Callable[[Tensor], Tensor]:
-    """Mean over the valid tokens of each run of equal ids, broadcast back; deterministic."""
-
-    def mean(x: Tensor) -> Tensor:
-        assert ids is not None
-        if x.numel() == 0:
-            return x
-        _, lengths = ids.unique_consecutive(return_counts=True)
-        total = torch.segment_reduce(torch.where(valid, x, 0.0), "sum", lengths=lengths)
-        count = torch.segment_reduce(valid.to(x.dtype), "sum", lengths=lengths)
-        return (total / count.clamp_min(1)).repeat_interleave(lengths)
-
-    return mean

@@ -18,6 +18,24 @@ SequenceMean = Callable[[Tensor], Tensor]
 """Mean over the valid tokens of each sequence, broadcast back to every token."""
 
 
+def segment_mean(ids: Tensor, valid: Tensor | None = None) -> SequenceMean:
+    """A SequenceMean for flat tokens: over the valid ones of each run of equal ids.
+
+    Sums run in order, so that repeated runs give the same bits.
+    """
+
+    def mean(x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x
+        counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        _, lengths = ids.unique_consecutive(return_counts=True)
+        total = torch.segment_reduce(torch.where(counted, x, 0.0), "sum", lengths=lengths)
+        count = torch.segment_reduce(counted.to(x.dtype), "sum", lengths=lengths)
+        return (total / count.clamp_min(1)).repeat_interleave(lengths)
+
+    return mean
+
+
 class Gated(NamedTuple):
     """A gate's output, per token.
 

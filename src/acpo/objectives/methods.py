@@ -51,11 +51,6 @@ class Method:
     advantage_scale: Literal["std", "none"] = "std"
     reference: str = field(default="ACPO, ablation table")
 
-    @property
-    def trains_zero_advantage(self) -> bool:
-        """Whether a sequence with advantage 0 still has a gradient (GTPO's entropy term)."""
-        return self.shaping == "conflict"
-
     def __call__(self, **options: Any) -> "Method":
         """The same method with some options changed and checked."""
         return configure(self, options)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from acpo.head import fused_policy_loss, language_model_head, token_stats
 from acpo.objectives import Method, TokenStats
-from acpo.objectives.gates import SequenceMean
+from acpo.objectives.gates import segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty
 from acpo.objectives.methods import SEQUENCE_GATES
 
@@ -194,16 +194,3 @@ def _autograd_loss(
         "nonfinite": (~finite).sum(),
         **{k: v.detach() for k, v in raw._asdict().items()},
     }
-
-
-def segment_mean(ids: Tensor) -> SequenceMean:
-    """Mean over each run of equal ids, broadcast back to its tokens."""
-
-    def mean(x: Tensor) -> Tensor:
-        if ids.numel() == 0:
-            return x
-        _, lengths = ids.unique_consecutive(return_counts=True)
-        average = torch.segment_reduce(x, "mean", lengths=lengths)
-        return average.repeat_interleave(lengths)
-
-    return mean

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from acpo.engines.trl.forward import LossTerms, segment_mean
+from acpo.engines.trl.forward import LossTerms
 from acpo.engines.trl.ranks import Ranks
 from acpo.objectives import TokenStats
-from acpo.objectives.gates import MAX_LOG_RATIO
+from acpo.objectives.gates import MAX_LOG_RATIO, segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty
 from acpo.objectives.metrics import tally_tokens
 
