@@ -80,7 +80,7 @@ def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> B
     """The backend of that name.
 
     Args:
-        name: `transformers` or `openai`.
+        name: `transformers`, `vllm` or `openai`.
         model: Hub id, folder, or the name under which a server has it.
         sampling: How completions are drawn.
         **options: What that backend's constructor takes.
@@ -93,4 +93,8 @@ def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> B
         from acpo.evaluate.backends.transformers import TransformersBackend
 
         return TransformersBackend(model, sampling, **options)
-    raise SamplingError(f"backend={name!r}: use transformers or openai")
+    if name == "vllm":
+        from acpo.evaluate.backends.vllm import VLLMBackend
+
+        return VLLMBackend(model, sampling, **options)
+    raise SamplingError(f"backend={name!r}: use transformers, vllm or openai")
