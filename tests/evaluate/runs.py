@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from typer.testing import CliRunner, Result
+
 from acpo.evaluate.data import LoadedBenchmark
 from acpo.evaluate.judges import gold_completion
 
@@ -40,6 +42,13 @@ def acpo(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
     command = [*ACPO, *map(str, args)]
     environment = {**os.environ, "COLUMNS": "200", **env}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+def run_acpo(*args: object) -> Result:
+    """Run the command in this process, where everything is imported already."""
+    from acpo.cli import app
+
+    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(arg) for arg in args])
 
 
 def start(*args: object) -> subprocess.Popen:

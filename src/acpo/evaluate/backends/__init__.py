@@ -33,6 +33,10 @@ class Sampling(NamedTuple):
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         return [*system, {"role": "user", "content": prompt}]
 
+    def before_stop(self, text: str) -> str:
+        """`text` up to the first of the stop texts; servers differ in whether they cut there."""
+        return text[: min((text.find(stop) for stop in self.stop if stop in text), default=None)]
+
 
 class Request(NamedTuple):
     """One completion to draw. `key` comes back with it; `seed` makes the draw its own."""

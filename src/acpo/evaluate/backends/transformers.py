@@ -55,9 +55,7 @@ class TransformersBackend:
         )
         jobs = [Job(entry.key, prompts[entry.prompt], entry.seed) for entry in requests]
         for key, tokens, finish, seconds in decoder.run(jobs):
-            text = self._says(tokens)
-            for stop in self._sampling.stop:
-                text = text.partition(stop)[0]
+            text = self._sampling.before_stop(self._says(tokens))
             yield Completion(key, text, len(tokens), finish, seconds)
 
     def _load(self) -> Any:
