@@ -168,7 +168,10 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
 def sign_test(better: int, worse: int) -> float:
     """Two-sided exact binomial p-value of `better` against `worse`; questions that tie are out."""
     trials = better + worse
-    tail = sum(math.comb(trials, i) for i in range(min(better, worse) + 1))
+    tail = term = 1
+    for i in range(min(better, worse)):
+        term = term * (trials - i) // (i + 1)
+        tail += term
     return min(1.0, 2 * tail / 2**trials)
 
 
