@@ -13,18 +13,19 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
 ALLOWED = {
     "errors": set(),
     "intervals": set(),
+    "jsonl": {"errors"},
     "records": {"errors"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
-    "verify": {"errors"},
-    "tasks": {"errors", "verify"},
+    "verify": {"errors", "jsonl"},
+    "tasks": {"errors", "jsonl", "verify"},
     "engines": {"errors", "objectives", "head", "verify", "tasks"},
-    "evaluate": {"errors", "intervals", "verify", "tasks"},
+    "evaluate": {"errors", "jsonl", "intervals", "verify", "tasks"},
     "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "intervals", "records", "verify", "evaluate")
+TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate")
 
 
 def packages() -> list[str]:

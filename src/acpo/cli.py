@@ -93,10 +93,11 @@ def verify_math(
     output: Path | None = OUTPUT,
 ) -> None:
     """Compare math answers with gold answers."""
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
     from acpo.verify.math import MathPool
 
-    rows = batch.read_rows(file)
+    rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
     with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
@@ -121,10 +122,11 @@ def verify_code(
     ),
 ) -> None:
     """Run code completions against their tests, in a sandbox."""
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
     from acpo.verify.code import CodePool
 
-    rows = batch.read_rows(file)
+    rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     tests = batch.join(rows, problems, id_field) if problems else rows
     backend = batch.backend(remote, unsafe_local, cpu_seconds)

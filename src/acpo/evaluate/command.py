@@ -149,9 +149,10 @@ def check_data(
 
     from acpo.evaluate.check import check
     from acpo.evaluate.terminal import print_checks
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
 
-    training = batch.column(batch.read_rows(train), train_field, "--train-field") if train else []
+    training = batch.column(read_jsonl(train), train_field, "--train-field") if train else []
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
