@@ -1,7 +1,7 @@
 """Completions from any OpenAI-compatible server.
 
-Plain sockets in threads. The `openai` client (3.49) spends 2 to 4 ms of CPU on a request, so that one
-process sends fewer than 500 a second however many are in flight (benchmarks/eval.py, `client`).
+Plain sockets in threads. The `openai` client (3.49) spends 2 to 4 ms of CPU on a request, so that
+one process sends fewer than 500 a second however many are in flight (benchmarks/eval.py, `client`).
 """
 
 import difflib
