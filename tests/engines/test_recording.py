@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from acpo.engines.trl import checkpoint
 from acpo.records import Trace
 from acpo.scoring.rollouts import Rollout, score
 from engines import resume_worker
@@ -90,9 +91,10 @@ def test_recording_changes_nothing_and_is_off_by_default(tmp_path):
 def test_killed_and_resumed_to_the_same_trace(tmp_path, monkeypatch):
     monkeypatch.setenv("ACPO_TEST_RECORD", "1")
     resume_worker.run(tmp_path / "whole")
-    killed(tmp_path / "killed", "rollout:6")  # after the rollouts of steps 0 and 4
+    # The rollout of step 4 is recorded, but the last whole checkpoint is that of step 3.
+    killed(tmp_path / "killed", "checkpoint:2")
     assert [p["step"] for p in Trace.open(tmp_path / "killed" / "trace").parts] == [0, 4]
-    # As if the kill had come later than it did: this part belongs to a future that is made again.
+    assert len(checkpoint.whole_checkpoints(tmp_path / "killed")[0]) == 1
     resume_worker.run(tmp_path / "killed", resume=True)
     whole, again = (Trace.open(tmp_path / name / "trace") for name in ("whole", "killed"))
     assert whole.parts == again.parts and [p["step"] for p in whole.parts] == [0, 4, 8]
