@@ -19,9 +19,17 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "verify": {"errors", "jsonl"},
     "tasks": {"errors", "jsonl", "verify"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks"},
-    "evaluate": {"errors", "jsonl", "intervals", "verify", "tasks"},
+    "scoring": {"errors", "objectives", "head"},
+    "engines": {"errors", "objectives", "head", "verify", "tasks", "records", "scoring"},
+    "evaluate": {
+        *("errors", "jsonl", "intervals", "verify", "tasks"),
+        *("objectives", "records", "scoring"),
+    },
     "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
+    "trace": {
+        *("errors", "objectives", "records", "scoring"),
+        *("verify", "tasks", "evaluate", "train"),
+    },
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

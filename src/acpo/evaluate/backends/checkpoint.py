@@ -1,7 +1,7 @@
 """What the backends that load a model themselves share: all of it but the weights."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +62,22 @@ class Checkpoint:
             SamplingError: The longest one leaves no room for `max_tokens`.
         """
         texts = dict.fromkeys(request.prompt for request in requests)
-        prompts = {text: self._tokens(text) for text in texts}
+        prompts = {text: self.tokens(text) for text in texts}
+        self.require_room(prompts.values())
+        return prompts
+
+    def require_room(self, prompts: Iterable[Sequence[int]]) -> None:
+        """Refuse prompts whose completions may run past the model's positions."""
         room = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        longest = max(map(len, prompts.values()), default=0)
+        longest = max(map(len, prompts), default=0)
         if room is not None and longest + self._sampling.max_tokens > room:
             raise SamplingError(
                 f"--max-tokens {self._sampling.max_tokens} and a prompt of {longest} tokens exceed "
                 f"the {room} positions of {self.name!r}: --max-tokens {room - longest} fits"
             )
-        return prompts
 
-    def _tokens(self, prompt: str) -> list[int]:
+    def tokens(self, prompt: str) -> list[int]:
+        """What the model reads for a prompt."""
         if not self._sampling.chat:
             return list(self.tokenizer(prompt)["input_ids"])
         text: Any = self.tokenizer.apply_chat_template(

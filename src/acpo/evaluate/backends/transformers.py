@@ -22,6 +22,9 @@ class TransformersBackend:
         batch_size: Sequences that run together.
         device: Where; None takes CUDA when there is one.
 
+    Attributes:
+        checkpoint: All of the model but its weights.
+
     Raises:
         SamplingError: There is no such model, or no chat template and `sampling.chat` asks for it.
     """
@@ -29,48 +32,51 @@ class TransformersBackend:
     def __init__(
         self, model: str, sampling: Sampling, *, batch_size: int = 32, device: str | None = None
     ) -> None:
-        self._checkpoint = Checkpoint(model, sampling)
+        self.checkpoint = Checkpoint(model, sampling)
         self._sampling = sampling
         self._batch_size = batch_size
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self._dtype = torch.float32 if self._device == "cpu" else self._checkpoint.dtype
+        self._dtype = torch.float32 if self._device == "cpu" else self.checkpoint.dtype
 
     def settings(self) -> dict[str, Any]:
         return {
             "backend": "transformers",
-            "model": self._checkpoint.name,
-            "revision": self._checkpoint.revision(),
+            "model": self.checkpoint.name,
+            "revision": self.checkpoint.revision(),
             "dtype": str(self._dtype),
         }
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        prompts = self._checkpoint.prompts(requests)
-        model = self._load()
+        prompts = self.checkpoint.prompts(requests)
+        model = self.load()
         decoder = Decoder(
             model,
             self._sampling,
-            ends=self._ends(model),
+            ends=end_tokens(model, self.checkpoint.tokenizer),
             batch_size=self._batch_size,
             says=self._says,
         )
         jobs = [Job(entry.key, prompts[entry.prompt], entry.seed) for entry in requests]
-        for key, tokens, finish, seconds in decoder.run(jobs):
+        for key, tokens, finish, seconds, end in decoder.run(jobs):
             text = self._sampling.before_stop(self._says(tokens))
-            yield Completion(key, text, len(tokens), finish, seconds)
+            ids = tokens if end is None else [*tokens, end]
+            yield Completion(key, text, len(tokens), finish, seconds, ids)
 
-    def _load(self) -> Any:
-        name = self._checkpoint.name
+    def load(self) -> Any:
+        """The weights, in evaluation mode."""
+        name = self.checkpoint.name
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=self._dtype)
         except (OSError, ValueError) as error:
             raise SamplingError(f"model {name!r}: {str(error).splitlines()[0]}") from error
         return model.to(self._device).eval()
 
-    def _ends(self, model: Any) -> frozenset[int]:
-        declared = model.generation_config.eos_token_id
-        ends = declared if isinstance(declared, list) else [declared]
-        tokenizer = self._checkpoint.tokenizer
-        return frozenset(t for t in (*ends, tokenizer.eos_token_id) if t is not None)
-
     def _says(self, tokens: list[int]) -> str:
-        return str(self._checkpoint.tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self.checkpoint.tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a sequence."""
+    declared = model.generation_config.eos_token_id
+    ends = declared if isinstance(declared, list) else [declared]
+    return frozenset(t for t in (*ends, tokenizer.eos_token_id) if t is not None)
