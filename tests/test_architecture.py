@@ -16,9 +16,11 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "verify": {"errors"},
     "tasks": {"errors", "verify"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks"},
+    "sampling": {"errors", "head"},
+    "engines": {"errors", "objectives", "head", "sampling", "verify", "tasks"},
     "evaluate": {"errors", "verify", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
+    "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

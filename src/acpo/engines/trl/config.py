@@ -51,6 +51,9 @@ class ACPOConfig(GRPOConfig):
         soft_overlong_cache: tokens before `max_completion_length` over which the reward falls
             linearly by `soft_overlong_penalty`.
         max_nonfinite_steps: consecutive skipped steps after which training stops.
+        sampler: "generate" leaves rollouts to TRL (transformers or vLLM); "static" samples with
+            `acpo.sampling`, which suits small models on one GPU.
+        sampler_rows: completions "static" samples together; a process's whole rollout when unset.
 
     The remaining fields set options of the method (see `docs/training.md`).
     """
@@ -84,6 +87,14 @@ class ACPOConfig(GRPOConfig):
     )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Consecutive non-finite steps before training stops."}
+    )
+
+    sampler: str = field(
+        default="generate",
+        metadata={"help": "'generate' (TRL's own) or 'static' (fixed cache, CUDA graphs)."},
+    )
+    sampler_rows: int | None = field(
+        default=None, metadata={"help": "Completions the static sampler runs together."}
     )
 
     loss_type: str | None = field(  # type: ignore[assignment]
@@ -151,7 +162,9 @@ class ACPOConfig(GRPOConfig):
             raise ACPOError(
                 f"update_layout={self.update_layout!r} is unknown; use 'auto', 'packed' or 'padded'"
             )
-        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache")
+        if self.sampler not in ("generate", "static"):
+            raise ACPOError(f"sampler={self.sampler!r} is unknown; use 'generate' or 'static'")
+        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
         for name in (*counts, "max_nonfinite_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
