@@ -136,3 +136,43 @@ def test_refusals():
     windowed.config.layer_types = ["sliding_attention"] * 3
     with pytest.raises(ACPOError, match="sliding_attention"):
         sampler(windowed)
+
+
+class Replayed:
+    """What a captured graph does, without CUDA: the same step, at the length it was captured at."""
+
+    def __init__(self, sampler, cache, state):
+        self.sampler, self.cache, self.state, self.visible = sampler, cache, state, cache.visible
+        self.replays = 0
+
+    def replay(self):
+        assert self.cache.visible == self.visible
+        self.replays += 1
+        self.sampler._step(self.cache, self.state)
+
+
+def test_graphs_pad_chunks_and_outlive_calls(monkeypatch):
+    model = llama()
+    plain = sampler(model, rows=64, max_new_tokens=100)
+    graphed = sampler(model, rows=4, max_new_tokens=100, graphs=True)
+    monkeypatch.setattr(graphed, "_capture", lambda cache, state: Replayed(graphed, cache, state))
+    for seed in (1, 2):
+        ours = graphed.sample(PROMPTS, seed=(seed,))
+        assert ours.tokens == plain.sample(PROMPTS, seed=(seed,)).tokens
+    assert set(graphed._captured) == {128, 192}, "one per length, for both chunks and both calls"
+    assert all(graph.replays > 50 for graph in graphed._captured.values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_graphs_on_a_gpu_say_what_plain_steps_say():
+    model = llama().cuda()
+    plain = sampler(model, rows=8, max_new_tokens=100, graphs=False)
+    graphed = sampler(model, rows=8, max_new_tokens=100)
+    for seed in (1, 2):
+        ours = graphed.sample(PROMPTS, seed=(seed,))
+        theirs = plain.sample(PROMPTS, seed=(seed,))
+        assert ours.tokens == theirs.tokens
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.05)
