@@ -106,6 +106,8 @@ def _train(
         outcome["train_seconds"] = round(prepared.clock.seconds, 2)
     if probe is not None:
         outcome["accuracy"] = measured(probe.measure())
+    if run.keeps_model:
+        trainer.save_model(str(folder))
     trainer.end()
 
 
@@ -150,8 +152,10 @@ def fingerprint(model: Any) -> str:
     """A short hash of a model's weights: runs are paired only if they started from the same."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(parameter.detach().float().cpu().contiguous().numpy().tobytes())
+        values = parameter.detach().flatten()
+        some = values[:: max(1, values.numel() // 65_536)]
+        digest.update(f"{name} {list(parameter.shape)}".encode())
+        digest.update(some.float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 

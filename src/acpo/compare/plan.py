@@ -31,6 +31,7 @@ class Run:
         learning_rate: None for a start, and for the recipe's own.
         recipe: every option, as a recipe of its own.
         share: the part of the training problems kept for sweeps.
+        keeps_model: whether to leave the trained model behind.
     """
 
     task: str
@@ -40,6 +41,7 @@ class Run:
     learning_rate: float | None
     recipe: Mapping[str, Any]
     share: float
+    keeps_model: bool = False
 
     @property
     def name(self) -> str:
@@ -56,6 +58,7 @@ class Run:
             "seed": self.seed,
             "learning_rate": self.learning_rate,
             "share": self.share,
+            "keeps_model": self.keeps_model,
             "recipe": dict(self.recipe),
         }
 
@@ -117,7 +120,7 @@ def _run(
     *,
     updates: int,
 ) -> Run:
-    recipe = {**read_options(study.recipe)}
+    recipe = {**read_options(task.recipe)}
     recipe |= {**study.options, **task.options, **row.options, **study.overrides}
     recipe |= {"method": row.method, "seed": seed, "max_steps": updates}
     recipe |= {"report": False, "disable_tqdm": True}
@@ -128,7 +131,8 @@ def _run(
     if phase == SWEEP:
         recipe["held_out"] = 0
     share = study.sweep.share if study.sweep else 0.0
-    return Run(task.name, phase, row.name, seed, learning_rate, recipe, share)
+    keeps = study.keep_models and phase == STUDY
+    return Run(task.name, phase, row.name, seed, learning_rate, recipe, share, keeps)
 
 
 class Choice(NamedTuple):

@@ -168,7 +168,7 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
     lines = [
         f"    {summary['command']}",
         "",
-        f"{summary['runs']} runs of `{summary['recipe']}` ({summary['updates']} updates each in "
+        f"{summary['runs']} runs of `{'`, `'.join(summary['recipes'])}` ({summary['updates']} updates each in "
         f"the study), {summary['tokens']:,} tokens, {summary['run_seconds']:,.0f} s of run time.",
         f"Hardware: {machines}. Versions: {versions}.",
     ]

@@ -27,12 +27,13 @@ KEYS = {
     "tasks": "named settings, each with options and optionally methods and seeds of its own",
     "sweep": "learning rates to choose from, on seeds and prompts of their own",
     "warm_start": "supervised training before the study",
+    "keep_models": "whether study runs leave their model behind",
     "threads": "CPU threads of a run; part of what makes it repeatable",
     "launcher": "the command that starts a run of several processes",
     "note": "a remark to print in the report",
 }
 ROW_KEYS = ("name", "method", "options", "seed_offset")
-TASK_KEYS = ("options", "methods", "seeds", "sweep_of")
+TASK_KEYS = ("recipe", "options", "methods", "seeds", "sweep_of")
 SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share")
 DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 """Options the study decides run by run."""
@@ -62,6 +63,7 @@ class Task:
     """One setting all rows are run in; its learning rates are swept here or in `sweep_of`."""
 
     name: str
+    recipe: Path
     options: Mapping[str, Any]
     rows: tuple[Row, ...]
     seeds: tuple[int, ...]
@@ -91,13 +93,13 @@ class Study:
 
     path: Path
     title: str
-    recipe: Path
     options: Mapping[str, Any]
     overrides: Mapping[str, Any]
     updates: int
     tasks: tuple[Task, ...]
     sweep: Sweep | None
     warm_start: Mapping[str, Any] | None = None
+    keep_models: bool = False
     threads: int = 1
     launcher: str | None = None
     note: str = ""
@@ -127,9 +129,7 @@ class _Reader:
         for name in ("recipe", "methods", "updates", "seeds"):
             if values.get(name) is None:
                 file.refuse((), f"{name} is missing: {KEYS[name]}")
-        recipe = file.path.parent / str(values["recipe"])
-        if not recipe.is_file():
-            file.refuse(("recipe",), f"recipe={values['recipe']!r} is not a file beside the study")
+        self._recipe(("recipe",))
         updates = self._count(("updates",))
         seeds = self._seeds(("seeds",))
         rows = self._rows(("methods",))
@@ -141,17 +141,23 @@ class _Reader:
         return Study(
             path=file.path,
             title=str(values.get("title") or file.path.stem),
-            recipe=recipe,
             options=self._options(("options",)),
             overrides=self.overrides,
             updates=updates,
             tasks=tasks,
             sweep=sweep,
             warm_start=warm,
+            keep_models=bool(values.get("keep_models")),
             threads=self._count(("threads",)) if "threads" in values else 1,
             launcher=values.get("launcher"),
             note=str(values.get("note") or ""),
         )
+
+    def _recipe(self, place: Path_) -> Path:
+        path = self.file.path.parent / str(self._at(place))
+        if not path.is_file():
+            self.file.refuse(place, f"recipe={self._at(place)!r} is not a file beside the study")
+        return path
 
     def _at(self, place: Path_) -> Any:
         value: Any = self.values
@@ -245,7 +251,7 @@ class _Reader:
     def _tasks(self, rows: tuple[Row, ...], seeds: tuple[int, ...]) -> tuple[Task, ...]:
         value = self.values.get("tasks")
         if value is None:
-            return (Task("main", {}, rows, seeds, "main"),)
+            return (Task("main", self._recipe(("recipe",)), {}, rows, seeds, "main"),)
         if not isinstance(value, dict) or not value:
             self.file.refuse(("tasks",), f"tasks={value!r} must be a mapping of names to settings")
         tasks: list[Task] = []
@@ -263,6 +269,7 @@ class _Reader:
             tasks.append(
                 Task(
                     str(name),
+                    self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
                     self._options((*place, "options")),
                     self._rows((*place, "methods")) if "methods" in setting else rows,
                     self._seeds((*place, "seeds")) if "seeds" in setting else seeds,

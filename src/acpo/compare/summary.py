@@ -28,7 +28,7 @@ def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> d
         "note": study.note,
         "command": command,
         "study": study.path.name,
-        "recipe": study.recipe.name,
+        "recipes": sorted({task.recipe.name for task in study.tasks}),
         "updates": study.updates,
         "baseline": BASELINE,
         "control": CONTROL,

@@ -76,7 +76,7 @@ def prepare_start(
             raise ACPOError(f"{place} was made with other settings, {made}; remove it")
         return str(place)
     say("warm start: supervised training on worked solutions")
-    recipe = {**read_options(study.recipe), **study.options, **study.overrides}
+    recipe = {**read_options(study.tasks[0].recipe), **study.options, **study.overrides}
     record = submit(train_start, recipe, settings, place).result()
     say(f"warm start: loss {record['loss']:.3f} after {record['steps']} steps, "
         f"{record['seconds']:.0f} s")
