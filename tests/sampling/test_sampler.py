@@ -1,4 +1,4 @@
-"""The static sampler says what the model says: greedy as `generate`, sampled by its distribution."""
+"""The static sampler says what the model says: greedy as `generate`, else by its distribution."""
 
 import pytest
 import torch
@@ -153,14 +153,14 @@ class Replayed:
 
 def test_graphs_pad_chunks_and_outlive_calls(monkeypatch):
     model = llama()
-    plain = sampler(model, rows=64, max_new_tokens=100)
-    graphed = sampler(model, rows=4, max_new_tokens=100, graphs=True)
+    plain = sampler(model, rows=64, max_new_tokens=160)
+    graphed = sampler(model, rows=4, max_new_tokens=160, graphs=True)
     monkeypatch.setattr(graphed, "_capture", lambda cache, state: Replayed(graphed, cache, state))
     for seed in (1, 2):
         ours = graphed.sample(PROMPTS, seed=(seed,))
         assert ours.tokens == plain.sample(PROMPTS, seed=(seed,)).tokens
-    assert set(graphed._captured) == {128, 192}, "one per length, for both chunks and both calls"
-    assert all(graph.replays > 50 for graph in graphed._captured.values())
+    assert set(graphed._captured) == {256, 384}, "one per length, for both chunks and both calls"
+    assert all(graph.replays > 20 for graph in graphed._captured.values())
 
 
 @pytest.mark.gpu

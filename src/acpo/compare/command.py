@@ -41,5 +41,7 @@ def compare(
     summary = summarise(study, results, command=" ".join(words))
     write_report(summary, folder)
     write_raw(results, folder / "runs.jsonl")
-    say(f"{folder}/report.md, table.tex, page.html, summary.json and figures; runs.jsonl holds "
-        f"{len(results)} runs")
+    say(
+        f"{folder}/report.md, table.tex, page.html, summary.json and figures; runs.jsonl holds "
+        f"{len(results)} runs"
+    )

@@ -75,7 +75,7 @@ def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -
     if int(os.environ.get("RANK", "0")) == 0:
         write_json(folder / RESULT, result)
     gc.collect()  # a trainer is full of cycles, and the next run needs its memory
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return result
 
@@ -108,7 +108,6 @@ def _train(
         outcome["accuracy"] = measured(probe.measure())
     if run.keeps_model:
         trainer.save_model(str(folder))
-    trainer.end()
 
 
 def own_problems(count: int, share: float, *, sweep: bool) -> list[int] | None:
@@ -168,6 +167,6 @@ def hardware(threads: int) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": threads,
     }
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         found["gpu"] = torch.cuda.get_device_name()
     return found

@@ -85,9 +85,7 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
         axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set_xlabel(
-        f"accuracy minus {baseline}, points (thick: 95%; thin: allowing for all rows)"
-    )
+    axes.set_xlabel(f"accuracy minus {baseline}, points (thick: 95%; thin: allowing for all rows)")
     axes.set_title(name)
     axes.grid(alpha=0.3, axis="x")
     path = folder / f"differences-{name}.png"

@@ -97,7 +97,7 @@ def study_runs(
                 row,
                 seed + row.seed_offset,
                 learning_rate,
-                updates=study.updates,
+                updates=task.updates,
             ),
         )
 
@@ -162,7 +162,9 @@ def choose(study: Study, task: Task, row: Row, results: Mapping[str, Result]) ->
             if run.name not in results:
                 return None
             found.append(sweep_score(results[run.name]))
-        scores[rate] = None if None in found else statistics.fmean(x for x in found if x is not None)
+        scores[rate] = (
+            None if None in found else statistics.fmean(x for x in found if x is not None)
+        )
     usable = {rate: score for rate, score in scores.items() if score is not None}
     if not usable:
         return Choice(min(scores), scores, True)

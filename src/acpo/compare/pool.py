@@ -72,12 +72,12 @@ def _settle(places: Any, parent: int) -> None:
 
 
 def _gpus() -> int:
-    """GPUs of this machine, without starting CUDA here."""
+    """GPUs to share out; none where the user has chosen some. Does not start CUDA."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return 0
-    with contextlib.suppress(OSError):
-        return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
-    return 0
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def run_here(run: Run, folder: Path, model: str | None, threads: int) -> dict[str, Any]:

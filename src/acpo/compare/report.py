@@ -37,7 +37,10 @@ def markdown(summary: dict[str, Any]) -> str:
         lines += [f"## {name}", "", *_start_lines(task), "", *_table(task), ""]
         lines += [*remarks(summary, task), ""]
         if summary["sweep"]:
-            lines += ["Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):", ""]
+            lines += [
+                "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):",
+                "",
+            ]
             lines += [*_sweep_table(task), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
@@ -105,8 +108,11 @@ def _table(task: dict[str, Any]) -> list[str]:
 def _start_lines(task: dict[str, Any]) -> list[str]:
     start = percent(task["start"]) or "not measured"
     seeds = ", ".join(map(str, task["seeds"]))
-    options = ", ".join(f"{k}={v}" for k, v in task["options"].items()) or "the recipe's"
-    return [f"Accuracy of the model as it came: {start}. Seeds {seeds}. Options: {options}."]
+    options = "".join(f", {k}={v}" for k, v in task["options"].items())
+    return [
+        f"Accuracy of the model as it came: {start}. {task['updates']} updates per run{options}. "
+        f"Seeds {seeds}."
+    ]
 
 
 def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
@@ -168,8 +174,8 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
     lines = [
         f"    {summary['command']}",
         "",
-        f"{summary['runs']} runs of `{'`, `'.join(summary['recipes'])}` ({summary['updates']} updates each in "
-        f"the study), {summary['tokens']:,} tokens, {summary['run_seconds']:,.0f} s of run time.",
+        f"{summary['runs']} runs of {', '.join(summary['recipes'])}, {summary['tokens']:,} tokens, "
+        f"{summary['run_seconds']:,.0f} s of run time.",
         f"Hardware: {machines}. Versions: {versions}.",
     ]
     sweep = summary["sweep"]

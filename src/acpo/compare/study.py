@@ -33,7 +33,7 @@ KEYS = {
     "note": "a remark to print in the report",
 }
 ROW_KEYS = ("name", "method", "options", "seed_offset")
-TASK_KEYS = ("recipe", "options", "methods", "seeds", "sweep_of")
+TASK_KEYS = ("recipe", "options", "methods", "updates", "seeds", "sweep_of")
 SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share")
 DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 """Options the study decides run by run."""
@@ -66,6 +66,7 @@ class Task:
     recipe: Path
     options: Mapping[str, Any]
     rows: tuple[Row, ...]
+    updates: int
     seeds: tuple[int, ...]
     sweep_of: str
 
@@ -95,7 +96,6 @@ class Study:
     title: str
     options: Mapping[str, Any]
     overrides: Mapping[str, Any]
-    updates: int
     tasks: tuple[Task, ...]
     sweep: Sweep | None
     warm_start: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ class _Reader:
         updates = self._count(("updates",))
         seeds = self._seeds(("seeds",))
         rows = self._rows(("methods",))
-        tasks = self._tasks(rows, seeds)
+        tasks = self._tasks(rows, updates, seeds)
         sweep = self._sweep(tasks, updates)
         warm = values.get("warm_start")
         if warm is not None and not isinstance(warm, dict):
@@ -143,7 +143,6 @@ class _Reader:
             title=str(values.get("title") or file.path.stem),
             options=self._options(("options",)),
             overrides=self.overrides,
-            updates=updates,
             tasks=tasks,
             sweep=sweep,
             warm_start=warm,
@@ -248,10 +247,12 @@ class _Reader:
         if not _NAME.fullmatch(name):
             self.file.refuse(place, f"name {name!r} must consist of letters, digits and _ . + -")
 
-    def _tasks(self, rows: tuple[Row, ...], seeds: tuple[int, ...]) -> tuple[Task, ...]:
+    def _tasks(
+        self, rows: tuple[Row, ...], updates: int, seeds: tuple[int, ...]
+    ) -> tuple[Task, ...]:
         value = self.values.get("tasks")
         if value is None:
-            return (Task("main", self._recipe(("recipe",)), {}, rows, seeds, "main"),)
+            return (Task("main", self._recipe(("recipe",)), {}, rows, updates, seeds, "main"),)
         if not isinstance(value, dict) or not value:
             self.file.refuse(("tasks",), f"tasks={value!r} must be a mapping of names to settings")
         tasks: list[Task] = []
@@ -272,6 +273,7 @@ class _Reader:
                     self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
                     self._options((*place, "options")),
                     self._rows((*place, "methods")) if "methods" in setting else rows,
+                    self._count((*place, "updates")) if "updates" in setting else updates,
                     self._seeds((*place, "seeds")) if "seeds" in setting else seeds,
                     sweep_of,
                 )

@@ -29,7 +29,6 @@ def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> d
         "command": command,
         "study": study.path.name,
         "recipes": sorted({task.recipe.name for task in study.tasks}),
-        "updates": study.updates,
         "baseline": BASELINE,
         "control": CONTROL,
         "runs": len(every),
@@ -74,12 +73,12 @@ def _task(study: Study, task: Task, results: Mapping[str, Result]) -> dict[str, 
         _row(row, choices[row.name], found, starts, level, planned=len(task.seeds))
         for row in task.rows
     ]
-    measured = {row["name"]: row["accuracy"]["value"] for row in rows if row["accuracy"]}
-    placed = ranks(measured)
-    for row in rows:
-        row["rank"] = placed.get(row["name"])
+    placed = ranks({line["name"]: line["accuracy"]["value"] for line in rows if line["accuracy"]})
+    for line in rows:
+        line["rank"] = placed.get(line["name"])
     return {
         "seeds": list(task.seeds),
+        "updates": task.updates,
         "options": dict(task.options),
         "start": _plain(mean_over_seeds(list(starts.values()))) if starts else None,
         "simultaneous_level": level,

@@ -78,8 +78,10 @@ def prepare_start(
     say("warm start: supervised training on worked solutions")
     recipe = {**read_options(study.tasks[0].recipe), **study.options, **study.overrides}
     record = submit(train_start, recipe, settings, place).result()
-    say(f"warm start: loss {record['loss']:.3f} after {record['steps']} steps, "
-        f"{record['seconds']:.0f} s")
+    say(
+        f"warm start: loss {record['loss']:.3f} after {record['steps']} steps, "
+        f"{record['seconds']:.0f} s"
+    )
     return str(place)
 
 

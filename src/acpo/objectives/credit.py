@@ -73,7 +73,6 @@ class CreditRule:
         rows = (self.aligned, self.mismatched or self.aligned)
         return [[m.numbers(options, t) for m, t in zip(row, taus, strict=True)] for row in rows]
 
-
     def first_order(self, delta: Tensor, positive: Tensor, options: Mapping[str, Any]) -> Tensor:
         """The weight 3δ or 3(1-δ) that routed ACPO gives a token at w = 1, detached.
 

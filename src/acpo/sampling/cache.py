@@ -35,7 +35,9 @@ class StaticKV(Cache):
     ) -> None:
         super().__init__(layers=[])
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         shape = (rows, heads, length, width)
         # Zeros, not garbage: a masked place still meets a probability of 0, and 0 · NaN is NaN.
         self.keys = [
@@ -48,11 +50,11 @@ class StaticKV(Cache):
         self.copies: Tensor | None = None
 
     def update(
-        self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Store the new tokens of one layer; returns what they attend to."""
-        key, value = key.to(self.dtype), value.to(self.dtype)
-        keys, values = self.keys[layer], self.values[layer]
+        key, value = key_states.to(self.dtype), value_states.to(self.dtype)
+        keys, values = self.keys[layer_idx], self.values[layer_idx]
         if self.copies is not None:
             width = key.shape[2]
             keys[:, :, :width] = key.index_select(0, self.copies)

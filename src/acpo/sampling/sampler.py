@@ -98,7 +98,7 @@ class StaticSampler:
         self.eos = torch.tensor(sorted(set(eos)), dtype=torch.long, device=self.device)
         self.graphs = self.device.type == "cuda" if graphs is None else graphs
         # Cache lengths come in steps, each with a graph of its own; without graphs, finer ones.
-        self.grain = 64 if self.graphs else 8
+        self.grain = 128 if self.graphs else 8
         self._cache: StaticKV | None = None
         self._state: _Rows | None = None
         self._captured: dict[int, Any] = {}
