@@ -20,7 +20,11 @@ ALLOWED = {
     "verify": {"errors", "jsonl"},
     "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks", "records", "scoring"},
+    "sampling": {"errors", "head"},
+    "engines": {
+        *("errors", "objectives", "head", "sampling"),
+        *("verify", "tasks", "records", "scoring"),
+    },
     "evaluate": {
         *("errors", "jsonl", "intervals", "verify", "tasks"),
         *("objectives", "records", "scoring"),
@@ -30,6 +34,7 @@ ALLOWED = {
         *("errors", "objectives", "records", "scoring"),
         *("verify", "tasks", "evaluate", "train"),
     },
+    "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

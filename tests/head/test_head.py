@@ -51,6 +51,7 @@ def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **ext
         old_entropy=batch["old_entropy"],
         tokens=batch["tokens"],
         group_size=batch["group_size"],
+        log_pmax=stats.log_pmax,
         **options,
     )
     weights = aggregation_weights(row, batch["mask"], dtype=hidden.dtype)

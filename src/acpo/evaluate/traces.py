@@ -102,7 +102,7 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
             raise ACPOError(
                 f"{file}: samples without token ids ({settings.get('backend')} backend): text has "
                 "several tokenisations, and only the sampled one can be scored. Evaluate with "
-                "--backend transformers"
+                "--backend transformers or vllm"
             )
     return runs
 

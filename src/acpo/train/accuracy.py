@@ -89,16 +89,17 @@ class BeforeAndAfter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
-            self.before = self._measure()
+            self.before = self.measure()
             if state.is_world_process_zero:
                 self.kept.write_text(json.dumps(self.before))
         elif self.kept.is_file():
             self.before = [Sample(*row) for row in json.loads(self.kept.read_text())]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.after = self._measure()
+        self.after = self.measure()
 
-    def _measure(self) -> list[Sample]:
+    def measure(self) -> list[Sample]:
+        """Completions of the held-out problems by the model as it is now."""
         from accelerate.utils import gather_object
 
         self.recorder.samples, self.recorder.listening = [], True

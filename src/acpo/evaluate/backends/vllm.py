@@ -106,7 +106,8 @@ class VLLMBackend:
         # A text that stopped it was written by the model; the token that ended it is no text.
         if output.finish_reason == "stop" and not isinstance(output.stop_reason, str):
             tokens -= 1
-        return Completion(request.key, output.text, tokens, output.finish_reason, seconds)
+        ids = list(output.token_ids)
+        return Completion(request.key, output.text, tokens, output.finish_reason, seconds, ids)
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
