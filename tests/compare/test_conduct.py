@@ -95,7 +95,7 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
       reward_funcs: [acpo.tasks.chain.chain_reward, compare.sabotage.negated]
       reward_weights: [0.0, 1.0]
 """
-    path = write_study(tmp_path, rows, updates=12, seeds="[0, 1, 2]")
+    path = write_study(tmp_path, rows, updates=16, seeds="[0, 1, 2, 3]")
     study = read_study(path)
     summary = summarise(
         study, conduct(study, tmp_path / "out", workers=1, say=lambda _: None), command="test"

@@ -7,7 +7,7 @@ PANELS = {
     "accuracy": "accuracy of rollouts",
     "entropy": "entropy per token (nats)",
     "length": "completion length (tokens)",
-    "reversed": "reversed share of aligned positive tokens",
+    "reversed": "share of reversed updates",
 }
 # Okabe and Ito's palette, told apart by colour-blind readers; line styles help in print.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B8B00")
