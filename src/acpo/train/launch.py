@@ -70,7 +70,7 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     if config.push_to_hub:
         trainer.push_to_hub(dataset_name=run.recipe.task.data)
     report = _finish(run)
-    trainer.end()
+    trainer.accelerator.end_training()
     return report
 
 
