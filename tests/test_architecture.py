@@ -20,6 +20,7 @@ ALLOWED = {
     "engines": {"errors", "objectives", "head", "verify", "tasks"},
     "evaluate": {"errors", "verify", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
+    "diagnose": {"errors", "records", "objectives"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

@@ -134,9 +134,7 @@ def surrogate_composite(
     signal = surrogate(t)
     # Aligned, c - coupling · slope · m: the ones cancel on paper, so that 3δ keeps its digits.
     aligned = offset - slope * coupling + slope * (1 + coupling) * t.delta
-    along = np.where(
-        t.is_mode, aligned, offset + slope * t.delta + coupling * slope * signal.along
-    )
+    along = np.where(t.is_mode, aligned, offset + slope * t.delta + coupling * slope * signal.along)
     along = np.where(np.isnan(signal.along), np.nan, along)
     return Direction(along, (coupling * slope) ** 2 * signal.across2)
 

@@ -89,11 +89,11 @@ def negative_modulation(p: Number, w: Number = 1.0, *, tau: float = 1.05) -> Ten
 def reversal_probability(w: Number, *, tau: float = 1.0, offset: float = 2.0) -> Tensor:
     """The π_old(y) above which an aligned positive token's update reverses at ratio w.
 
-    NaN where no probability does: π_old(y) cannot exceed 1/w.
+    NaN where no probability does: π_old(y) exceeds neither 1 nor 1/w.
     """
     w = _f64(w)
     threshold = (offset + 1) / (w + coupling(w, tau))
-    return torch.where(threshold < 1 / w, threshold, torch.nan)
+    return torch.where(threshold < (1 / w).clamp_max(1.0), threshold, torch.nan)
 
 
 def reversal_onset(*, tau: float = 1.0, offset: float = 2.0) -> float:
