@@ -17,10 +17,21 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "verify": {"errors"},
     "tasks": {"errors", "verify"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks"},
-    "evaluate": {"errors", "verify", "tasks"},
+    "scoring": {"errors", "objectives", "head"},
+    "engines": {"errors", "objectives", "head", "verify", "tasks", "records", "scoring"},
+    "evaluate": {"errors", "verify", "tasks", "objectives", "records", "scoring"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "diagnose": {"errors", "records", "objectives"},
+    "trace": {
+        "errors",
+        "objectives",
+        "records",
+        "scoring",
+        "verify",
+        "tasks",
+        "evaluate",
+        "train",
+    },
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

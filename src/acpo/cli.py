@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
+from acpo.trace.command import trace
 
 
 class OneLineErrors(TyperGroup):
@@ -35,6 +36,7 @@ app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
 app.add_typer(diagnose_app, name="diagnose")
+app.command()(trace)
 
 
 @app.callback()

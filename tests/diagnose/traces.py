@@ -44,13 +44,7 @@ def make_trace(
             n = rollouts * length
             z = peaked_logits(n, vocab, seed=part)
             z = z[torch.randperm(n, generator=torch.Generator().manual_seed(part))]
-            g = torch.Generator().manual_seed(part)
-            ids = {
-                "sample": lambda z: torch.multinomial(z.softmax(-1), 1, generator=g)[:, 0],
-                "mode": lambda z: z.argmax(-1),
-                "second": lambda z: z.argsort(-1)[:, -2],
-            }[choose](z)
-            columns = {**trace_columns(scalars(z, ids)), **(change or {})}
+            columns = {**trace_columns(scalars(z, _choose(z, choose, part))), **(change or {})}
             rows = [
                 {
                     "prompt_id": f"q{part}-{i // 2}",
@@ -63,3 +57,12 @@ def make_trace(
             kept = {name: values for name, values in columns.items() if name not in drop}
             writer.append(rows, kept, step=0)
     return Trace.open(path)
+
+
+def _choose(z: torch.Tensor, how: str, seed: int) -> torch.Tensor:
+    if how == "mode":
+        return z.argmax(-1)
+    if how == "second":
+        return z.argsort(-1)[:, -2]
+    g = torch.Generator().manual_seed(seed)
+    return torch.multinomial(z.softmax(-1), 1, generator=g)[:, 0]

@@ -1,4 +1,4 @@
-"""Away from w = 1: how the proxy's term grows beside the local one, and where an update reverses."""
+"""Away from w = 1: the proxy's term grows beside the local one, and may reverse an update."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any

@@ -2,11 +2,11 @@
 
 import base64
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
-from acpo import __version__
 from acpo.diagnose.finding import Finding, one_line
 from acpo.diagnose.style import png
 
@@ -40,5 +40,5 @@ def html(
         sections=sections,
         missing=missing,
         command=one_line(command),
-        version=__version__,
+        version=version("acpo"),
     )

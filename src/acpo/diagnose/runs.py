@@ -12,7 +12,7 @@ from acpo.errors import ACPOError
 
 STATE = "trainer_state.json"
 CURVES = {
-    "accuracy": re.compile(r"eval_rewards/(?!soft_overlong$|unjudged$).+/mean"),
+    "accuracy": re.compile("eval_rewards/.+/mean"),
     "entropy": re.compile("entropy"),
     "length": re.compile("completions/mean_length"),
     "reward": re.compile("reward"),

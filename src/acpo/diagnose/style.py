@@ -21,7 +21,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 REVERSED = "#f3e3e3"
 """Ground of the region where an update is reversed."""
 
-RC = {
+RC: dict[Any, Any] = {
     "font.size": 9,
     "axes.grid": True,
     "grid.alpha": 0.25,
