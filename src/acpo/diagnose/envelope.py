@@ -95,14 +95,14 @@ def envelope(
         ACPOError: A vocabulary of one token, or a trace without columns or usable tokens.
     """
     if support is None:
-        support = vocabulary(trace.header) if trace else QWEN3
+        support = QWEN3 if trace is None else vocabulary(trace.header)
     if support < 2:
         raise ACPOError(f"support={support}: an envelope needs a vocabulary of at least 2 tokens")
-    cloud = _cloud(trace, support) if trace else None
+    cloud = None if trace is None else _cloud(trace, support)
     drawn = None
-    if trace:
+    if trace is not None:
         drawn = profile(trace, longest(trace) if rollout is None else rollout, support)
-    figure, grid = panels(3 if trace else 2, columns=2, size=(4.2, 3.1))
+    figure, grid = panels(2 if trace is None else 3, columns=2, size=(4.2, 3.1))
     _draw_bounds(grid[0], support, cloud)
     _draw_widths(grid[1], support)
     titles = [f"envelope, |V| = {support:,}", "width"]
@@ -116,7 +116,7 @@ def envelope(
     return Finding(
         name="envelope",
         title="Entropy envelope",
-        source=describe(trace) if trace else f"no trace; vocabulary of {support:,} tokens",
+        source=describe(trace) + f"; vocabulary of {support:,} tokens",
         reading=(
             "(a): the bounds L(δ) ≤ H ≤ U(δ), the least entropy that distributions reach (exact "
             "minimum), and the tokens of the trace, darker where there are more. (b): how far "

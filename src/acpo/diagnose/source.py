@@ -6,10 +6,16 @@ from acpo.errors import ACPOError
 from acpo.records import Trace
 
 
-def describe(trace: Trace) -> str:
+def describe(trace: Trace | None) -> str:
     """The trace in a line: model, data, temperature, completions, tokens."""
+    if trace is None:
+        return "no trace"
     header = trace.header
-    named = [f"{key} {header[key]}" for key in ("model", "data", "temperature") if key in header]
+    named = [
+        f"{key} {header[key]}"
+        for key in ("model", "task", "data", "temperature")
+        if header.get(key) is not None
+    ]
     rollouts = sum(part["rollouts"] for part in trace.parts)
     steps = {part["step"] for part in trace.parts}
     if len(steps) > 1:
