@@ -1,4 +1,4 @@
-"""The quickstart model diagnosed before and after training: `python benchmarks/diagnose_quickstart.py`.
+"""The quickstart model before and after training: `python benchmarks/diagnose_quickstart.py`.
 
 Trains two methods with two seeds each, traces the model as it came and as ACPO left it, and keeps
 numbers and figures under results/diagnose/. A run or a trace that is there already is used.
@@ -63,7 +63,7 @@ def keep(source: Path, target: Path) -> None:
 
 def write(path: Path, commands: list[str]) -> None:
     record = {
-        "command": " ".join(["python", "benchmarks/diagnose_quickstart.py", *sys.argv[1:]]),
+        "command": "python benchmarks/diagnose_quickstart.py",
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count()},
         "versions": {

@@ -35,6 +35,17 @@ def test_theory_needs_no_trace(tmp_path, name):
     assert (tmp_path / f"{name}.csv").read_text().count("\n") > 100
 
 
+def test_one_training_step_of_several(tmp_path):
+    path = tmp_path / "t"
+    make_trace(path, parts=1, length=10, step=0)
+    make_trace(path, parts=1, length=20, step=50)
+    assert "120 sampled tokens" in run("alignment", path, "--output", tmp_path).output
+    result = run("alignment", path, "--step", 50, "--output", tmp_path)
+    assert "80 sampled tokens" in result.output
+    assert "step 50" in (tmp_path / "alignment.md").read_text()
+    assert "has steps 0, 50" in run("alignment", path, "--step", 7, status=2).output
+
+
 def test_all_makes_one_page_that_nothing_escapes_from(tmp_path):
     trace = make_trace(
         tmp_path / "t", parts=1, length=30, header={"model": HOSTILE}, drop=("tail_p2",)

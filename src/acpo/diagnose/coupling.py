@@ -82,7 +82,7 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
             "aligned token, for several probabilities under the policy that sampled it; a line "
             "ends where π(y) = w π_old(y) would pass 1. Below zero (shaded) the update is "
             "reversed. (d): the pairs (π_old(y), w) where an aligned positive update reverses; "
-            "above the dashed line π(y) > 1. Dots: aligned positive-advantage tokens of the trace."
+            "above the dashed line π(y) > 1. Dots, if any: aligned positive-advantage tokens."
         ),
         facts=_facts(gate, onset, seen),
         tables=[_table(gate)],

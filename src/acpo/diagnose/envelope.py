@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 QWEN3 = 151_936
 PAPER_WIDTHS = {100: 2.6286, 40: 1.9803, 20: 1.5235, 10: 1.1010, 5: 0.7178}
 """The paper's table of maximum widths, by support."""
+READING = (
+    "(a): the bounds L(δ) ≤ H ≤ U(δ), and the least entropy that distributions reach (exact "
+    "minimum). (b): how far entropy can vary at a given δ: by the paper's bounds, and exactly."
+)
+READING_TRACE = (
+    "The cells in (a) are the trace's tokens, darker where there are more. (c): δ and H / log|V| "
+    "along one completion, raw and as moving averages."
+)
 GRID = 2001
 TOLERANCE = 1e-4
 """Nats by which float32 statistics may lie outside the bounds."""
@@ -117,12 +125,7 @@ def envelope(
         name="envelope",
         title="Entropy envelope",
         source=describe(trace) + f"; vocabulary of {support:,} tokens",
-        reading=(
-            "(a): the bounds L(δ) ≤ H ≤ U(δ), the least entropy that distributions reach (exact "
-            "minimum), and the tokens of the trace, darker where there are more. (b): how far "
-            "entropy can vary at a given δ: by the paper's bounds, and exactly. (c): δ and "
-            "H / log|V| along one completion, raw and as moving averages."
-        ),
+        reading=READING if trace is None else f"{READING} {READING_TRACE}",
         facts=_facts(support, cloud, drawn),
         tables=[_widths(support), _paper_widths()],
         rows=_grid_rows(support),
