@@ -235,6 +235,10 @@ def test_branches_without_advantages_are_evaluated_everywhere(tmp_path):
     zero = mismatch(make_trace(tmp_path / "z", advantages=(0.0,), choose="second"))
     assert not zero.rows
     assert any("no mismatched one has an advantage" in fact for fact in zero.facts)
+    asked = mismatch(Trace.open(tmp_path / "z"), every_token=True)
+    assert sum(row["tokens"] for row in asked.rows) == 4 * 800
+    updates = gradients(Trace.open(tmp_path / "z"), every_token=True).rows
+    assert sum(r["tokens"] for r in numbers(updates, panel="composite_cosine")) == 3 * 800
 
 
 @pytest.mark.parametrize("analysis", [*ANALYSES, coupling])

@@ -21,6 +21,9 @@ MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_
 STEP = typer.Option(None, min=0, help="Only completions of this training step.")
 OUTPUT = typer.Option(None, help="Folder for the files [default: diagnose/TRACE].")
 H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 [default: the trace's maximum].")
+EVERY = typer.Option(
+    False, "--every-token", help="Evaluate branches on all tokens, whatever their advantage."
+)
 TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
 TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch.")
 SUPPORT = typer.Option(
@@ -40,12 +43,14 @@ def gradients(
     output: Path | None = OUTPUT,
     step: int | None = STEP,
     h_max: float | None = H_MAX,
+    every_token: bool = EVERY,
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
     from acpo.diagnose.gradients import gradients as measure
     from acpo.diagnose.source import open_trace
 
-    _write(measure(open_trace(trace, step), h_max=h_max), output or _folder(trace))
+    finding = measure(open_trace(trace, step), h_max=h_max, every_token=every_token)
+    _write(finding, output or _folder(trace))
 
 
 @diagnose_app.command("mismatch")
@@ -55,12 +60,15 @@ def mismatch(
     step: int | None = STEP,
     tau_pos: float = TAU_POS,
     tau_neg: float = TAU_NEG,
+    every_token: bool = EVERY,
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
     from acpo.diagnose.mismatch import mismatch as measure
     from acpo.diagnose.source import open_trace
 
-    finding = measure(open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg)
+    finding = measure(
+        open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
+    )
     _write(finding, output or _folder(trace))
 
 
@@ -125,6 +133,7 @@ def everything(
     runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
     output: Path | None = OUTPUT,
     step: int | None = STEP,
+    every_token: bool = EVERY,
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.everything import analyses
@@ -135,7 +144,7 @@ def everything(
     opened, folder = open_trace(trace, step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
-    for name, measure in analyses(opened, runs).items():
+    for name, measure in analyses(opened, runs, every_token=every_token).items():
         try:
             findings.append(measure())
         except ACPOError as error:

@@ -14,11 +14,13 @@ from acpo.diagnose.mismatch import mismatch
 from acpo.records import Trace
 
 
-def analyses(trace: Trace, runs: Sequence[Path]) -> dict[str, Callable[[], Finding]]:
+def analyses(
+    trace: Trace, runs: Sequence[Path], *, every_token: bool = False
+) -> dict[str, Callable[[], Finding]]:
     """Every analysis of a trace, ready to be called, in the order of the report."""
     made: dict[str, Callable[[], Finding]] = {
-        "gradients": partial(gradients, trace),
-        "mismatch": partial(mismatch, trace),
+        "gradients": partial(gradients, trace, every_token=every_token),
+        "mismatch": partial(mismatch, trace, every_token=every_token),
         "alignment": partial(alignment, trace),
         "envelope": partial(envelope, trace),
         "coupling": partial(coupling, trace if "old_logp" in trace.columns else None),

@@ -42,17 +42,18 @@ class Key(NamedTuple):
     group: str
 
 
-def gradients(trace: Trace, *, h_max: float | None = None) -> Finding:
+def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = False) -> Finding:
     """Measure the trace.
 
     Args:
         trace: with the columns of `geometry.COLUMNS`.
         h_max: normaliser of the entropy, nats; the trace's largest entropy unless given.
+        every_token: count all tokens in (c) and (d), not those with a positive advantage.
 
     Raises:
         ACPOError: The trace lacks columns or usable tokens, or has no entropy at all.
     """
-    counted = survey(trace)
+    counted = survey(trace, every_token=every_token)
     if h_max is None:
         h_max = counted.h_max
     if not h_max > 0:
@@ -155,9 +156,12 @@ def _facts(series: dict[Key, Series], counted: Survey) -> list[str]:
             if one.tokens:
                 parts.append(f"{percent(one.reversed)} of {one.tokens:,} {group}")
         if parts:
-            facts.append(f"{title} reverses {' and '.join(parts)} positive-advantage tokens.")
+            kind = "positive-advantage tokens" if counted.by_advantage else "tokens"
+            facts.append(f"{title} reverses {' and '.join(parts)} {kind}.")
     if not any("reverses" in fact for fact in facts):
-        facts.append("No token has a positive advantage: (c) and (d) are empty.")
+        facts.append(
+            "No token has a positive advantage: (c) and (d) are empty. --every-token fills them."
+        )
     undefined = sum(series[Key("cosine", "delta", group)].undefined for group in GROUPS)
     if undefined:
         facts.append(f"At {undefined:,} tokens p_max is 1 in float32: no gradient, no direction.")

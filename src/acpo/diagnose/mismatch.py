@@ -31,20 +31,23 @@ class Key(NamedTuple):
     routing: str
 
 
-def mismatch(trace: Trace, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Finding:
+def mismatch(
+    trace: Trace, *, tau_pos: float = 1.0, tau_neg: float = 1.05, every_token: bool = False
+) -> Finding:
     """Measure the mismatched tokens of a trace whose advantage is not zero.
 
     Args:
         trace: with the columns of `geometry.COLUMNS`.
         tau_pos: gate temperature of the positive branch.
         tau_neg: gate temperature of the non-positive branch.
+        every_token: evaluate both branches at all mismatched tokens, whatever their advantage.
 
     Raises:
         ACPOError: The trace lacks columns or usable tokens.
     """
     from acpo.objectives.theory import mismatch_reversal_gap
 
-    counted = survey(trace)
+    counted = survey(trace, every_token=every_token)
     series = _empty_series(counted)
     for chunk in chunks(trace, *geometry.COLUMNS):
         t = chunk.scalars
@@ -114,7 +117,9 @@ def _facts(series: dict[Key, Series], counted: Survey, limit: float) -> list[str
             f"{AXIS.edges[full[-1] + 1]:.2f}); none is possible from {limit:.4f} on."
         )
     if not any(one.tokens for one in series.values()):
-        why = "none is mismatched" if not mismatched else "no mismatched one has an advantage"
+        why = "none is mismatched"
+        if mismatched:
+            why = "no mismatched one has an advantage other than 0 (--every-token takes them all)"
         facts.append(f"There is nothing to draw: {why}.")
     return facts + counted.note()
 

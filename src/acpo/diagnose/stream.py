@@ -98,31 +98,34 @@ class Survey:
         left_out: the others.
         h_max: the largest entropy, nats.
         counts: `[aligned?, branch]` tokens; branch 0 is A < 0, 1 is A = 0, 2 is A > 0, 3 none.
+        every_token: evaluate each branch on every token, whatever its advantage.
     """
 
     tokens: int = 0
     left_out: int = 0
     h_max: float = 0.0
     counts: np.ndarray = field(default_factory=lambda: np.zeros((2, 4), dtype=np.int64))
+    every_token: bool = False
 
     @property
     def aligned(self) -> int:
         return int(self.counts[1].sum())
 
     @property
-    def has_advantages(self) -> bool:
-        return bool(self.counts[:, :3].sum())
+    def by_advantage(self) -> bool:
+        """Whether advantages say which tokens belong to a branch."""
+        return not self.every_token and bool(self.counts[:, :3].sum())
 
     def mask(self, chunk: Chunk, *, positive: bool) -> np.ndarray:
-        """Tokens of a branch; all of them if no completion has an advantage."""
-        if not self.has_advantages:
+        """Tokens of a branch; all of them if advantages do not count."""
+        if not self.by_advantage:
             return np.ones(len(chunk), dtype=bool)
         return chunk.advantage > 0 if positive else chunk.advantage < 0
 
     def expected(self, *, aligned: bool, positive: bool | None = None) -> int:
         """Tokens that `mask` will select among the aligned or the mismatched ones."""
         row = self.counts[int(aligned)]
-        if positive is None or not self.has_advantages:
+        if positive is None or not self.by_advantage:
             return int(row.sum())
         return int(row[2 if positive else 0])
 
@@ -134,20 +137,19 @@ class Survey:
                 f"{self.left_out:,} tokens were left out: their statistics are missing, not "
                 "finite or out of range."
             )
-        if not self.has_advantages:
-            notes.append(
-                "No completion has an advantage, so each branch is evaluated on every token."
-            )
+        if not self.by_advantage:
+            why = "As asked," if self.every_token else "No completion has an advantage, so"
+            notes.append(f"{why} each branch is evaluated on every token.")
         return notes
 
 
-def survey(trace: Trace) -> Survey:
+def survey(trace: Trace, *, every_token: bool = False) -> Survey:
     """Count the tokens of a trace and find its largest entropy.
 
     Raises:
         TraceError: No token is usable.
     """
-    result = Survey()
+    result = Survey(every_token=every_token)
     for chunk in chunks(trace, *COLUMNS):
         result.left_out += chunk.left_out
         if not len(chunk):
