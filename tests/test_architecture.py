@@ -34,6 +34,7 @@ ALLOWED = {
         *("errors", "objectives", "records", "scoring"),
         *("verify", "tasks", "evaluate", "train"),
     },
+    "diagnose": {"errors", "intervals", "records", "objectives"},
     "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
 }

@@ -1,0 +1,171 @@
+"""`acpo diagnose`. Light to import: everything heavy is imported by the verbs."""
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from acpo.diagnose.finding import Finding
+
+diagnose_app = typer.Typer(
+    help="The paper's analyses of a trace or of training runs, as numbers and figures.",
+    no_args_is_help=True,
+)
+
+TRACE = typer.Argument(help="Folder that `acpo trace` wrote.")
+MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_default=False)
+STEP = typer.Option(None, min=0, help="Only completions of this training step.")
+OUTPUT = typer.Option(None, help="Folder for the files [default: diagnose/TRACE].")
+H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 [default: the trace's maximum].")
+EVERY = typer.Option(
+    False, "--every-token", help="Evaluate branches on all tokens, whatever their advantage."
+)
+TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
+TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch.")
+SUPPORT = typer.Option(
+    None, min=1, help="Vocabulary size [default: the trace's, else Qwen3's 151,936]."
+)
+ROLLOUT = typer.Option(None, min=0, help="Completion to draw [default: the longest].")
+
+
+class GroupBy(StrEnum):
+    METHOD = "method"
+    RUN = "run"
+
+
+@diagnose_app.command("gradients")
+def gradients(
+    trace: Path = TRACE,
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    h_max: float | None = H_MAX,
+    every_token: bool = EVERY,
+) -> None:
+    """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
+    from acpo.diagnose.gradients import gradients as measure
+    from acpo.diagnose.source import open_trace
+
+    finding = measure(open_trace(trace, step), h_max=h_max, every_token=every_token)
+    _write(finding, output or _folder(trace))
+
+
+@diagnose_app.command("mismatch")
+def mismatch(
+    trace: Path = TRACE,
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    tau_pos: float = TAU_POS,
+    tau_neg: float = TAU_NEG,
+    every_token: bool = EVERY,
+) -> None:
+    """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
+    from acpo.diagnose.mismatch import mismatch as measure
+    from acpo.diagnose.source import open_trace
+
+    finding = measure(
+        open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
+    )
+    _write(finding, output or _folder(trace))
+
+
+@diagnose_app.command("alignment")
+def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
+    """How near the sampled tokens are to the mode."""
+    from acpo.diagnose.alignment import alignment as measure
+    from acpo.diagnose.source import open_trace
+
+    _write(measure(open_trace(trace, step)), output or _folder(trace))
+
+
+@diagnose_app.command("envelope")
+def envelope(
+    trace: Path | None = MAYBE_TRACE,
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    support: int | None = SUPPORT,
+    rollout: int | None = ROLLOUT,
+) -> None:
+    """Bounds on entropy from δ, and where the tokens lie between them."""
+    from acpo.diagnose.envelope import envelope as measure
+    from acpo.diagnose.source import open_trace
+
+    opened = open_trace(trace, step) if trace else None
+    _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
+
+
+@diagnose_app.command("coupling")
+def coupling(
+    trace: Path | None = MAYBE_TRACE,
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    tau_pos: float = TAU_POS,
+    tau_neg: float = TAU_NEG,
+    offset: float = typer.Option(2.0, help="Of c+ = offset + δ."),
+) -> None:
+    """The update away from w = 1, and where an aligned positive one reverses."""
+    from acpo.diagnose.coupling import Gate
+    from acpo.diagnose.coupling import coupling as measure
+    from acpo.diagnose.source import open_trace
+
+    opened = open_trace(trace, step) if trace else None
+    _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
+
+
+@diagnose_app.command("dynamics")
+def dynamics(
+    runs: list[Path] = typer.Argument(help="Folders that `acpo train` wrote."),
+    output: Path | None = typer.Option(None, help="Folder for the files [default: diagnose]."),
+    group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
+) -> None:
+    """Accuracy, entropy, length and reward over training, seeds as bands."""
+    from acpo.diagnose.dynamics import dynamics as measure
+
+    _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
+
+
+@diagnose_app.command("all")
+def everything(
+    trace: Path = TRACE,
+    runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    every_token: bool = EVERY,
+) -> None:
+    """Every analysis of a trace, and of runs, in one HTML report."""
+    from acpo.diagnose.everything import analyses
+    from acpo.diagnose.report import html
+    from acpo.diagnose.source import describe, open_trace
+    from acpo.errors import ACPOError
+
+    opened, folder = open_trace(trace, step), output or _folder(trace)
+    opened.require()
+    findings, missing = [], []
+    for name, measure in analyses(opened, runs, every_token=every_token).items():
+        try:
+            findings.append(measure())
+        except ACPOError as error:
+            missing.append((name, str(error)))
+            typer.secho(f"{name}: {error}", fg="yellow", err=True)
+        else:
+            findings[-1].write(folder, command=_command())
+    page = html(findings, missing, source=describe(opened), command=_command())
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
+
+
+def _folder(trace: Path | None) -> Path:
+    return Path("diagnose") / trace.resolve().name if trace else Path("diagnose")
+
+
+def _command() -> str:
+    return shlex.join(["acpo", *sys.argv[1:]])
+
+
+def _write(finding: "Finding", folder: Path) -> None:
+    paths = finding.write(folder, command=_command())
+    typer.echo("\n".join([finding.title, "", *(f"- {fact}" for fact in finding.facts), ""]))
+    typer.echo(", ".join(str(path) for path in paths))
