@@ -21,9 +21,11 @@ ALLOWED = {
     "evaluate": {"errors", "verify", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
+    "replay": {"errors", "objectives", "records"},
+    "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "records", "verify", "evaluate")
+TORCH_FREE = ("errors", "records", "verify", "evaluate", "viewer")
 
 
 def packages() -> list[str]:
