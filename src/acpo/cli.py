@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
+from acpo.trace.command import trace
 
 
 class OneLineErrors(TyperGroup):
@@ -33,6 +34,7 @@ verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_
 app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+app.command()(trace)
 
 
 @app.callback()
