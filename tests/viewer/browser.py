@@ -13,11 +13,20 @@ from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--disable-default-apps --disable-extensions --hide-scrollbars --force-color-profile=srgb "
-    "--remote-debugging-pipe"
-).split()
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--remote-debugging-pipe",
+)
 
 
 class PageError(AssertionError):
@@ -104,7 +113,8 @@ class Browser:
     def open(self, page: Path) -> None:
         """Load a file and wait until it has drawn itself."""
         self.events.clear()
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        answer = self.send("Page.navigate", url=page.resolve().as_uri())
+        assert "errorText" not in answer, answer
         deadline = time.monotonic() + 60
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._receive(deadline)

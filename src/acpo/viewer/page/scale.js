@@ -75,6 +75,14 @@ function isMismatch(completion, i) {
   return completion.columns.is_mode ? completion.columns.is_mode[i] === 0 : false;
 }
 
+// The first token the policy would not have chosen, if it is near the beginning.
+function firstMismatch(completion) {
+  for (let i = 0; i < Math.min(completion.length, 150); i++) {
+    if (isMismatch(completion, i)) return i;
+  }
+  return 0;
+}
+
 const RAMPS = Object.fromEntries(
   ["seq", "pos", "neg"].map((ramp) => [
     ramp,
