@@ -34,9 +34,16 @@ class MethodColumns(NamedTuple):
     update: np.ndarray
 
 
-def replayable(trace: Trace) -> bool:
-    """Whether the trace has the columns a replay takes."""
-    return trace.columns >= set(NEEDED)
+def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
+    """The methods named, with commas; without a word, SAPO and the trace's own (or ACPO).
+
+    A trace that was not scored can show none, unless one is named: then `replay` says why not.
+    """
+    if names is None:
+        own = trace.header.get("method")
+        default = f"sapo,{own if isinstance(own, str) and own else 'acpo'}"
+        names = default if trace.columns >= set(NEEDED) else ""
+    return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
 
 
 def replay(trace: Trace, method: str | Method) -> MethodColumns:

@@ -64,6 +64,7 @@ class CreditPage {
   offerQuantities() {
     const [sample] = this.group.completions;
     const offered = QUANTITIES.filter((q) => q.of(sample, this.state.method));
+    if (!offered.length) offered.push(NOTHING);
     const wanted = this.quantity?.key;
     fill(
       $("quantity"),
@@ -80,7 +81,7 @@ class CreditPage {
   }
 
   chooseQuantity() {
-    this.quantity = this.offered.find(({ key }) => key === $("quantity").value) ?? QUANTITIES[3];
+    this.quantity = this.offered.find(({ key }) => key === $("quantity").value);
     $("quantity").title = this.quantity.hint ?? "";
   }
 

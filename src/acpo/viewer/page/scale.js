@@ -59,6 +59,14 @@ const QUANTITIES = [
   },
 ];
 
+// For a trace that holds tokens and nothing about them.
+const NOTHING = {
+  key: "nothing",
+  label: "nothing",
+  hint: "the trace holds no numbers",
+  of: (c) => new Float32Array(c.length).fill(NaN),
+};
+
 function derived(completion, name, left, right, combine) {
   if (!left || !right) return undefined;
   completion.columns[name] ??= left.map((value, i) => combine(value, right[i]));
