@@ -37,8 +37,8 @@ class PageError(AssertionError):
 class Browser:
     """One window. `events` holds every DevTools event since the last `open`."""
 
-    def __init__(self, *, width: int = 1440, height: int = 900) -> None:
-        self.size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def __init__(self, *, width: int = 1440, height: int = 900, scale: float = 1) -> None:
+        self.size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.events: list[dict[str, Any]] = []
         self._next, self._buffer = 0, b""
 

@@ -66,7 +66,8 @@ class TokenPane {
   // Until it is built, a block is as high as it probably will be.
   planBlock(start, end, height) {
     const element = make("div", "block");
-    element.style.minHeight = `${height}px`;
+    element.setAttribute("role", "presentation");
+    element.style.minHeight = `${height + 6}px`;
     element.style.containIntrinsicSize = `auto 0px auto ${height}px`;
     return { start, end, element, built: false, version: -1 };
   }
