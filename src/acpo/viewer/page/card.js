@@ -3,7 +3,6 @@
 const VERDICTS = { correct: ["✓", "good"], incorrect: ["✗", "bad"] };
 
 class Card {
-  // app: {state, page, quantity, scale, methodsOf(), point(card, i), select(card, view, i)}
   constructor(app, completion) {
     this.app = app;
     this.completion = completion;
@@ -41,7 +40,7 @@ class Card {
       label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
       classOf: (i) => this.classOf(view, i),
       labelOf: (i) => (app.state.values ? number(view.column[i], 2, view.scale.signed) : undefined),
-      onPoint: (i) => app.point(this, view, i),
+      onPoint: (i) => app.point(this, i),
       onActive: (i) => this.activated(view, i),
       onScroll: () => this.scrolled(view),
     });
