@@ -1,6 +1,9 @@
 // One completion: what became of it, and its tokens once per method on show.
 
-const VERDICTS = { correct: ["✓", "good"], incorrect: ["✗", "bad"] };
+const VERDICTS = new Map([
+  ["correct", ["✓", "good"]],
+  ["incorrect", ["✗", "bad"]],
+]);
 
 class Card {
   constructor(app, completion) {
@@ -17,7 +20,7 @@ class Card {
   head() {
     const { completion } = this;
     const head = make("header", "facts");
-    const [sign, tone] = VERDICTS[completion.verdict] ?? ["?", "muted"];
+    const [sign, tone] = VERDICTS.get(completion.verdict) ?? ["?", "muted"];
     head.append(
       make("span", "sample", `#${completion.sample}`),
       make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
