@@ -67,8 +67,12 @@ def test_hover_and_keyboard_give_all_numbers(page, browser):
     alternatives = browser.run(
         "[...document.querySelectorAll('.alternatives tr')].map((r) => r.innerText.split('\\t'))"
     )
-    top = trace.table("top_logps")["top_logps"][7].as_py()
-    assert [number(row[-1]) for row in alternatives] == pytest.approx(np.exp(top), abs=6e-5)
+    top = trace.table("top_ids", "top_logps")
+    shares = [number(row[-1]) for row in alternatives]
+    assert shares[:5] == pytest.approx(np.exp(top["top_logps"][7].as_py()), abs=6e-5)
+    sampled = [row[0] for row in alternatives].index("●")
+    assert shares[sampled] == pytest.approx(np.exp(data["logp"][7]), abs=6e-5)
+    assert (sampled < 5) == (data["token_id"][7] in top["top_ids"][7].as_py())
 
 
 def test_hostile_tokens_do_nothing_and_all_show(page, browser):

@@ -82,6 +82,10 @@ function alternatives(completion, i) {
   table.append(make("caption", "", `the ${found.length} likeliest`));
   const body = table.createTBody();
   const sampled = completion.columns.token_id[i];
+  if (completion.columns.logp && !found.some(({ id }) => id === sampled)) {
+    const p = Math.exp(completion.columns.logp[i]);
+    found.push({ id: sampled, text: completion.ownText(i), p });
+  }
   for (const { id, text, p } of found) {
     const row = body.insertRow();
     row.append(make("td", "here", id === sampled ? "●" : ""));
