@@ -37,9 +37,11 @@ ALLOWED = {
     "diagnose": {"errors", "intervals", "records", "objectives"},
     "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
+    "replay": {"errors", "objectives", "records", "scoring"},
+    "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate")
+TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer")
 
 
 def packages() -> list[str]:

@@ -165,3 +165,32 @@ def verify_code(
     with CodePool(workers, backend) as pool:
         verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
     batch.report(rows, verdicts, output)
+
+
+@app.command()
+def view(
+    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The page [default: TRACE.html]."
+    ),
+    methods: str | None = typer.Option(
+        None, help="Methods to show, with commas [default: sapo and the trace's own, or acpo]."
+    ),
+    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
+) -> None:
+    """Write a page that shows where the credit goes, token by token; it needs no network."""
+    from acpo.records import Trace
+    from acpo.replay import methods_to_show, replay
+    from acpo.viewer import write_credit_page
+
+    source = Trace.open(trace)
+    chosen = methods_to_show(source, methods)
+    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
+    shown = write_credit_page(
+        source,
+        page,
+        methods={method.name: replay(source, method)._asdict() for method in chosen},
+        titles={method.name: method.title for method in chosen},
+        prompts=prompts,
+    )
+    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")

@@ -1,0 +1,101 @@
+"""The credit page: where a method's credit goes, token by token, on the completions of a trace."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from acpo.errors import ACPOError
+from acpo.records import Trace
+from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+
+MOST_TOKENS = 500_000  # about 85 MB
+
+STYLES = (*TOKEN_STYLES, "credit.css")
+SCRIPTS = (
+    *TOKEN_SCRIPTS,
+    "scale.js",
+    "strip.js",
+    "inspector.js",
+    "card.js",
+    "credit.js",
+    "controls.js",
+)
+
+
+def write_credit_page(
+    trace: Trace,
+    output: Path,
+    *,
+    methods: Mapping[str, MethodColumns],
+    titles: Mapping[str, str],
+    prompts: int,
+) -> int:
+    """Write one HTML file.
+
+    Args:
+        trace: What to show.
+        output: The file.
+        methods: By name, the columns of every method to show side by side.
+        titles: Their names for people.
+        prompts: How many prompts to show, from the first on.
+
+    Returns:
+        How many prompts the page shows.
+
+    Raises:
+        TraceError: The trace holds no token, or is damaged.
+        ACPOError: The file cannot be written, or no browser could open it.
+    """
+    trace.require()
+    groups = prompt_groups(trace)
+    shown = groups[:prompts]
+    _require_size(trace, shown)
+    payload = TracePayload(trace, methods)
+    page = {
+        "model": _text(trace.header.get("model")),
+        "method": _text(trace.header.get("method")),
+        "temperature": _text(trace.header.get("temperature")),
+        "methods": [{"name": name, "title": titles[name]} for name in methods],
+        "prompts": len(groups),
+        "groups": _index(payload, shown),
+    }
+    blocks = {f"group-{number}": payload.group(group) for number, group in enumerate(shown)}
+    html = render_page(
+        template="credit.html",
+        title=f"{page['model'] or trace.path.name} · token credit",
+        styles=STYLES,
+        scripts=SCRIPTS,
+        blocks={"page": page, **blocks},
+    )
+    try:
+        output.write_text(html, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ACPOError(
+            f"{output} cannot be written ({error.strerror}): name another file"
+        ) from error
+    return len(shown)
+
+
+def _require_size(trace: Trace, groups: Sequence[Group]) -> None:
+    lengths = trace.rollouts["tokens"].to_numpy()
+    totals = np.cumsum([lengths[list(group.rows)].sum() for group in groups])
+    if totals[-1] > MOST_TOKENS:
+        fits = int(np.searchsorted(totals, MOST_TOKENS, side="right"))
+        remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
+        raise ACPOError(
+            f"{len(groups)} prompts of {trace.path} hold {totals[-1]:,} tokens, and a page at most "
+            f"{MOST_TOKENS:,}: {remedy}"
+        )
+
+
+def _index(payload: TracePayload, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the page needs to know of a prompt before it opens its block."""
+    prompts = payload.rollouts["prompt"]
+    return [{"id": g.prompt_id, "prompt": (prompts[g.rows[0]] or "")[:120]} for g in groups]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
