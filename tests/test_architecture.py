@@ -19,11 +19,12 @@ ALLOWED = {
     "tasks": {"errors", "verify"},
     "engines": {"errors", "objectives", "head", "verify", "tasks"},
     "evaluate": {"errors", "verify", "tasks"},
+    "annotate": {"errors", "records", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "records", "verify", "evaluate")
+TORCH_FREE = ("errors", "records", "verify", "evaluate", "annotate")
 
 
 def packages() -> list[str]:
