@@ -17,14 +17,27 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "verify": {"errors"},
     "tasks": {"errors", "verify"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks"},
-    "evaluate": {"errors", "verify", "tasks"},
-    "annotate": {"errors", "records", "tasks"},
+    "scoring": {"errors", "objectives", "head"},
+    "engines": {"errors", "objectives", "head", "verify", "tasks", "records", "scoring"},
+    "evaluate": {"errors", "verify", "tasks", "objectives", "records", "scoring"},
+    "annotate": {"errors", "records", "tasks", "viewer"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
+    "trace": {
+        "errors",
+        "objectives",
+        "records",
+        "scoring",
+        "verify",
+        "tasks",
+        "evaluate",
+        "train",
+    },
     "catalogue": {"errors", "objectives"},
+    "replay": {"errors", "objectives", "records"},
+    "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "records", "verify", "evaluate", "annotate")
+TORCH_FREE = ("errors", "records", "verify", "evaluate", "viewer", "annotate")
 
 
 def packages() -> list[str]:

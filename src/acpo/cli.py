@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from acpo.annotate.command import annotate_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
+from acpo.trace.command import trace
 
 
 class OneLineErrors(TyperGroup):
@@ -35,6 +36,7 @@ app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
 app.add_typer(annotate_app, name="annotate")
+app.command()(trace)
 
 
 @app.callback()
@@ -133,3 +135,36 @@ def verify_code(
     with CodePool(workers, backend) as pool:
         verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
     batch.report(rows, verdicts, output)
+
+
+@app.command()
+def view(
+    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The page [default: TRACE.html]."
+    ),
+    methods: str | None = typer.Option(
+        None, help="Methods to show, with commas [default: sapo and the trace's own, or acpo]."
+    ),
+    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
+) -> None:
+    """Write a page that shows where the credit goes, token by token; it needs no network."""
+    from acpo.objectives import get_method
+    from acpo.records import Trace
+    from acpo.replay import replay, replayable
+    from acpo.viewer import write_credit_page
+
+    source = Trace.open(trace)
+    names = dict.fromkeys(name.strip() for name in methods.split(",")) if methods else {}
+    if methods is None and replayable(source):
+        names = dict.fromkeys(("sapo", source.header.get("method") or "acpo"))
+    chosen = [get_method(name) for name in names]
+    page = output or trace.with_name(trace.resolve().name + ".html")
+    shown = write_credit_page(
+        source,
+        page,
+        methods={method.name: replay(source, method)._asdict() for method in chosen},
+        titles={method.name: method.title for method in chosen},
+        prompts=prompts,
+    )
+    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")

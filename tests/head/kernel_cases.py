@@ -6,7 +6,7 @@ import torch
 
 from acpo.head import chunked, triton
 from acpo.head.projection import Projection
-from acpo.head.rows import Policy, RowCoefficients, RowStats, Sparsity
+from acpo.head.rows import Policy, RowCoefficients, RowStats, RowSums, Sparsity
 from acpo.objectives import METHODS
 from acpo.objectives.methods import SEQUENCE_GATES
 from objectives.batches import EXTRAS, ROWS
@@ -170,3 +170,35 @@ def test_scale_in_place():
     torch.testing.assert_close(x, 2.5 * torch.arange(10_000.0, device=DEVICE))
     triton.scale_(x, torch.tensor(1.0, device=DEVICE))
     torch.testing.assert_close(x, 2.5 * torch.arange(10_000.0, device=DEVICE))
+
+
+@pytest.mark.parametrize("vocab", (1, *VOCABS))
+@pytest.mark.parametrize(
+    "projection", [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_sums(vocab, projection, dtype):
+    raw, tokens = chunk(vocab, dtype=dtype)
+    raw[1] *= 8  # sharp, and sampled far from the mode: the sums are taken twice
+    results = []
+    for module, wide in ((triton, torch.float32), (chunked, torch.float64)):
+        sums = RowSums.empty(len(tokens), tokens.device, wide)
+        module.row_sums(raw.clone(), tokens, projection, sums)
+        results.append(sums)
+    ours, expected = results
+    assert torch.equal(ours.mode, expected.mode)
+    for name in ("token", "rest", "spread", "square", "square_d", "square_dd"):
+        torch.testing.assert_close(
+            getattr(ours, name).double(), getattr(expected, name), rtol=2e-5, atol=1e-12, msg=name
+        )
+
+
+def test_row_sums_of_odd_rows():
+    raw, tokens = chunk(300)
+    raw[3, 17] = torch.nan
+    raw[4, 18] = torch.inf
+    raw[5, 19], tokens[5] = -torch.inf, 19
+    sums = RowSums.empty(len(tokens), tokens.device, torch.float32)
+    triton.row_sums(raw, tokens, Projection(), sums)
+    assert (~torch.isfinite(sums.rest)).nonzero()[:, 0].tolist() == [3, 4]
+    assert sums.token[5] == -torch.inf

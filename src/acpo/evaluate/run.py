@@ -167,12 +167,14 @@ class _Run:
 
     def _keep(self, completion: Completion) -> None:
         name, question, key = completion.key
+        sampled = {} if completion.ids is None else {"ids": completion.ids}
         self._files[name].append_sample(
             key,
             {
                 "prompt": question.prompt,
                 "completion": completion.text,
                 "tokens": completion.tokens,
+                **sampled,
                 "finish": completion.finish,
                 "seconds": round(completion.seconds, 4),
             },

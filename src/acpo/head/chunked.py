@@ -8,7 +8,14 @@ from torch import Tensor
 
 from acpo.head.coefficients import row_coefficients
 from acpo.head.projection import Projection
-from acpo.head.rows import Policy, RowCoefficients, RowStats, SparseGradient, Sparsity
+from acpo.head.rows import (
+    Policy,
+    RowCoefficients,
+    RowStats,
+    RowSums,
+    SparseGradient,
+    Sparsity,
+)
 from acpo.objectives.tokens import is_policy_mode
 
 
@@ -17,6 +24,26 @@ def statistics(
 ) -> None:
     """Fill `out` from the chunk; `raw` is destroyed."""
     _shifted_statistics(raw, tokens, projection, align_tol, out)
+
+
+def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
+    """Fill `out` from the chunk, summing in its dtype; `raw` is destroyed."""
+    x = projection.squash_(_wide(raw))
+    top, mode = x.max(-1)
+    d = _shift_(x, top, projection)
+    out.token.copy_(d.gather(1, tokens[:, None])[:, 0])
+    d.clamp_(min=-1e30)  # 0 · -inf of an impossible token
+    mass = d.exp().scatter_(1, mode[:, None], 0.0)
+    wide = out.rest.dtype
+    torch.sum(mass, -1, dtype=wide, out=out.rest)
+    product = mass * d
+    torch.sum(product, -1, dtype=wide, out=out.spread)
+    torch.sum(product.mul_(mass), -1, dtype=wide, out=out.square_d)
+    torch.sum(product.mul_(d), -1, dtype=wide, out=out.square_dd)
+    torch.sum(mass.square_(), -1, dtype=wide, out=out.square)
+    # A largest logit that is not finite has no distances; they say so, the gather may not.
+    out.rest.masked_fill_(~torch.isfinite(top), torch.nan)
+    out.mode.copy_(mode)
 
 
 def policy_gradient(

@@ -57,6 +57,32 @@ class RowStats(NamedTuple):
         return torch.isfinite(self.logp) & torch.isfinite(self.entropy)
 
 
+class RowSums(NamedTuple):
+    """Sums over the logits of each row except its largest, `[N]` each.
+
+    With d = z - max z: `token` is d of the sampled token, `rest` = Σ e^d, `spread` = Σ d e^d,
+    `square` = Σ e^2d, `square_d` = Σ d e^2d, `square_dd` = Σ d² e^2d; `mode` is the index of the
+    largest logit.
+    """
+
+    token: Tensor
+    rest: Tensor
+    spread: Tensor
+    square: Tensor
+    square_d: Tensor
+    square_dd: Tensor
+    mode: Tensor
+
+    @classmethod
+    def empty(cls, rows: int, device: torch.device, dtype: torch.dtype) -> "RowSums":
+        """Room for the sums, uninitialised."""
+        numbers = torch.empty(6, rows, device=device, dtype=dtype).unbind()
+        return cls(*numbers, torch.empty(rows, device=device, dtype=torch.int64))
+
+    def at(self, where: slice) -> "RowSums":
+        return RowSums(*(column[where] for column in self))
+
+
 class RowCoefficients(NamedTuple):
     """The loss's logit gradient of each row: a (e_y - p) + bm (e_v* - p) + h (-p (log p + H)).
 

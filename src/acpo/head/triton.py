@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from acpo.head.kernels.distribution import distribution_kernel
 from acpo.head.kernels.rows import row_kernel
 from acpo.head.kernels.sparse import (
     column_maximum_kernel,
@@ -14,7 +15,14 @@ from acpo.head.kernels.sparse import (
     selected_gradient_kernel,
 )
 from acpo.head.projection import Projection
-from acpo.head.rows import Policy, RowCoefficients, RowStats, SparseGradient, Sparsity
+from acpo.head.rows import (
+    Policy,
+    RowCoefficients,
+    RowStats,
+    RowSums,
+    SparseGradient,
+    Sparsity,
+)
 
 COLUMN_ALIGNMENT = 128
 
@@ -32,6 +40,27 @@ def statistics(
 ) -> None:
     """Fill `out` from the chunk; `raw` is kept."""
     _launch(raw, tokens, projection, out, _Stages(True, False, False), align_tol=align_tol)
+
+
+def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
+    """Fill `out` from the chunk; `raw` is kept."""
+    rows, vocab = raw.shape
+    if rows == 0:
+        return
+    # Seven sums a lane: eight lanes a thread leave them in registers.
+    block = min(4096, max(128, triton.next_power_of_2(vocab)))
+    arguments = _projection_arguments(projection)
+    del arguments["pull"]
+    distribution_kernel[(rows,)](
+        raw,
+        raw.stride(0),
+        tokens,
+        *out,
+        V=vocab,
+        BLOCK=block,
+        num_warps=max(1, block // 256),
+        **arguments,
+    )
 
 
 def policy_gradient(

@@ -51,6 +51,7 @@ class Completion(NamedTuple):
         tokens: How many tokens that was; None where a server does not say.
         finish: `stop`, or `length` when it was cut off at `max_tokens`.
         seconds: Time between admission and end.
+        ids: The tokens, the one that ended it included; None where a server does not say.
     """
 
     key: Any
@@ -58,6 +59,7 @@ class Completion(NamedTuple):
     tokens: int | None
     finish: str
     seconds: float
+    ids: list[int] | None = None
 
 
 class Backend(Protocol):

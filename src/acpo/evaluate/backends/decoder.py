@@ -32,12 +32,13 @@ class Job(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A continued prompt: its new tokens without the one that ended it, and why it ended."""
+    """A continued prompt: its new tokens, the one that ended it apart, and why it ended."""
 
     key: Any
     tokens: list[int]
     finish: str
     seconds: float
+    end: int | None
 
 
 @dataclass
@@ -159,8 +160,10 @@ class Decoder:
 
     def _give(self, row: _Row) -> Finished:
         row.given = True  # the row itself may have to stay a while
-        tokens = row.tokens[:-1] if row.tokens[-1] in self._ends else row.tokens
-        return Finished(row.job.key, tokens, row.finish or "", time.perf_counter() - row.start)
+        end = row.tokens[-1] if row.tokens[-1] in self._ends else None
+        tokens = row.tokens if end is None else row.tokens[:-1]
+        seconds = time.perf_counter() - row.start
+        return Finished(row.job.key, tokens, row.finish or "", seconds, end)
 
     def _join(self, cache: Any, mask: torch.Tensor) -> None:
         """Add sequences to the batch, all padded to the longest."""

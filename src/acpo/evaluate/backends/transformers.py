@@ -1,7 +1,7 @@
 """Completions from a model in this process, on one device."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,13 @@ class TransformersBackend:
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             self._config = AutoConfig.from_pretrained(model)
-            self._tokenizer = AutoTokenizer.from_pretrained(model)
+            self.tokenizer = AutoTokenizer.from_pretrained(model)
         except (OSError, ValueError) as error:
             raise SamplingError(
                 f"model {model!r} cannot be loaded: {str(error).splitlines()[0]} Give a hub id, a "
                 "folder with config.json and a tokenizer, or --base-url for a served model"
             ) from error
-        if sampling.chat and not self._tokenizer.chat_template:
+        if sampling.chat and not self.tokenizer.chat_template:
             raise SamplingError(
                 f"model {model!r} has no chat template: pass --prompt-format plain to send prompts "
                 "as text"
@@ -61,11 +61,11 @@ class TransformersBackend:
         }
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        model = self._load()
+        model = self.load()
         decoder = Decoder(
             model,
             self._sampling,
-            ends=self._ends(model),
+            ends=end_tokens(model, self.tokenizer),
             batch_size=self._batch_size,
             says=self._says,
         )
@@ -73,51 +73,57 @@ class TransformersBackend:
         jobs = []
         for request in requests:
             if request.prompt not in prompts:
-                prompts[request.prompt] = self._tokens(request.prompt)
+                prompts[request.prompt] = self.prompt_tokens(request.prompt)
             jobs.append(Job(request.key, prompts[request.prompt], request.seed))
-        self._require_room(prompts)
-        for key, tokens, finish, seconds in decoder.run(jobs):
+        self.require_room(prompts.values())
+        for key, tokens, finish, seconds, end in decoder.run(jobs):
             text = self._says(tokens)
             for stop in self._sampling.stop:
                 text = text.partition(stop)[0]
-            yield Completion(key, text, len(tokens), finish, seconds)
+            ids = tokens if end is None else [*tokens, end]
+            yield Completion(key, text, len(tokens), finish, seconds, ids)
 
     def _dtype(self) -> torch.dtype:
         if self._device == "cpu":
             return torch.float32
         return getattr(self._config, "dtype", None) or torch.float32
 
-    def _load(self) -> Any:
+    def load(self) -> Any:
+        """The weights, in evaluation mode."""
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(self._name, dtype=self._dtype())
         except (OSError, ValueError) as error:
             raise SamplingError(f"model {self._name!r}: {str(error).splitlines()[0]}") from error
         return model.to(self._device).eval()
 
-    def _ends(self, model: Any) -> frozenset[int]:
-        declared = model.generation_config.eos_token_id
-        ends = declared if isinstance(declared, list) else [declared]
-        return frozenset(t for t in (*ends, self._tokenizer.eos_token_id) if t is not None)
-
-    def _tokens(self, prompt: str) -> list[int]:
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """What the model reads for a prompt."""
         if not self._sampling.chat:
-            return list(self._tokenizer(prompt)["input_ids"])
-        text = self._tokenizer.apply_chat_template(
+            return list(self.tokenizer(prompt)["input_ids"])
+        text = self.tokenizer.apply_chat_template(
             self._sampling.messages(prompt), add_generation_prompt=True, tokenize=False
         )
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _says(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _require_room(self, prompts: dict[str, list[int]]) -> None:
+    def require_room(self, prompts: Iterable[list[int]]) -> None:
+        """Refuse prompts whose completions may run past the model's positions."""
         room = getattr(self._config.get_text_config(), "max_position_embeddings", None)
-        longest = max(map(len, prompts.values()), default=0)
+        longest = max(map(len, prompts), default=0)
         if room is not None and longest + self._sampling.max_tokens > room:
             raise SamplingError(
                 f"--max-tokens {self._sampling.max_tokens} and a prompt of {longest} tokens exceed "
                 f"the {room} positions of {self._name!r}: --max-tokens {room - longest} fits"
             )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a sequence."""
+    declared = model.generation_config.eos_token_id
+    ends = declared if isinstance(declared, list) else [declared]
+    return frozenset(t for t in (*ends, tokenizer.eos_token_id) if t is not None)
 
 
 def fingerprint(folder: Path) -> str:

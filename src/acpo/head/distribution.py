@@ -1,0 +1,143 @@
+"""`distribution_stats`: more about the policy at each token than a loss needs."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from acpo.head.call import HeadCall
+from acpo.head.checks import check_shapes, check_values
+from acpo.head.lookup import gathered
+from acpo.head.passes import Head
+from acpo.head.projection import Projection
+from acpo.head.rows import RowSums
+from acpo.objectives.tokens import is_policy_mode
+
+
+class TokenDistribution(NamedTuple):
+    """The policy at each of N tokens; float64 where the device has it.
+
+    Attributes:
+        logp: log π(y) of the sampled token y.
+        log_pmax: log π(v*) of the mode v*.
+        is_mode: whether y is the mode. A tie within `align_tol` counts, and then v* := y.
+        entropy: Shannon entropy in nats.
+        mode: the id v*.
+        tail_p2: Σ p² over all tokens but v*.
+        tail_p2_logp: Σ p² log p, likewise.
+        tail_p2_logp2: Σ p² (log p)², likewise.
+        top_ids: `[N, k]` ids of the likeliest tokens, likeliest first.
+        top_logps: `[N, k]` their log-probabilities.
+    """
+
+    logp: Tensor
+    log_pmax: Tensor
+    is_mode: Tensor
+    entropy: Tensor
+    mode: Tensor
+    tail_p2: Tensor
+    tail_p2_logp: Tensor
+    tail_p2_logp2: Tensor
+    top_ids: Tensor
+    top_logps: Tensor
+
+    @staticmethod
+    def join(parts: "list[TokenDistribution]") -> "TokenDistribution":
+        """The tokens of several calls in one."""
+        return TokenDistribution(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def distribution_stats(
+    hidden: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    align_tol: float = 1e-6,
+    top_k: int = 0,
+    logits_dtype: torch.dtype | None = None,
+    logits_bytes: int | None = None,
+) -> TokenDistribution:
+    """Statistics of the whole distribution at each token, without `[N, V]` logits.
+
+    Everything is summed over the tokens other than the mode, so that a distribution with nearly
+    all of its mass on one token keeps the digits of the rest. A row with a logit that is NaN or
+    +inf comes out as NaN.
+
+    Args:
+        hidden: `[N, H]` states that predict `tokens`.
+        weight: `[V, H]` output embedding.
+        tokens: `[N]` sampled ids.
+        bias: `[V]`, if the head has one.
+        temperature: rollout temperature.
+        softcap: the model's final logit softcapping.
+        logit_scale: the model's logit multiplier.
+        align_tol: largest p_max - p_y at which the sampled token counts as the mode.
+        top_k: how many of the likeliest tokens to name.
+        logits_dtype: dtype of a chunk of logits; float32 unless given.
+        logits_bytes: memory for a chunk of logits; from the device's size unless given.
+    """
+    projection = Projection(temperature, softcap, logit_scale)
+    projection.check()
+    check_shapes(hidden, weight, tokens, bias)
+    check_values(tokens, weight.shape[0], {})
+    call = HeadCall.make(
+        hidden,
+        tokens,
+        projection,
+        logits_dtype=logits_dtype,
+        logits_bytes=logits_bytes,
+        align_tol=align_tol,
+    )
+    with gathered(weight, bias), torch.autocast(hidden.device.type, enabled=False):
+        return _distribution(call.head(hidden, weight, bias), call.tokens, align_tol, top_k)
+
+
+def _distribution(head: Head, tokens: Tensor, align_tol: float, top_k: int) -> TokenDistribution:
+    rows, vocab = head.hidden.shape[0], head.weight.shape[0]
+    device, wide = tokens.device, torch.float32 if tokens.device.type == "mps" else torch.float64
+    sums = RowSums.empty(rows, device, wide)
+    shape = (rows, min(top_k, vocab))
+    top_ids = torch.empty(shape, dtype=torch.int64, device=device)
+    top_logits = torch.empty(shape, dtype=wide, device=device)
+    for span, raw in head.chunks():
+        if shape[1]:
+            values, ids = raw.topk(shape[1])
+            top_ids[span] = ids
+            top_logits[span] = head.projection.scaled(values.to(wide))
+        head.backend.row_sums(raw, tokens[span], head.projection, sums.at(span))
+    log_total = sums.rest.log1p()
+    top_logps = top_logits - top_logits[:, :1] - log_total[:, None]
+    return TokenDistribution(*_settle(sums, log_total, tokens, align_tol), top_ids, top_logps)
+
+
+def _settle(
+    sums: RowSums, log_total: Tensor, tokens: Tensor, align_tol: float
+) -> tuple[Tensor, ...]:
+    """From sums relative to the largest logit to the policy's own."""
+    logp = sums.token - log_total
+    is_mode = is_policy_mode(logp, -log_total, align_tol)
+    entropy = log_total - sums.spread / (1 + sums.rest)
+    # A tie: y becomes the mode and leaves the sums, the largest logit (d = 0) joins them.
+    tied = is_mode & (sums.mode != tokens)
+    d = torch.where(tied, sums.token, 0.0)
+    q = torch.where(tied, (2 * d).exp(), 0.0)
+    square = sums.square - q + tied.to(q.dtype)
+    square_d = sums.square_d - q * d
+    square_dd = sums.square_dd - q * d * d
+    # log p = d - log Σe^d; every term has one sign, so nothing cancels.
+    scale = (-2 * log_total).exp()
+    return (
+        logp,
+        torch.where(is_mode, logp, -log_total),
+        is_mode,
+        entropy,
+        torch.where(is_mode, tokens, sums.mode),
+        square * scale,
+        (square_d - log_total * square) * scale,
+        (square_dd - 2 * log_total * square_d + log_total.square() * square) * scale,
+    )

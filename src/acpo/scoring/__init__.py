@@ -1,0 +1,1 @@
+"""Completions scored under a model: the columns of a trace."""

@@ -1,0 +1,63 @@
+"""What a method makes of scored tokens: their advantages and credit multipliers."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from acpo.objectives import Method, TokenStats
+from acpo.objectives.batch import prepare_batch
+from acpo.objectives.loss import evaluate_tokens
+
+
+def token_credit(
+    method: Method,
+    *,
+    stats: TokenStats,
+    old_logp: Tensor,
+    tokens: Tensor,
+    lengths: np.ndarray,
+    advantages: Tensor,
+    group_size: int,
+) -> tuple[Tensor, Tensor]:
+    """(credit, advantage) of every token of a batch of completions.
+
+    Quantiles and maxima of methods that look at other tokens are those of this batch.
+
+    Args:
+        method: a row of the table.
+        stats: `[N]` statistics, the tokens of the completions one after another.
+        old_logp: `[N]` log-probabilities under the rollout policy.
+        tokens: `[N]` ids.
+        lengths: `[B]` tokens of each completion.
+        advantages: `[B]`, groups consecutive.
+        group_size: completions per prompt.
+    """
+    width = int(lengths.max(initial=0))
+    mask = torch.arange(width)[None] < torch.from_numpy(lengths)[:, None]  # [B, T]
+
+    def table(column: Tensor) -> Tensor:
+        return torch.zeros(mask.shape, dtype=column.dtype).masked_scatter_(mask, column)
+
+    batch = prepare_batch(
+        method,
+        stats=TokenStats(*map(table, stats)),
+        old_logp=table(old_logp),
+        advantages=advantages,
+        mask=mask,
+        tokens=table(tokens),
+        group_size=group_size,
+        old_entropy=table(stats.entropy),
+        ref_logp=None,
+        beta=0.0,
+        entropy_max=None,
+        options={},
+    )
+    _, credit = evaluate_tokens(
+        batch.method,
+        stats=batch.stats,
+        old_logp=batch.old_logp,
+        advantages=batch.advantages,
+        sequence_mean=batch.sequence_mean,
+        entropy_max=batch.entropy_max,
+    )
+    return credit.value[mask], batch.advantages[mask]

@@ -1,0 +1,243 @@
+"""From sampled completions to the rows and columns of a trace."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from acpo.errors import ACPOError
+from acpo.head import TokenDistribution, distribution_stats, language_model_head
+from acpo.objectives import Method, TokenStats, group_advantages
+from acpo.scoring.credit import token_credit
+from acpo.scoring.pieces import Pieces
+
+TOKENS_PER_PASS = 16_384
+"""Tokens, padding included, that go through the model together."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One completion as it was sampled.
+
+    Attributes:
+        prompt_id: shared by the completions of a prompt, see `prompt_id`.
+        sample: its number among them.
+        prompt_ids: what the model read.
+        completion_ids: what it wrote, the token that ended it included.
+        truncated: whether it was cut off at the length limit.
+        answer: the gold answer.
+        reward: None where there is no verdict.
+        verdict: how verification ended.
+    """
+
+    prompt_id: str
+    sample: int
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    truncated: bool
+    answer: str | None = None
+    reward: float | None = None
+    verdict: str | None = None
+
+
+def prompt_id(prompt_ids: Sequence[int]) -> str:
+    """A name for a prompt that is the same wherever it is sampled from."""
+    return hashlib.sha256(np.asarray(prompt_ids, dtype=np.int32).tobytes()).hexdigest()[:12]
+
+
+def score(
+    model: Any,
+    rollouts: Sequence[Rollout],
+    *,
+    temperature: float,
+    top_k: int,
+    align_tol: float = 1e-6,
+    batch_size: int = 32,
+) -> TokenDistribution:
+    """The policy at every completion token, on the CPU, in the order of the rollouts.
+
+    Args:
+        model: a transformers causal LM in evaluation mode.
+        rollouts: what to score.
+        temperature: of the policy.
+        top_k: how many of the likeliest tokens to name.
+        align_tol: the tie tolerance of the policy mode.
+        batch_size: most sequences that go through the model together.
+
+    Raises:
+        ACPOError: for logits that are not finite and for tokens of probability 0.
+    """
+    parts: dict[int, TokenDistribution] = {}
+    for chosen in _batches(rollouts, batch_size):
+        batch = [rollouts[number] for number in chosen]
+        hidden, tokens = _states(model, batch)
+        head = language_model_head(model)
+        found = distribution_stats(
+            hidden,
+            head.weight,
+            tokens,
+            bias=head.bias,
+            temperature=temperature,
+            softcap=head.softcap,
+            logit_scale=head.logit_scale,
+            align_tol=align_tol,
+            top_k=top_k,
+        )
+        columns = [x.cpu().split([len(r.completion_ids) for r in batch]) for x in found]
+        for number, *values in zip(chosen, *columns, strict=True):
+            parts[number] = TokenDistribution(*values)
+            _require_finite(rollouts[number], parts[number])
+    return TokenDistribution.join([parts[number] for number in range(len(rollouts))])
+
+
+def trace_rows(
+    rollouts: Sequence[Rollout],
+    scored: TokenDistribution,
+    pieces: Pieces,
+    *,
+    method: Method,
+    group_size: int,
+    sampled_by_scorer: bool = True,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What `TraceWriter.append` takes.
+
+    Args:
+        rollouts: the groups of completions, consecutive.
+        scored: their tokens under the model.
+        pieces: of the model's tokenizer.
+        method: whose advantages and credit are computed.
+        group_size: completions per prompt.
+        sampled_by_scorer: whether the scored policy is the one that sampled; otherwise the
+            old log-probabilities are unknown and left out.
+    """
+    advantages = group_advantages(
+        torch.tensor([torch.nan if r.reward is None else r.reward for r in rollouts]).double(),
+        group_size,
+        scale=method.advantage_scale,
+    )
+    ids = np.concatenate([np.asarray(r.completion_ids, dtype=np.int64) for r in rollouts])
+    stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
+    credit, token_advantage = token_credit(
+        method,
+        stats=stats,
+        old_logp=scored.logp,
+        tokens=torch.from_numpy(ids),
+        lengths=np.array([len(r.completion_ids) for r in rollouts]),
+        advantages=advantages,
+        group_size=group_size,
+    )
+    rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
+    columns |= statistic_columns(stats)
+    columns |= {"credit": credit.numpy(), "advantage": token_advantage.numpy()}
+    if sampled_by_scorer:
+        columns["old_logp"] = columns["logp"]
+    columns |= {
+        "mode_id": scored.mode.numpy(),
+        "tail_p2": scored.tail_p2.numpy(),
+        "tail_p2_logp": scored.tail_p2_logp.numpy(),
+        "tail_p2_logp2": scored.tail_p2_logp2.numpy(),
+    }
+    if scored.top_ids.shape[1]:
+        top = scored.top_ids.numpy()
+        columns |= {"top_ids": top, "top_logps": scored.top_logps.float().numpy()}
+        columns["top_pieces"] = pieces.of(top)
+    return rows, columns
+
+
+def placed_rows(
+    rollouts: Sequence[Rollout], advantages: Sequence[float], pieces: Pieces
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rollouts as rows, and the columns that say which token stands where."""
+    rows = []
+    placed = []
+    prompts: dict[str, str] = {}
+    for rollout, advantage in zip(rollouts, advantages, strict=True):
+        if rollout.prompt_id not in prompts:
+            prompts[rollout.prompt_id] = pieces.read(rollout.prompt_ids)
+        placed.append(pieces.place(rollout.completion_ids))
+        rows.append(
+            {
+                "prompt_id": rollout.prompt_id,
+                "sample": rollout.sample,
+                "prompt": prompts[rollout.prompt_id],
+                "completion": placed[-1].text,
+                "answer": rollout.answer,
+                "reward": rollout.reward,
+                "verdict": rollout.verdict,
+                "advantage": advantage,
+                "truncated": rollout.truncated,
+                "tokens": len(rollout.completion_ids),
+            }
+        )
+    ids = np.concatenate([np.asarray(r.completion_ids, dtype=np.int64) for r in rollouts])
+    columns = {
+        "token_id": ids,
+        "piece": pieces.of(ids),
+        "start": np.concatenate([p.starts for p in placed]),
+        "end": np.concatenate([p.ends for p in placed]),
+    }
+    return rows, columns
+
+
+def statistic_columns(stats: TokenStats) -> dict[str, Any]:
+    """The columns every source of traces has."""
+    return {
+        "logp": stats.logp.numpy(),
+        "log_pmax": stats.log_pmax.numpy(),
+        "is_mode": stats.is_mode.numpy(),
+        "entropy": stats.entropy.numpy(),
+        "delta": -torch.expm1(stats.log_pmax).numpy(),
+    }
+
+
+def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
+    """Rollouts that go together: of similar length, so that they pad little."""
+
+    def length(number: int) -> int:
+        return len(rollouts[number].prompt_ids) + len(rollouts[number].completion_ids)
+
+    batches: list[list[int]] = []
+    for number in sorted(range(len(rollouts)), key=length):
+        full = not batches or len(batches[-1]) == batch_size
+        if full or (len(batches[-1]) + 1) * length(number) > TOKENS_PER_PASS:
+            batches.append([])
+        batches[-1].append(number)
+    return batches
+
+
+@torch.inference_mode()
+def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+    """`[N, H]` states that predict the completion tokens, and those tokens."""
+    if not all(r.prompt_ids for r in rollouts):
+        raise ACPOError("a prompt has no tokens: there is no state to predict its completion from")
+    sequences = [[*r.prompt_ids, *r.completion_ids] for r in rollouts]
+    width = max(map(len, sequences))
+    ids = torch.tensor([s + [0] * (width - len(s)) for s in sequences], device=model.device)
+    mask = torch.tensor([[1] * len(s) + [0] * (width - len(s)) for s in sequences])
+    hidden = model.base_model(
+        input_ids=ids, attention_mask=mask.to(model.device), use_cache=False
+    ).last_hidden_state
+    spans = [(len(r.prompt_ids), len(r.completion_ids)) for r in rollouts]
+    states = [row[n - 1 : n - 1 + m] for row, (n, m) in zip(hidden, spans, strict=True)]
+    tokens = [row[n : n + m] for row, (n, m) in zip(ids, spans, strict=True)]
+    return torch.cat(states), torch.cat(tokens)
+
+
+def _require_finite(rollout: Rollout, scored: TokenDistribution) -> None:
+    bad = ~(torch.isfinite(scored.logp) & torch.isfinite(scored.entropy))
+    if not bad.any():
+        return
+    place = int(bad.nonzero()[0])
+    impossible = torch.isfinite(scored.entropy[place])
+    raise ACPOError(
+        f"prompt {rollout.prompt_id}, sample {rollout.sample}, token {place} "
+        f"(id {rollout.completion_ids[place]}): "
+        + (
+            "the model gives it probability 0: it is not of this model's vocabulary"
+            if impossible
+            else "its logits are not finite: the weights are damaged, or overflow in this dtype"
+        )
+    )

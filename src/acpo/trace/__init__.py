@@ -1,0 +1,1 @@
+"""`acpo trace`: sample from a model, verify, score every token, write a trace."""

@@ -1,0 +1,64 @@
+"""`acpo trace`. Light to import: everything heavy is imported when it is called."""
+
+import re
+from pathlib import Path
+
+import typer
+
+
+def trace(
+    model: str = typer.Argument(help="Hub id, folder, .gguf file, or package:NAME/PATH."),
+    samples: Path | None = typer.Option(
+        None, help="Score what this folder of `acpo eval` holds instead of sampling."
+    ),
+    task: str = typer.Option("custom", help="Where prompts and verdicts come from; see docs."),
+    data: str | None = typer.Option(None, help="File or hub id [default: the task's own]."),
+    split: str = typer.Option("train", help="The hub data set's split."),
+    problem_column: str | None = typer.Option(None, help="Column of the problem."),
+    answer_column: str | None = typer.Option(None, help="Column of the gold answer."),
+    template: str | None = typer.Option(None, help="A name, or a text with {problem}."),
+    chat: bool | None = typer.Option(None, help="Chat template [default: if there is one]."),
+    system: str | None = typer.Option(None, help="System message of a chat prompt."),
+    chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),
+    n: int = typer.Option(48, "--n", min=1, help="Prompts."),
+    group: int = typer.Option(8, min=1, help="Completions of each prompt."),
+    temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
+    max_tokens: int = typer.Option(1024, min=1, help="Longest completion."),
+    top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
+    method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
+    seed: int = typer.Option(0, help="Which prompts, and the random numbers of completions."),
+    step: int = typer.Option(0, min=0, help="Training step of MODEL; adds it to a trace."),
+    output: Path | None = typer.Option(None, help="Folder [default: traces/MODEL]."),
+    device: str | None = typer.Option(None, help="cuda, cpu, mps [default: cuda if there is one]."),
+    batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
+) -> None:
+    """Sample, verify and score groups of completions, token by token, into a trace."""
+    from acpo.trace.terminal import trace_and_print, trace_samples_and_print
+    from acpo.trace.write import Options
+    from acpo.train.recipe import TaskArguments
+
+    folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
+    if samples is not None:
+        trace_samples_and_print(
+            model,
+            samples,
+            folder,
+            method=method,
+            top_k=top_k,
+            device=device,
+            batch_size=batch_size,
+        )
+        return
+    arguments = TaskArguments(
+        task=task,
+        data=data,
+        data_split=split,
+        problem_column=problem_column,
+        answer_column=answer_column,
+        template=template,
+        chat=chat,
+        system_prompt=system,
+        chain_steps=chain_steps,
+    )
+    options = Options(n, group, temperature, max_tokens, top_k, method, seed, step)
+    trace_and_print(model, folder, arguments, options, device=device, batch_size=batch_size)

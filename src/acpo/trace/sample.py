@@ -1,0 +1,110 @@
+"""Groups of completions of a task's problems, sampled and verified."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
+from acpo.evaluate.run import sample_seed
+from acpo.scoring.rollouts import Rollout, prompt_id
+from acpo.tasks.registry import MATH_REWARD, Task, import_reward
+from acpo.train.data import TrainingData, build_data
+from acpo.train.recipe import TaskArguments
+from acpo.verify import math
+from acpo.verify.verdict import Outcome
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt as the model reads it, and its gold answer."""
+
+    prompt_ids: list[int]
+    answer: str
+
+
+def choose_questions(
+    arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
+) -> tuple[Task, list[Question]]:
+    """`count` of the task's problems, drawn with the seed, laid out as training lays them out.
+
+    Raises:
+        ACPOError: for data that does not fit the task, or has fewer problems.
+    """
+    if arguments.task == "chain":  # made to order
+        arguments.max_problems = count
+    data: TrainingData = build_data(arguments, tokenizer, seed=seed)
+    if count > len(data.train):
+        raise ACPOError(f"--n {count}: the data has {len(data.train)} problems")
+    chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
+    rows = data.train.select(chosen)
+    return data.task, [Question(_tokens(row["prompt"], tokenizer), row["answer"]) for row in rows]
+
+
+def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def sample_rollouts(
+    source: TransformersBackend,
+    model: Any,
+    questions: Sequence[Question],
+    sampling: Sampling,
+    *,
+    group: int,
+    seed: int,
+    batch_size: int,
+    watch: Callable[[], None] = lambda: None,
+) -> list[Rollout]:
+    """`group` completions of each question, groups consecutive, without verdicts.
+
+    Args:
+        source: where the model came from.
+        model: its weights.
+        questions: what is asked.
+        sampling: how completions are drawn.
+        group: completions per question.
+        seed: every completion's own seed is made of it.
+        batch_size: sequences that run together.
+        watch: called for each completion.
+    """
+    source.require_room([question.prompt_ids for question in questions])
+    decoder = Decoder(
+        model, sampling, ends=end_tokens(model, source.tokenizer), batch_size=batch_size
+    )
+    jobs = []
+    for number, question in enumerate(questions):
+        name = prompt_id(question.prompt_ids)
+        for sample in range(group):
+            own_seed = sample_seed(seed, "trace", (name, sample))
+            jobs.append(Job((number, sample), question.prompt_ids, own_seed))
+    found: dict[tuple[int, int], Rollout] = {}
+    for key, tokens, finish, _, end in decoder.run(jobs):
+        question = questions[key[0]]
+        found[key] = Rollout(
+            prompt_id=prompt_id(question.prompt_ids),
+            sample=key[1],
+            prompt_ids=question.prompt_ids,
+            completion_ids=tokens if end is None else [*tokens, end],
+            truncated=finish == "length",
+            answer=question.answer,
+        )
+        watch()
+    return [found[key] for key in sorted(found)]
+
+
+def verify(task: Task, texts: Sequence[str], answers: Sequence[str]) -> list[tuple[Any, Any]]:
+    """(reward, verdict) of every completion; both None where there is no verdict."""
+    if task.reward == MATH_REWARD:
+        verdicts = math.shared_pool().verify_all(list(zip(texts, answers, strict=True)))
+        return [(verdict.reward(), str(verdict.outcome)) for verdict in verdicts]
+    reward = import_reward(task.reward)
+    values = reward(prompts=[""] * len(texts), completions=list(texts), answer=list(answers))
+    outcomes = {True: str(Outcome.CORRECT), False: str(Outcome.INCORRECT)}
+    return [(v, None if v is None else outcomes[v > 0]) for v in values]

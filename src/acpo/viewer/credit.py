@@ -1,0 +1,77 @@
+"""The credit page: where a method's credit goes, token by token, on the completions of a trace."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from acpo.records import Trace
+from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+
+STYLES = (*TOKEN_STYLES, "credit.css")
+SCRIPTS = (
+    *TOKEN_SCRIPTS,
+    "scale.js",
+    "strip.js",
+    "inspector.js",
+    "card.js",
+    "credit.js",
+    "controls.js",
+)
+
+
+def write_credit_page(
+    trace: Trace,
+    output: Path,
+    *,
+    methods: Mapping[str, MethodColumns],
+    titles: Mapping[str, str],
+    prompts: int,
+) -> int:
+    """Write one HTML file.
+
+    Args:
+        trace: What to show.
+        output: The file.
+        methods: By name, the columns of every method to show side by side.
+        titles: Their names for people.
+        prompts: How many prompts to show, from the first on.
+
+    Returns:
+        How many prompts the page shows.
+
+    Raises:
+        TraceError: The trace holds no token, or is damaged.
+    """
+    trace.require()
+    groups = prompt_groups(trace)
+    shown = groups[:prompts]
+    payload = TracePayload(trace, methods)
+    page = {
+        "model": _text(trace.header.get("model")),
+        "method": _text(trace.header.get("method")),
+        "temperature": _text(trace.header.get("temperature")),
+        "methods": [{"name": name, "title": titles[name]} for name in methods],
+        "prompts": len(groups),
+        "groups": _index(payload, shown),
+    }
+    blocks = {f"group-{number}": payload.group(group) for number, group in enumerate(shown)}
+    html = render_page(
+        template="credit.html",
+        title=f"{page['model'] or trace.path.name} · token credit",
+        styles=STYLES,
+        scripts=SCRIPTS,
+        blocks={"page": page, **blocks},
+    )
+    output.write_text(html, encoding="utf-8", newline="\n")
+    return len(shown)
+
+
+def _index(payload: TracePayload, groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """What the page needs to know of a prompt before it opens its block."""
+    prompts = payload.rollouts["prompt"]
+    return [{"id": g.prompt_id, "prompt": (prompts[g.rows[0]] or "")[:120]} for g in groups]
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)

@@ -1,0 +1,103 @@
+// One completion: what became of it, and its tokens once per method on show.
+
+const VERDICTS = { correct: ["✓", "good"], incorrect: ["✗", "bad"] };
+
+class Card {
+  // app: {state, page, quantity, scale, methodsOf(), point(card, i), select(card, view, i)}
+  constructor(app, completion) {
+    this.app = app;
+    this.completion = completion;
+    this.element = make("article", "card");
+    this.element.setAttribute("aria-label", `completion ${completion.sample}`);
+    const body = make("div", "views");
+    this.views = app.shownMethods().map((method) => this.view(method));
+    body.append(...this.views.map((view) => view.element));
+    this.element.append(this.head(), body);
+  }
+
+  head() {
+    const { completion } = this;
+    const head = make("header", "facts");
+    const [sign, tone] = VERDICTS[completion.verdict] ?? ["?", "muted"];
+    head.append(
+      make("span", "sample", `#${completion.sample}`),
+      make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
+      make("span", "number", `reward ${number(completion.reward, 2)}`),
+      make("span", "number", `A ${number(completion.advantage, 2, true)}`),
+      make("span", "number muted", count(completion.length, "token")),
+    );
+    if (completion.truncated) head.append(make("span", "bad", "cut off"));
+    return head;
+  }
+
+  view(method) {
+    const { app, completion } = this;
+    const view = { method, completion, element: make("section", "view") };
+    const title = app.titleOf(method);
+    view.column = app.quantity.of(completion, method);
+    view.scale = app.scale;
+    view.isDim = (i) => app.isDim(completion, method, i);
+    view.pane = new TokenPane(completion, {
+      label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
+      classOf: (i) => this.classOf(view, i),
+      labelOf: (i) => (app.state.values ? number(view.column[i], 2, view.scale.signed) : undefined),
+      onPoint: (i) => app.point(this, view, i),
+      onActive: (i) => this.activated(view, i),
+      onScroll: () => this.scrolled(view),
+    });
+    view.strip = new Strip(view);
+    view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
+    if (app.shownMethods().length > 1) view.element.append(make("h3", "method", title));
+    view.element.append(view.pane.element, view.strip.element);
+    return view;
+  }
+
+  classOf(view, i) {
+    let classes = view.scale.classOf(view.column[i]);
+    if (isReversed(this.completion, view.method, i)) classes += " reversed";
+    else if (isMismatch(this.completion, i)) classes += " mismatch";
+    if (view.isDim(i)) classes += " dim";
+    if (this.found?.[i]) classes += " found";
+    return classes;
+  }
+
+  // Views of one completion have the same text: they scroll, and point, together.
+  scrolled(view) {
+    view.strip.request();
+    const top = view.pane.element.scrollTop;
+    for (const other of this.views) {
+      if (other !== view && other.pane.element.scrollTop !== top) other.pane.element.scrollTop = top;
+    }
+  }
+
+  activated(view, i) {
+    for (const other of this.views) {
+      if (other !== view) other.pane.mark(i);
+      other.strip.request();
+    }
+    this.app.select(this, view, i);
+  }
+
+  deselect() {
+    for (const view of this.views) {
+      view.pane.mark(-1);
+      view.strip.request();
+    }
+  }
+
+  repaint() {
+    for (const view of this.views) {
+      view.column = this.app.quantity.of(this.completion, view.method);
+      view.scale = this.app.scale;
+      view.pane.repaint();
+      view.strip.request();
+    }
+  }
+
+  close() {
+    for (const view of this.views) {
+      view.pane.close();
+      view.strip.close();
+    }
+  }
+}

@@ -1,0 +1,242 @@
+// The credit page: its state, its controls, its keys.
+
+class CreditPage {
+  constructor() {
+    this.page = readBlock("page");
+    this.state = {
+      method: this.page.methods.at(-1)?.name ?? "",
+      both: false,
+      sign: "all",
+      only: "all",
+      values: false,
+      step: null,
+    };
+    this.cards = [];
+    this.hits = [];
+    this.hit = -1;
+    this.header();
+    this.controls();
+    this.openPrompt(0);
+  }
+
+  // What is on show ---------------------------------------------------------------------------
+
+  shownMethods() {
+    if (!this.page.methods.length) return [""];
+    if (!this.state.both || !this.quantity.perMethod) return [this.state.method];
+    return this.page.methods.map(({ name }) => name);
+  }
+
+  titleOf(method) {
+    return this.page.methods.find(({ name }) => name === method)?.title ?? "";
+  }
+
+  isDim(completion, method, i) {
+    if (this.state.only === "mismatch") return !isMismatch(completion, i);
+    if (this.state.only === "reversed") return !isReversed(completion, method, i);
+    return false;
+  }
+
+  openPrompt(index) {
+    const { groups } = this.page;
+    this.index = (index + groups.length) % groups.length;
+    $("prompts").selectedIndex = this.index;
+    this.group = openGroup(`group-${this.index}`);
+    const steps = [...new Set(this.group.completions.map(({ step }) => step))].sort((a, b) => a - b);
+    this.stepsOfGroup = steps;
+    if (!steps.includes(this.state.step)) this.state.step = steps.at(-1);
+    $("steps").hidden = steps.length < 2;
+    $("step").max = steps.length - 1;
+    this.showPrompt();
+    this.offerQuantities();
+    this.show();
+  }
+
+  showPrompt() {
+    const { prompt, answer } = this.group;
+    const element = fill($("prompt"));
+    if (prompt === null) element.append(make("span", "muted", "The trace holds no prompt text."));
+    else showText(element, prompt, 20000);
+    if (answer === null) return;
+    const gold = make("span", "gold");
+    gold.append(make("span", "muted", "gold "));
+    showText(gold.appendChild(make("bdi")), answer, 400);
+    element.append(gold);
+  }
+
+  offerQuantities() {
+    const [sample] = this.group.completions;
+    const offered = QUANTITIES.filter((q) => q.of(sample, this.state.method));
+    const wanted = this.quantity?.key;
+    fill(
+      $("quantity"),
+      ...offered.map((quantity) => {
+        const option = make("option", "", quantity.label);
+        option.value = quantity.key;
+        option.title = quantity.hint;
+        return option;
+      }),
+    );
+    if (offered.some(({ key }) => key === wanted)) $("quantity").value = wanted;
+    this.offered = offered;
+    this.chooseQuantity();
+  }
+
+  chooseQuantity() {
+    this.quantity = this.offered.find(({ key }) => key === $("quantity").value) ?? QUANTITIES[3];
+    $("quantity").title = this.quantity.hint ?? "";
+  }
+
+  // One scale for all completions, steps and methods of the prompt: colours compare.
+  rescale() {
+    const methods = this.page.methods.map(({ name }) => name);
+    const columns = this.group.completions.flatMap((completion) =>
+      (methods.length && this.quantity.perMethod ? methods : [this.state.method]).map(
+        (method) => this.quantity.of(completion, method) ?? new Float32Array(0),
+      ),
+    );
+    this.scale = new Scale(this.quantity, columns);
+    fill($("legend"), make("span", "muted", this.quantity.label), ...this.scale.legend());
+    $("legend").append(make("span", "mismatch", "not the mode"));
+    if (this.page.methods.length) $("legend").append(make("span", "reversed", "reversed"));
+  }
+
+  completions() {
+    const { step, sign } = this.state;
+    return this.group.completions.filter((completion) => {
+      if (completion.step !== step) return false;
+      const positive = (completion.advantage ?? 0) > 0;
+      return sign === "all" || (sign === "positive") === positive;
+    });
+  }
+
+  // Make the cards anew; the selected token stays selected where its completion is on show.
+  show() {
+    const before = this.selected;
+    for (const card of this.cards) card.close();
+    this.rescale();
+    this.selected = null;
+    this.cards = this.completions().map((completion) => new Card(this, completion));
+    const main = fill($("completions"), ...this.cards.map(({ element }) => element));
+    if (!this.cards.length) main.append(make("p", "empty", "No completion has such an advantage."));
+    main.classList.toggle("long", this.cards.some(({ completion }) => completion.length > 400));
+    main.classList.toggle("paired", this.shownMethods().length > 1);
+    const { step } = this.state;
+    $("step").value = this.stepsOfGroup.indexOf(step);
+    $("step-value").textContent = step;
+    this.summarise();
+    this.search();
+    this.restore(before);
+    paintWhenIdle(() => this.panes());
+  }
+
+  restore(before) {
+    const same = this.cards.find(({ completion }) => completion.sample === before?.sample);
+    const card = same ?? this.cards.find(({ completion }) => completion.length);
+    if (!card?.completion.length) {
+      fill($("inspector"), make("p", "muted", "No token."));
+      return;
+    }
+    const token = Math.min(same ? before.token : 0, card.completion.length - 1);
+    for (const view of card.views) view.pane.mark(token);
+    this.select(card, card.views[0], token);
+  }
+
+  repaint() {
+    this.rescale();
+    for (const card of this.cards) card.repaint();
+    if (this.selected) this.point(this.selected.card, this.selected.view, null);
+    paintWhenIdle(() => this.panes());
+  }
+
+  panes() {
+    return this.cards.flatMap(({ views }) => views.map(({ pane }) => pane));
+  }
+
+  summarise() {
+    const all = this.cards.map(({ completion }) => completion);
+    const total = (of) => all.reduce((sum, completion) => sum + of(completion), 0);
+    const tokens = total(({ length }) => length);
+    const where = (test) =>
+      total((c) => {
+        let n = 0;
+        for (let i = 0; i < c.length; i++) if (test(c, i)) n += 1;
+        return n;
+      });
+    const judged = all.filter(({ reward }) => reward !== null);
+    const parts = [count(all.length, "completion")];
+    if (judged.length) {
+      parts.push(`${all.filter(({ verdict }) => verdict === "correct").length} correct`);
+      parts.push(`mean reward ${number(total(({ reward }) => reward ?? 0) / judged.length, 2)}`);
+    }
+    parts.push(count(tokens, "token"));
+    if (tokens && all[0].columns.is_mode) {
+      parts.push(`${number((100 * where(isMismatch)) / tokens, 1)}% not the mode`);
+    }
+    for (const { name, title } of this.page.methods) {
+      parts.push(`${where((c, i) => isReversed(c, name, i))} reversed by ${title}`);
+    }
+    $("summary").textContent = parts.join(" · ");
+  }
+
+  // Tokens ------------------------------------------------------------------------------------
+
+  point(card, view, i) {
+    if (i === null && !this.selected) return;
+    const target = i === null ? this.selected : { card, token: i };
+    inspect($("inspector"), this.page, target.card.completion, target.token);
+  }
+
+  select(card, view, i) {
+    if (this.selected && this.selected.card !== card) this.selected.card.deselect();
+    this.selected = { card, view, token: i, sample: card.completion.sample };
+    inspect($("inspector"), this.page, card.completion, i);
+    announce($("announcement"), card.completion, i, view.column[i], this.quantity);
+  }
+
+  // Search and filters share "next" and "previous".
+  search() {
+    const query = $("query").value;
+    const pattern = query && new RegExp(query.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"), "gi");
+    this.hits = [];
+    this.hit = -1;
+    for (const card of this.cards) {
+      const { completion } = card;
+      card.found = null;
+      if (pattern) {
+        card.found = new Uint8Array(completion.length);
+        const { text, owner } = completion.search;
+        for (const match of text.matchAll(pattern)) {
+          const end = match.index + match[0].length - 1;
+          for (let i = owner[match.index]; i <= owner[end]; i++) card.found[i] = 1;
+          this.hits.push({ card, token: owner[match.index] });
+        }
+      } else if (this.state.only !== "all") {
+        for (let i = 0; i < completion.length; i++) {
+          if (!this.isDim(completion, this.state.method, i)) this.hits.push({ card, token: i });
+        }
+      }
+      for (const view of card.views) view.pane.repaint();
+    }
+    this.showHits();
+    paintWhenIdle(() => this.panes());
+  }
+
+  showHits() {
+    const active = $("query").value || this.state.only !== "all";
+    const at = this.hit >= 0 ? `${this.hit + 1} / ` : "";
+    $("hits").textContent = active ? at + count(this.hits.length, "hit") : "";
+  }
+
+  nextHit(direction) {
+    if (!this.hits.length) return;
+    const first = direction > 0 ? -1 : 0;
+    const from = this.hit < 0 ? first : this.hit;
+    this.hit = (from + direction + this.hits.length) % this.hits.length;
+    const { card, token } = this.hits[this.hit];
+    const { pane } = card.views[0];
+    pane.element.focus({ preventScroll: true });
+    pane.activate(token);
+    this.showHits();
+  }
+}

@@ -1,0 +1,89 @@
+// Blocks of JSON, and the typed arrays inside them.
+
+const ARRAYS = {
+  f4: Float32Array,
+  i4: Int32Array,
+  u4: Uint32Array,
+  u2: Uint16Array,
+  u1: Uint8Array,
+};
+
+function readBlock(id) {
+  return JSON.parse($(id).textContent);
+}
+
+function unpack(array) {
+  if (!array) return null;
+  const binary = atob(array.b);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+  return new ARRAYS[array.t](bytes.buffer);
+}
+
+// One completion of a group: its facts, its columns by name, and the text of every token.
+class Completion {
+  constructor(raw, pieces) {
+    Object.assign(this, raw.facts);
+    this.length = raw.length;
+    this.pieces = pieces;
+    this.piece = unpack(raw.piece);
+    this.joined = raw.joined;
+    this.columns = Object.fromEntries(
+      Object.entries(raw.columns).map(([name, array]) => [name, unpack(array)]),
+    );
+    this.methods = Object.fromEntries(
+      Object.entries(raw.methods).map(([method, columns]) => [
+        method,
+        Object.fromEntries(Object.entries(columns).map(([name, a]) => [name, unpack(a)])),
+      ]),
+    );
+    this.top = raw.top && {
+      k: raw.top.k,
+      piece: unpack(raw.top.piece),
+      id: unpack(raw.top.id),
+      logp: unpack(raw.top.logp),
+    };
+  }
+
+  // What to show for token i: its own text, or the character it shares with its neighbours.
+  text(i) {
+    return this.joined[i] ?? this.ownText(i);
+  }
+
+  ownText(i) {
+    return this.pieces[this.piece[i]];
+  }
+
+  // The likeliest tokens at position i, best first.
+  alternatives(i) {
+    if (!this.top) return [];
+    const found = [];
+    for (let j = i * this.top.k; j < (i + 1) * this.top.k; j++) {
+      if (Number.isNaN(this.top.logp[j])) break;
+      const text = this.top.piece ? this.pieces[this.top.piece[j]] : `#${this.top.id[j]}`;
+      found.push({ id: this.top.id[j], text, p: Math.exp(this.top.logp[j]) });
+    }
+    return found;
+  }
+
+  // The whole text, and which token each of its UTF-16 units belongs to.
+  get search() {
+    if (!this.searchText) {
+      const texts = Array.from({ length: this.length }, (_, i) => this.text(i));
+      const owner = new Uint32Array(texts.reduce((sum, text) => sum + text.length, 0));
+      let at = 0;
+      texts.forEach((text, i) => {
+        owner.fill(i, at, at + text.length);
+        at += text.length;
+      });
+      this.searchText = { text: texts.join(""), owner };
+    }
+    return this.searchText;
+  }
+}
+
+function openGroup(id) {
+  const group = readBlock(id);
+  group.completions = group.completions.map((raw) => new Completion(raw, group.pieces));
+  return group;
+}

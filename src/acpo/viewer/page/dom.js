@@ -1,0 +1,44 @@
+// Elements are made here and nowhere else; text only ever becomes a text node.
+
+const $ = (id) => document.getElementById(id);
+
+function make(tag, className = "", text = "") {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== "") element.textContent = text;
+  return element;
+}
+
+function fill(element, ...children) {
+  element.replaceChildren(...children);
+  return element;
+}
+
+// "−0.125": the same width and the same minus everywhere; "–" for what is not known.
+function number(value, digits = 3, signed = false) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  let text;
+  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) text = size.toExponential(1);
+  else text = size.toFixed(digits);
+  if (value < 0) return "−" + text;
+  return signed && value > 0 ? "+" + text : text;
+}
+
+const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
+
+// Light, dark, or as the system says.
+function themeButton(button, onChange) {
+  const order = ["auto", "light", "dark"];
+  let current = 0;
+  const step = () => {
+    current = (current + 1) % order.length;
+    document.documentElement.dataset.theme = order[current];
+    button.textContent = `Theme: ${order[current]}`;
+    onChange();
+  };
+  button.addEventListener("click", step);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", onChange);
+  return step;
+}

@@ -1,0 +1,257 @@
+// The tokens of one completion as text, in a pane that scrolls.
+//
+// Tokens live in blocks of a few hundred. A block's elements are made when it comes near the
+// visible part, or when the browser is idle; blocks far away cost neither layout nor paint.
+
+const BLOCK = 160; // tokens after which a line break ends a block
+const LONGEST_BLOCK = 400; // tokens after which a block ends anyway
+const LINE = 24; // px, as in tokens.css
+
+let panes = 0;
+
+class TokenPane {
+  // options: label, for screen readers; and, each optional, classOf(i): further classes of token
+  // i; labelOf(i): a short text under it; onPoint(i or null), onActive(i), onScroll().
+  constructor(completion, options) {
+    this.completion = completion;
+    this.options = options;
+    this.name = `pane${panes++}`;
+    this.active = -1;
+    this.version = 0;
+    this.element = make("div", "pane");
+    this.element.tabIndex = 0;
+    this.element.setAttribute("role", "listbox");
+    this.element.setAttribute("aria-label", options.label);
+    this.blocks = this.plan();
+    this.element.append(...this.blocks.map((block) => block.element));
+    this.observer = new IntersectionObserver((entries) => this.seen(entries), {
+      root: this.element,
+      rootMargin: "600px 0px",
+    });
+    this.byElement = new Map(this.blocks.map((block) => [block.element, block]));
+    for (const block of this.blocks) this.observer.observe(block.element);
+    this.listen();
+  }
+
+  plan() {
+    const { completion } = this;
+    const blocks = [];
+    let start = 0;
+    let characters = 0;
+    let lines = 1;
+    for (let i = 0; i < completion.length; i++) {
+      const text = completion.text(i);
+      characters += Math.min(text.length, LONGEST);
+      const breaks = text.includes("\n");
+      if (breaks) lines += 1;
+      const size = i + 1 - start;
+      const last = i + 1 === completion.length;
+      if (last || (breaks && size >= BLOCK) || size >= LONGEST_BLOCK) {
+        const element = make("div", "block");
+        const height = (lines + Math.ceil(characters / 48)) * LINE;
+        element.style.containIntrinsicSize = `auto 0px auto ${height}px`;
+        blocks.push({ start, end: i + 1, element, built: false, version: -1 });
+        start = i + 1;
+        characters = 0;
+        lines = 1;
+      }
+    }
+    if (!blocks.length) this.element.append(make("p", "empty", "No tokens."));
+    return blocks;
+  }
+
+  listen() {
+    const { element, options } = this;
+    element.addEventListener("pointerover", (event) => {
+      const token = event.target.closest(".t");
+      if (token) options.onPoint?.(token.index);
+    });
+    element.addEventListener("pointerleave", () => options.onPoint?.(null));
+    element.addEventListener("click", (event) => {
+      const token = event.target.closest(".t");
+      if (token) this.activate(token.index);
+    });
+    element.addEventListener("focus", () => {
+      if (this.completion.length) this.activate(Math.max(this.active, 0));
+    });
+    element.addEventListener("keydown", (event) => this.key(event));
+    element.addEventListener("scroll", () => options.onScroll?.(), { passive: true });
+  }
+
+  // Blocks -----------------------------------------------------------------------------------
+
+  seen(entries) {
+    for (const entry of entries) {
+      const block = this.byElement.get(entry.target);
+      block.near = entry.isIntersecting;
+      if (block.near) this.paint(block);
+    }
+    this.options.onScroll?.();
+  }
+
+  build(block) {
+    if (block.built) return;
+    block.built = true;
+    block.tokens = [];
+    for (let i = block.start; i < block.end; i++) {
+      const token = make("span", "t");
+      token.index = i;
+      token.id = `${this.name}-${i}`;
+      token.setAttribute("role", "option");
+      showText(token, this.completion.text(i));
+      block.tokens.push(token);
+    }
+    block.element.append(...block.tokens);
+  }
+
+  paint(block) {
+    this.build(block);
+    if (block.version === this.version) return;
+    block.version = this.version;
+    for (const token of block.tokens) {
+      const classes = this.options.classOf?.(token.index) ?? "";
+      const active = token.index === this.active ? " active" : "";
+      token.className = `t ${classes}${active}`;
+      const value = this.options.labelOf?.(token.index);
+      if (value === undefined) delete token.dataset.v;
+      else token.dataset.v = value;
+    }
+  }
+
+  // Something `classOf` depends on changed: near blocks now, the others when idle or seen.
+  repaint() {
+    this.version += 1;
+    for (const block of this.blocks) if (block.near) this.paint(block);
+  }
+
+  // Paint one block that is out of date; false when there is none.
+  paintNext() {
+    const block = this.blocks.find((candidate) => candidate.version !== this.version);
+    if (block) this.paint(block);
+    return Boolean(block);
+  }
+
+  paintAll() {
+    for (const block of this.blocks) this.paint(block);
+  }
+
+  blockOf(i) {
+    let low = 0;
+    let high = this.blocks.length - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.blocks[middle].end <= i) low = middle + 1;
+      else high = middle;
+    }
+    return this.blocks[low];
+  }
+
+  token(i) {
+    const block = this.blockOf(i);
+    this.paint(block);
+    return block.tokens[i - block.start];
+  }
+
+  // Active token -----------------------------------------------------------------------------
+
+  activate(i) {
+    this.mark(i);
+    this.token(i).scrollIntoView({ block: "nearest", inline: "nearest" });
+    this.options.onActive?.(i);
+  }
+
+  mark(i) {
+    if (this.active >= 0) {
+      const before = this.token(this.active);
+      before.classList.remove("active");
+      before.removeAttribute("aria-selected");
+    }
+    this.active = i;
+    if (i < 0) {
+      this.element.removeAttribute("aria-activedescendant");
+      return;
+    }
+    const token = this.token(i);
+    token.classList.add("active");
+    token.setAttribute("aria-selected", "true");
+    this.element.setAttribute("aria-activedescendant", token.id);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || !this.completion.length) return;
+    const last = this.completion.length - 1;
+    const at = Math.max(this.active, 0);
+    const moves = {
+      ArrowRight: () => at + 1,
+      ArrowLeft: () => at - 1,
+      ArrowDown: () => this.lineFrom(at, 1),
+      ArrowUp: () => this.lineFrom(at, -1),
+      PageDown: () => this.lineFrom(at, Math.max(1, Math.floor(this.element.clientHeight / LINE))),
+      PageUp: () => this.lineFrom(at, -Math.max(1, Math.floor(this.element.clientHeight / LINE))),
+      Home: () => 0,
+      End: () => last,
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    this.activate(Math.min(Math.max(moves[event.key](), 0), last));
+  }
+
+  // The token nearest to token i, so many lines below it.
+  lineFrom(i, lines) {
+    const box = this.token(i).getBoundingClientRect();
+    const middle = (box.left + box.right) / 2;
+    const first = this.firstBelow(box.top + lines * LINE + 2);
+    let best = first;
+    let distance = Infinity;
+    const top = this.token(first).getBoundingClientRect().bottom;
+    for (let j = first; j < this.completion.length; j++) {
+      const other = this.token(j).getBoundingClientRect();
+      if (other.top >= top) break;
+      const away = Math.abs((other.left + other.right) / 2 - middle);
+      if (away < distance) [best, distance] = [j, away];
+    }
+    return best === i ? i + Math.sign(lines) : best;
+  }
+
+  // The first token whose lower edge is below y (in the window); blocks and tokens go downward.
+  firstBelow(y) {
+    const search = (items, bottomOf) => {
+      let low = 0;
+      let high = items.length - 1;
+      while (low < high) {
+        const middle = (low + high) >> 1;
+        if (bottomOf(items[middle]) <= y) low = middle + 1;
+        else high = middle;
+      }
+      return low;
+    };
+    const bottom = (element) => element.getBoundingClientRect().bottom;
+    const block = this.blocks[search(this.blocks, (candidate) => bottom(candidate.element))];
+    this.paint(block);
+    return block.start + search(block.tokens, bottom);
+  }
+
+  // First and last token in view.
+  visible() {
+    if (!this.completion.length) return [0, 0];
+    const box = this.element.getBoundingClientRect();
+    return [this.firstBelow(box.top + 4), this.firstBelow(box.bottom - 4)];
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
+}
+
+// Finish panes in idle moments, one block at a time.
+function paintWhenIdle(currentPanes) {
+  const idle = window.requestIdleCallback ?? ((task) => setTimeout(() => task(null), 30));
+  const work = (deadline) => {
+    const list = currentPanes();
+    do {
+      if (!list.some((pane) => pane.paintNext())) return;
+    } while (deadline && deadline.timeRemaining() > 8);
+    idle(work);
+  };
+  idle(work);
+}

@@ -1,0 +1,180 @@
+"""A trace as the page's blocks: completions grouped by prompt, columns as typed arrays."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from acpo.records import Trace
+from acpo.viewer.pieces import joined_characters, piece_text
+from acpo.viewer.shell import packed
+
+NUMBERS = ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage")
+FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
+
+MethodColumns = Mapping[str, np.ndarray]
+"""Columns of one method, as long as the trace: `credit`, `advantage`, `update`."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt, at all steps, as rows of the trace."""
+
+    prompt_id: str
+    rows: tuple[int, ...]
+
+
+def prompt_groups(trace: Trace) -> list[Group]:
+    """Prompts in the order in which the trace first has them; completions by step and sample."""
+    rows: dict[str, list[tuple[int, int, int]]] = {}
+    columns = (trace.rollouts[name].to_pylist() for name in ("prompt_id", "step", "sample"))
+    for row, (prompt_id, step, sample) in enumerate(zip(*columns, strict=True)):
+        rows.setdefault(prompt_id, []).append((step, sample, row))
+    return [
+        Group(prompt_id, tuple(row for _, _, row in sorted(members)))
+        for prompt_id, members in rows.items()
+    ]
+
+
+class TracePayload:
+    """Reads the columns of a trace that its pages show, once, and cuts them by completion."""
+
+    def __init__(self, trace: Trace, methods: Mapping[str, MethodColumns] | None = None) -> None:
+        self.trace = trace
+        self.methods = methods or {}
+        self.rollouts = {
+            name: trace.rollouts[name].to_pylist() for name in (*FACTS, "prompt", "answer")
+        }
+        self.starts = trace.starts
+
+    @cached_property
+    def numbers(self) -> dict[str, np.ndarray]:
+        found = [name for name in NUMBERS if name in self.trace.columns]
+        columns = {
+            name: np.asarray(values, dtype=np.float32)
+            for name, values in self.trace.tokens(*found).items()
+        }
+        columns["token_id"] = self._integers("token_id")
+        if "mode_id" in self.trace.columns:
+            columns["mode_id"] = self._integers("mode_id")
+        if "is_mode" in self.trace.columns:
+            known = self.trace.table("is_mode")["is_mode"].to_pylist()
+            columns["is_mode"] = np.array([True if x is None else x for x in known], dtype=np.uint8)
+        return columns
+
+    def _integers(self, name: str) -> np.ndarray:
+        values = self.trace.table(name)[name].fill_null(-1)
+        return values.to_numpy().astype(np.int32)
+
+    @cached_property
+    def pieces(self) -> pa.ChunkedArray | None:
+        if "piece" not in self.trace.columns:
+            return None
+        return self.trace.table("piece")["piece"]
+
+    @cached_property
+    def tops(self) -> dict[str, pa.ChunkedArray]:
+        names = ("top_ids", "top_logps", "top_pieces")
+        found = [name for name in names if name in self.trace.columns]
+        if not {"top_ids", "top_logps"} <= set(found):
+            return {}
+        table = self.trace.table(*found)
+        return {name: table[name] for name in found}
+
+    def group(self, group: Group) -> dict[str, Any]:
+        """The block of one prompt; it needs no other."""
+        vocabulary = _Vocabulary()
+        completions = [self._completion(row, vocabulary) for row in group.rows]
+        first = group.rows[0]
+        return {
+            "prompt_id": group.prompt_id,
+            "prompt": self.rollouts["prompt"][first],
+            "answer": self.rollouts["answer"][first],
+            "completions": completions,
+            "pieces": [piece_text(piece) for piece in vocabulary.pieces],
+        }
+
+    def _completion(self, row: int, vocabulary: "_Vocabulary") -> dict[str, Any]:
+        first, last = int(self.starts[row]), int(self.starts[row + 1])
+        pieces = self._pieces(first, last)
+        facts = {name: _plain(self.rollouts[name][row]) for name in FACTS}
+        cut = {name: packed(values[first:last]) for name, values in self.numbers.items()}
+        methods = {
+            method: {
+                name: packed(values[first:last].astype(np.float32)) for name, values in c.items()
+            }
+            for method, c in self.methods.items()
+        }
+        return {
+            "facts": facts,
+            "length": last - first,
+            "piece": packed(vocabulary.indices(pieces)),
+            "joined": joined_characters(pieces),
+            "columns": cut,
+            "methods": methods,
+            "top": self._top(first, last, vocabulary),
+        }
+
+    def _pieces(self, first: int, last: int) -> list[bytes]:
+        ids = self.numbers["token_id"][first:last]
+        if self.pieces is None:
+            return [f"⟨{token}⟩".encode() for token in ids]
+        pieces = self.pieces.slice(first, last - first).to_pylist()
+        return [
+            f"⟨{token}⟩".encode() if piece is None else piece
+            for piece, token in zip(pieces, ids, strict=True)
+        ]
+
+    def _top(self, first: int, last: int, vocabulary: "_Vocabulary") -> dict[str, Any] | None:
+        if not self.tops or first == last:
+            return None
+        cut = {
+            name: column.slice(first, last - first).to_pylist()
+            for name, column in self.tops.items()
+        }
+        k = max((len(row) for row in cut["top_ids"] if row is not None), default=0)
+        if not k:
+            return None
+        top = {
+            "k": k,
+            "id": packed(_rectangle(cut["top_ids"], k, -1, np.int32)),
+            "logp": packed(_rectangle(cut["top_logps"], k, math.nan, np.float32)),
+        }
+        if "top_pieces" in cut:
+            flat = [piece for row in cut["top_pieces"] for piece in _padded(row, k, b"")]
+            top["piece"] = packed(vocabulary.indices(flat))
+        return top
+
+
+class _Vocabulary:
+    """Distinct pieces of a block, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+
+    @property
+    def pieces(self) -> Iterable[bytes]:
+        return self.numbers
+
+    def indices(self, pieces: Sequence[bytes]) -> np.ndarray:
+        numbers = self.numbers
+        found = [numbers.setdefault(piece, len(numbers)) for piece in pieces]
+        return np.array(found, dtype=np.uint32)
+
+
+def _padded(row: Sequence[Any] | None, k: int, blank: Any) -> list[Any]:
+    values = [blank if value is None else value for value in row or ()][:k]
+    return values + [blank] * (k - len(values))
+
+
+def _rectangle(rows: Sequence[Any], k: int, blank: Any, dtype: Any) -> np.ndarray:
+    return np.array([_padded(row, k, blank) for row in rows], dtype=dtype)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
