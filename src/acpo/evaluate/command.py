@@ -76,6 +76,9 @@ def run_eval(
     retries: int = typer.Option(6, min=0, help="openai: further attempts at a request."),
     batch_size: int = typer.Option(32, min=1, help="transformers: sequences at a time."),
     device: str | None = typer.Option(None, help="transformers: cuda, cpu, mps."),
+    trace: Path | None = typer.Option(
+        None, help="transformers: score the samples into a trace in this folder."
+    ),
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
     remote: str | None = typer.Option(None, help="SandboxFusion-compatible server for code."),
     unsafe_local: bool = typer.Option(
@@ -91,6 +94,8 @@ def run_eval(
     from acpo.verify import batch
 
     chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
+    if trace is not None and chosen is not BackendName.TRANSFORMERS:
+        raise typer.BadParameter("needs --backend transformers: servers do not say token ids")
     options: dict[str, Any] = {}
     if chosen is BackendName.OPENAI:
         options = {"api_key_env": api_key_env, "concurrency": concurrency}
@@ -106,6 +111,11 @@ def run_eval(
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
         folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed)
+    if trace is not None:
+        from acpo.evaluate.traces import trace_samples
+
+        golds = {q.id: q.row.get("answer") for wanted in plans for q in wanted.questions}
+        trace_samples(model, folder, trace, answers=golds, **options)
 
 
 @eval_app.command("compare")

@@ -110,15 +110,15 @@ def _distribution(head: Head, tokens: Tensor, align_tol: float, top_k: int) -> T
             top_ids[span] = ids
             top_logits[span] = head.projection.scaled(values.to(wide))
         head.backend.row_sums(raw, tokens[span], head.projection, sums.at(span))
-    log_total = sums.rest.log1p()
-    top_logps = top_logits - top_logits[:, :1] - log_total[:, None]
-    return TokenDistribution(*_settle(sums, log_total, tokens, align_tol), top_ids, top_logps)
+    top_logps = top_logits - top_logits[:, :1] - sums.rest.log1p()[:, None]
+    return _settle(sums, tokens, align_tol, top_ids, top_logps)
 
 
 def _settle(
-    sums: RowSums, log_total: Tensor, tokens: Tensor, align_tol: float
-) -> tuple[Tensor, ...]:
+    sums: RowSums, tokens: Tensor, align_tol: float, top_ids: Tensor, top_logps: Tensor
+) -> TokenDistribution:
     """From sums relative to the largest logit to the policy's own."""
+    log_total = sums.rest.log1p()
     logp = sums.token - log_total
     is_mode = is_policy_mode(logp, -log_total, align_tol)
     entropy = log_total - sums.spread / (1 + sums.rest)
@@ -131,13 +131,15 @@ def _settle(
     square_dd = sums.square_dd - q * d * d
     # log p = d - log Σe^d; every term has one sign, so nothing cancels.
     scale = (-2 * log_total).exp()
-    return (
-        logp,
-        torch.where(is_mode, logp, -log_total),
-        is_mode,
-        entropy,
-        torch.where(is_mode, tokens, sums.mode),
-        square * scale,
-        (square_d - log_total * square) * scale,
-        (square_dd - 2 * log_total * square_d + log_total.square() * square) * scale,
+    return TokenDistribution(
+        logp=logp,
+        log_pmax=torch.where(is_mode, logp, -log_total),
+        is_mode=is_mode,
+        entropy=entropy,
+        mode=torch.where(is_mode, tokens, sums.mode),
+        tail_p2=square * scale,
+        tail_p2_logp=(square_d - log_total * square) * scale,
+        tail_p2_logp2=(square_dd - 2 * log_total * square_d + log_total.square() * square) * scale,
+        top_ids=top_ids,
+        top_logps=top_logps,
     )

@@ -76,8 +76,11 @@ class RowSums(NamedTuple):
     @classmethod
     def empty(cls, rows: int, device: torch.device, dtype: torch.dtype) -> "RowSums":
         """Room for the sums, uninitialised."""
-        numbers = torch.empty(6, rows, device=device, dtype=dtype).unbind()
-        return cls(*numbers, torch.empty(rows, device=device, dtype=torch.int64))
+        token, rest, spread, square, square_d, square_dd = torch.empty(
+            6, rows, device=device, dtype=dtype
+        ).unbind()
+        mode = torch.empty(rows, device=device, dtype=torch.int64)
+        return cls(token, rest, spread, square, square_d, square_dd, mode)
 
     def at(self, where: slice) -> "RowSums":
         return RowSums(*(column[where] for column in self))

@@ -70,6 +70,7 @@ def score(
     Raises:
         ACPOError: for logits that are not finite and for tokens of probability 0.
     """
+    _require_ids(model, rollouts)
     parts: dict[int, TokenDistribution] = {}
     for chosen in _batches(rollouts, batch_size):
         batch = [rollouts[number] for number in chosen]
@@ -211,8 +212,6 @@ def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
 @torch.inference_mode()
 def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
     """`[N, H]` states that predict the completion tokens, and those tokens."""
-    if not all(r.prompt_ids for r in rollouts):
-        raise ACPOError("a prompt has no tokens: there is no state to predict its completion from")
     sequences = [[*r.prompt_ids, *r.completion_ids] for r in rollouts]
     width = max(map(len, sequences))
     ids = torch.tensor([s + [0] * (width - len(s)) for s in sequences], device=model.device)
@@ -224,6 +223,20 @@ def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torc
     states = [row[n - 1 : n - 1 + m] for row, (n, m) in zip(hidden, spans, strict=True)]
     tokens = [row[n : n + m] for row, (n, m) in zip(ids, spans, strict=True)]
     return torch.cat(states), torch.cat(tokens)
+
+
+def _require_ids(model: Any, rollouts: Sequence[Rollout]) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    for rollout in rollouts:
+        where = f"prompt {rollout.prompt_id}, sample {rollout.sample}"
+        if not rollout.prompt_ids:
+            raise ACPOError(f"{where}: the prompt has no tokens to predict a completion from")
+        outside = [i for i in (*rollout.prompt_ids, *rollout.completion_ids) if not 0 <= i < rows]
+        if outside:
+            raise ACPOError(
+                f"{where}: token id {outside[0]} is not among the model's {rows}: it was sampled "
+                "from another model"
+            )
 
 
 def _require_finite(rollout: Rollout, scored: TokenDistribution) -> None:

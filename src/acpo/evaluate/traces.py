@@ -1,0 +1,140 @@
+"""Traces of what an evaluation sampled."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.transformers import TransformersBackend
+from acpo.evaluate.samples import Key, read_samples
+from acpo.objectives import get_method
+from acpo.records import TraceWriter
+from acpo.scoring.pieces import Pieces
+from acpo.scoring.rollouts import Rollout, score, trace_rows
+from acpo.verify.verdict import Outcome, Verdict
+
+Samples = dict[Key, dict[str, Any]]
+
+
+def trace_samples(
+    model: str,
+    samples: Path,
+    output: Path,
+    *,
+    method: str = "acpo",
+    top_k: int = 5,
+    device: str | None = None,
+    batch_size: int = 32,
+    answers: Mapping[str, str | None] | None = None,
+) -> None:
+    """Score the samples of an evaluation under a model and write them as a trace.
+
+    The policy is the one at the evaluation's temperature (1 where it took the likeliest token).
+    Questions have as many samples as the one with the fewest. Done again, the trace is replaced.
+
+    Args:
+        model: hub id or folder; other than the one that sampled, old log-probabilities are left
+            out.
+        samples: folder of the evaluation.
+        output: folder of the trace.
+        method: whose advantages and credit are written.
+        top_k: how many of the likeliest tokens are kept for each token.
+        device: where the model runs; None takes CUDA when there is one.
+        batch_size: sequences that run together.
+        answers: gold answers by question, where they are known.
+
+    Raises:
+        ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
+    """
+    runs = _read(samples)
+    settings = next(iter(runs.values()))[0]
+    sampling = Sampling(**{name: settings[name] for name in Sampling._fields})
+    source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
+    own = {k: settings.get(k) for k in ("model", "revision")}
+    same = own == {k: source.settings().get(k) for k in own}
+    loaded, pieces, row = source.load(), Pieces(source.tokenizer), get_method(method)
+    temperature = sampling.temperature or 1.0
+    header = {
+        "source": "eval",
+        "model": model,
+        "vocab_size": loaded.get_output_embeddings().weight.shape[0],
+        "benchmarks": sorted(runs),
+        "temperature": temperature,
+        "max_tokens": sampling.max_tokens,
+        "top_k": top_k,
+        "method": method,
+        "seed": settings["seed"],
+    }
+    with TraceWriter(output, header) as writer:
+        writer.drop_from(0)
+        for _, found in runs.values():
+            rollouts, group = _rollouts(found, source, answers or {})
+            scored = score(
+                loaded,
+                rollouts,
+                temperature=temperature,
+                top_k=top_k,
+                align_tol=float(row.options["align_tol"]),
+                batch_size=batch_size,
+            )
+            rows, columns = trace_rows(
+                rollouts, scored, pieces, method=row, group_size=group, sampled_by_scorer=same
+            )
+            writer.append(rows, columns)
+
+
+def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
+    """Settings and samples of each benchmark, which share how they were drawn."""
+    files = sorted(folder.glob("*.jsonl"))
+    if not files:
+        raise ACPOError(
+            f"{folder} holds no samples: `acpo eval MODEL --output {folder}` draws them"
+        )
+    runs = {}
+    for file in files:
+        settings, found = read_samples(file)
+        runs[file.stem] = settings, {k: v for k, v in found.items() if "completion" in v}
+        if not runs[file.stem][1]:
+            raise ACPOError(f"{file} holds no samples: run the evaluation to its end")
+        if not all(_has_ids(sample) for sample in runs[file.stem][1].values()):
+            raise ACPOError(
+                f"{file}: samples without token ids ({settings.get('backend')} backend): text has "
+                "several tokenisations, and only the sampled one can be scored. Evaluate with "
+                "--backend transformers"
+            )
+    return runs
+
+
+def _has_ids(sample: dict[str, Any]) -> bool:
+    ids = sample.get("ids")
+    return isinstance(ids, list) and bool(ids) and all(type(token) is int for token in ids)
+
+
+def _rollouts(
+    samples: Samples, source: TransformersBackend, answers: Mapping[str, str | None]
+) -> tuple[list[Rollout], int]:
+    questions: dict[str, list[int]] = defaultdict(list)
+    for question, number in samples:
+        questions[question].append(number)
+    group = min(map(len, questions.values()))
+    rollouts = []
+    for question, numbers in questions.items():
+        prompt = source.prompt_tokens(samples[question, numbers[0]]["prompt"])
+        for number in sorted(numbers)[:group]:
+            sample = samples[question, number]
+            verdict = sample.get("verdict")
+            rollouts.append(
+                Rollout(
+                    prompt_id=question,
+                    sample=number,
+                    prompt_ids=prompt,
+                    completion_ids=sample["ids"],
+                    truncated=sample["finish"] == "length",
+                    answer=answers.get(question),
+                    reward=None if verdict is None else Verdict(Outcome(verdict)).reward(),
+                    verdict=verdict,
+                )
+            )
+    return rollouts, group
