@@ -69,12 +69,12 @@ def aligned_pairs(
     for group, wrong, right in selection.pairs:
         error = _place(annotations, Item(group.prompt_id, wrong.sample), accept)
         if isinstance(error, str):
-            outcomes[f"error {error}"] += 1
+            outcomes[f"error: {error}"] += 1
             continue
         item = Item(group.prompt_id, wrong.sample, right.sample)
         match = _place(annotations, item, accept, beside=error)
         if isinstance(match, str):
-            outcomes[f"corresponding {match}"] += 1
+            outcomes[f"corresponding place: {match}"] += 1
             continue
         pairs.append(AlignedPair(group.prompt_id, wrong, right, error, match))
         outcomes[pairs[-1].evidence] += 1
@@ -113,7 +113,8 @@ def _place(
     ]
     places.sort(key=lambda place: list(Evidence).index(place.evidence))
     if not places:
-        return "not located"
+        said = [record.proposals[name].status for name in names if name in record.proposals]
+        return said[0].value if said else "not proposed"
     if places[0].evidence is Evidence.PROPOSED and accept is Accept.SOUND:
         return "not verified"
     return places[0]
