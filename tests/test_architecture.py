@@ -22,6 +22,7 @@ ALLOWED = {
     "evaluate": {"errors", "verify", "tasks", "objectives", "records", "scoring"},
     "annotate": {"errors", "records", "tasks", "viewer"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
+    "diagnose": {"errors", "records", "objectives", "annotate"},
     "trace": {
         "errors",
         "objectives",

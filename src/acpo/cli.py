@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from acpo.annotate.command import annotate_app
+from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
 from acpo.trace.command import trace
@@ -36,6 +37,7 @@ app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
 app.add_typer(annotate_app, name="annotate")
+app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
 
 

@@ -89,11 +89,11 @@ def negative_modulation(p: Number, w: Number = 1.0, *, tau: float = 1.05) -> Ten
 def reversal_probability(w: Number, *, tau: float = 1.0, offset: float = 2.0) -> Tensor:
     """The π_old(y) above which an aligned positive token's update reverses at ratio w.
 
-    NaN where no probability does: π_old(y) cannot exceed 1/w.
+    NaN where no probability does: π_old(y) exceeds neither 1 nor 1/w.
     """
     w = _f64(w)
     threshold = (offset + 1) / (w + coupling(w, tau))
-    return torch.where(threshold < 1 / w, threshold, torch.nan)
+    return torch.where(threshold < (1 / w).clamp_max(1.0), threshold, torch.nan)
 
 
 def reversal_onset(*, tau: float = 1.0, offset: float = 2.0) -> float:
@@ -115,3 +115,14 @@ def reversal_onset(*, tau: float = 1.0, offset: float = 2.0) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)
     return low
+
+
+def mismatch_reversal_gap(tau: float = 1.05) -> float:
+    """The gap p_max - p(y) at and beyond which no unrouted non-positive mismatched update reverses.
+
+    With κ = 2/τ the update at w = 1 opposes ∇log π(y) iff
+    1 + (1 + κ) Σp² < κ p_max + (2 + κ) p(y). As Σp² ≥ p_max² + p(y)², that leaves only
+    p_max - p(y) < (κ - 1)/(κ + 1) = (2 - τ)/(2 + τ), and two tokens that share all mass come as
+    close to it as you like. 0.0 if τ ≥ 2.
+    """
+    return max(0.0, (2 - tau) / (2 + tau))

@@ -67,6 +67,7 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
         trainer.accelerator.print(note)
     trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
     trainer.save_model(config.output_dir)
+    trainer.save_state()
     if config.push_to_hub:
         trainer.push_to_hub(dataset_name=run.recipe.task.data)
     report = _finish(run)

@@ -1,0 +1,193 @@
+"""`acpo diagnose`. Light to import: everything heavy is imported by the verbs."""
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from acpo.diagnose.finding import Finding
+
+diagnose_app = typer.Typer(
+    help="The paper's analyses of a trace or of training runs, as numbers and figures.",
+    no_args_is_help=True,
+)
+
+TRACE = typer.Argument(help="Folder that `acpo trace` wrote.")
+MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_default=False)
+OUTPUT = typer.Option(None, help="Folder for the files [default: diagnose/TRACE].")
+H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 [default: the trace's maximum].")
+TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
+TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch.")
+SUPPORT = typer.Option(
+    None, min=1, help="Vocabulary size [default: the trace's, else Qwen3's 151,936]."
+)
+ROLLOUT = typer.Option(None, min=0, help="Completion to draw [default: the longest].")
+
+
+class GroupBy(StrEnum):
+    METHOD = "method"
+    RUN = "run"
+
+
+@diagnose_app.command("gradients")
+def gradients(
+    trace: Path = TRACE, output: Path | None = OUTPUT, h_max: float | None = H_MAX
+) -> None:
+    """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
+    from acpo.diagnose.gradients import gradients as measure
+    from acpo.records import Trace
+
+    _write(measure(Trace.open(trace), h_max=h_max), output or _folder(trace))
+
+
+@diagnose_app.command("mismatch")
+def mismatch(
+    trace: Path = TRACE,
+    output: Path | None = OUTPUT,
+    tau_pos: float = TAU_POS,
+    tau_neg: float = TAU_NEG,
+) -> None:
+    """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
+    from acpo.diagnose.mismatch import mismatch as measure
+    from acpo.records import Trace
+
+    finding = measure(Trace.open(trace), tau_pos=tau_pos, tau_neg=tau_neg)
+    _write(finding, output or _folder(trace))
+
+
+@diagnose_app.command("alignment")
+def alignment(trace: Path = TRACE, output: Path | None = OUTPUT) -> None:
+    """How near the sampled tokens are to the mode."""
+    from acpo.diagnose.alignment import alignment as measure
+    from acpo.records import Trace
+
+    _write(measure(Trace.open(trace)), output or _folder(trace))
+
+
+@diagnose_app.command("envelope")
+def envelope(
+    trace: Path | None = MAYBE_TRACE,
+    output: Path | None = OUTPUT,
+    support: int | None = SUPPORT,
+    rollout: int | None = ROLLOUT,
+) -> None:
+    """Bounds on entropy from δ, and where the tokens lie between them."""
+    from acpo.diagnose.envelope import envelope as measure
+    from acpo.records import Trace
+
+    opened = Trace.open(trace) if trace else None
+    _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
+
+
+@diagnose_app.command("coupling")
+def coupling(
+    trace: Path | None = MAYBE_TRACE,
+    output: Path | None = OUTPUT,
+    tau_pos: float = TAU_POS,
+    tau_neg: float = TAU_NEG,
+    offset: float = typer.Option(2.0, help="Of c+ = offset + δ."),
+) -> None:
+    """The update away from w = 1, and where an aligned positive one reverses."""
+    from acpo.diagnose.coupling import Gate
+    from acpo.diagnose.coupling import coupling as measure
+    from acpo.records import Trace
+
+    opened = Trace.open(trace) if trace else None
+    _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
+
+
+@diagnose_app.command("dynamics")
+def dynamics(
+    runs: list[Path] = typer.Argument(help="Folders that `acpo train` wrote."),
+    output: Path | None = typer.Option(None, help="Folder for the files [default: diagnose]."),
+    group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
+) -> None:
+    """Accuracy, entropy, length and reward over training, seeds as bands."""
+    from acpo.diagnose.dynamics import dynamics as measure
+
+    _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
+
+
+@diagnose_app.command("first-error")
+def first_error(
+    trace: Path = TRACE,
+    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
+    verified_only: bool = typer.Option(
+        False, "--verified-only", help="Only places that a person accepted or moved."
+    ),
+    all_proposals: bool = typer.Option(
+        False, "--all-proposals", help="Also places that models proposed and nobody verified."
+    ),
+    window: int = typer.Option(32, min=1, help="Tokens on either side of the error."),
+    every: int = typer.Option(1, min=1, help="Compare only offsets that are multiples of it."),
+    smooth: int = typer.Option(16, min=1, help="Tokens a full profile is averaged over."),
+    profiles: int = typer.Option(8, min=1, help="Prompts whose full profiles are drawn."),
+    output: Path | None = OUTPUT,
+) -> None:
+    """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.annotate.settled import Accept
+    from acpo.diagnose.first_error import Settings
+    from acpo.diagnose.first_error import first_error as measure
+    from acpo.errors import ACPOError
+    from acpo.records import Trace
+
+    if verified_only and all_proposals:
+        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
+    accept = Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
+    accept = Accept.ALL_PROPOSALS if all_proposals else accept
+    findings = measure(
+        Trace.open(trace),
+        Annotations.read(annotations),
+        accept=accept,
+        settings=Settings(window=window, every=every, smooth=smooth, profiles=profiles),
+    )
+    for finding in findings:
+        _write(finding, output or _folder(trace))
+
+
+@diagnose_app.command("all")
+def everything(
+    trace: Path = TRACE,
+    runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
+    output: Path | None = OUTPUT,
+) -> None:
+    """Every analysis of a trace, and of runs, in one HTML report."""
+    from acpo.diagnose.everything import analyses
+    from acpo.diagnose.report import html
+    from acpo.diagnose.source import describe
+    from acpo.errors import ACPOError
+    from acpo.records import Trace
+
+    opened, folder = Trace.open(trace), output or _folder(trace)
+    opened.require()
+    findings, missing = [], []
+    for name, measure in analyses(opened, runs).items():
+        try:
+            findings.append(measure())
+        except ACPOError as error:
+            missing.append((name, str(error)))
+            typer.secho(f"{name}: {error}", fg="yellow", err=True)
+        else:
+            findings[-1].write(folder, command=_command())
+    page = html(findings, missing, source=describe(opened), command=_command())
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
+
+
+def _folder(trace: Path | None) -> Path:
+    return Path("diagnose") / trace.resolve().name if trace else Path("diagnose")
+
+
+def _command() -> str:
+    return shlex.join(["acpo", *sys.argv[1:]])
+
+
+def _write(finding: "Finding", folder: Path) -> None:
+    paths = finding.write(folder, command=_command())
+    typer.echo("\n".join([finding.title, "", *(f"- {fact}" for fact in finding.facts), ""]))
+    typer.echo(", ".join(str(path) for path in paths))

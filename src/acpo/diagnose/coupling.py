@@ -1,0 +1,261 @@
+"""Away from w = 1: the proxy's term grows beside the local one, and may reverse an update."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from acpo.diagnose.finding import Finding, Table, number, percent
+from acpo.diagnose.source import describe
+from acpo.diagnose.stream import chunks
+from acpo.diagnose.style import REVERSED, legend, letter, look, panels
+from acpo.errors import ACPOError
+from acpo.records import Trace, TraceError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OLD = (0.1, 0.2, 0.3, 0.4, 0.6, 0.9)
+"""π_old(y) for which M+ and M- are drawn."""
+RATIOS = np.linspace(0.05, 5, 397)
+DRAWN = 3000
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Temperatures and offset of the objective."""
+
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    offset: float = 2.0
+
+
+@dataclass
+class Observed:
+    """Ratios in a trace.
+
+    Attributes:
+        tokens: usable ones.
+        candidates: aligned ones with positive advantage.
+        reversing: those of them whose update reverses.
+        moved: tokens whose ratio is not 1.
+        largest: the largest ratio.
+        points: π_old(y) and w of some candidates.
+    """
+
+    tokens: int = 0
+    left_out: int = 0
+    candidates: int = 0
+    reversing: int = 0
+    moved: int = 0
+    smallest: float = np.inf
+    largest: float = 0.0
+    points: list[np.ndarray] = field(default_factory=list)
+
+
+def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
+    """C(w), M+ and M-, and the region where an aligned positive update reverses.
+
+    Args:
+        trace: with `logp`, `old_logp` and `is_mode`, to see how many tokens lie in the region.
+        gate: the objective's; the paper's unless given.
+
+    Raises:
+        ACPOError: A temperature that is not positive, or a trace without columns or tokens.
+    """
+    from acpo.objectives.theory import reversal_onset
+
+    gate = gate or Gate()
+    for name in ("tau_pos", "tau_neg"):
+        if not getattr(gate, name) > 0:
+            raise ACPOError(f"{name}={getattr(gate, name)} must be positive")
+    onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
+    seen = _observe(trace, gate) if trace else None
+    settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
+    return Finding(
+        name="coupling",
+        title="Coupling away from the proximal point",
+        source=f"{describe(trace) if trace else 'no trace'}; {settings}",
+        reading=(
+            "(a): C(w) = f(w)/f'(w). (b), (c): the factors M+ and M- on w f'(w) Â ∇log π(y) of an "
+            "aligned token, for several probabilities under the policy that sampled it; a line "
+            "ends where π(y) = w π_old(y) would pass 1. Below zero (shaded) the update is "
+            "reversed. (d): the pairs (π_old(y), w) where an aligned positive update reverses; "
+            "above the dashed line π(y) > 1. Dots: aligned positive-advantage tokens of the trace."
+        ),
+        facts=_facts(gate, onset, seen),
+        tables=[_table(gate)],
+        rows=_rows(gate),
+        figure=_figure(gate, onset, seen),
+    )
+
+
+def _observe(trace: Trace, gate: Gate) -> Observed:
+    seen = Observed()
+    every = max(1, len(trace) // DRAWN)
+    for chunk in chunks(trace, "logp", "old_logp", "is_mode"):
+        seen.left_out += chunk.left_out
+        if not len(chunk):
+            continue
+        log_ratio = np.clip(chunk.columns["logp"] - chunk.columns["old_logp"], -20, 20)
+        old, w = np.exp(np.minimum(chunk.columns["old_logp"], 0.0)), np.exp(log_ratio)
+        seen.tokens += len(w)
+        seen.moved += int((log_ratio != 0).sum())
+        seen.smallest, seen.largest = min(seen.smallest, w.min()), max(seen.largest, w.max())
+        chosen = (chunk.columns["is_mode"] > 0) & (chunk.advantage > 0)
+        seen.candidates += int(chosen.sum())
+        # By the region, not by the sign of M+: near w = 1 that is rounding.
+        seen.reversing += int((old[chosen] > _couplings(w[chosen], gate)[2]).sum())
+        seen.points.append(np.stack([old[chosen], w[chosen]])[:, ::every])
+    if not seen.tokens:
+        raise TraceError(f"{trace.path}: none of its {seen.left_out} tokens is usable")
+    return seen
+
+
+def _positive(old: np.ndarray, w: np.ndarray, gate: Gate) -> np.ndarray:
+    import torch
+
+    from acpo.objectives.theory import positive_modulation
+
+    p, ratio = torch.from_numpy(old * w), torch.from_numpy(w)
+    return positive_modulation(p, ratio, tau=gate.tau_pos, offset=gate.offset).numpy()
+
+
+def _negative(old: np.ndarray, w: np.ndarray, gate: Gate) -> np.ndarray:
+    import torch
+
+    from acpo.objectives.theory import negative_modulation
+
+    return negative_modulation(
+        torch.from_numpy(old * w), torch.from_numpy(w), tau=gate.tau_neg
+    ).numpy()
+
+
+def _couplings(w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """C(w) of both branches, and π_old(y) above which the positive update reverses."""
+    import torch
+
+    from acpo.objectives import theory
+
+    ratio = torch.from_numpy(w)
+    return (
+        theory.coupling(ratio, gate.tau_pos).numpy(),
+        theory.coupling(ratio, gate.tau_neg).numpy(),
+        theory.reversal_probability(ratio, tau=gate.tau_pos, offset=gate.offset).numpy(),
+    )
+
+
+def _rows(gate: Gate) -> list[dict[str, Any]]:
+    pos, neg, threshold = _couplings(RATIOS, gate)
+    rows: list[dict[str, Any]] = []
+    for i, w in enumerate(RATIOS):
+        row = {"w": w, "C_pos": pos[i], "C_neg": neg[i], "reversal_above_p_old": threshold[i]}
+        for old in OLD:
+            inside = w * old <= 1
+            at, ratio = np.array([old]), np.array([w])
+            row[f"M_plus_{old}"] = _positive(at, ratio, gate)[0] if inside else np.nan
+            row[f"M_minus_{old}"] = _negative(at, ratio, gate)[0] if inside else np.nan
+        rows.append({key: float(value) for key, value in row.items()})
+    return rows
+
+
+def _table(gate: Gate) -> Table:
+    w = np.array([0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0])
+    pos, _, threshold = _couplings(w, gate)
+    rows = [
+        [f"{w[i]:g}", f"{pos[i]:.4f}", number(threshold[i]), f"{min(1.0, 1 / w[i]):.4f}"]
+        for i in range(len(w))
+    ]
+    head = ["w", "C(w)", "reverses above π_old(y)", "π_old(y) at most"]
+    return Table("Aligned positive updates", head, rows)
+
+
+def _facts(gate: Gate, onset: float, seen: Observed | None) -> list[str]:
+    pos, neg, _ = _couplings(np.array([1.0]), gate)
+    facts = [f"At w = 1, C = {pos[0]:.4f} on the positive branch, {neg[0]:.4f} on the other."]
+    if onset:
+        facts.append(
+            f"An aligned positive update can reverse only beyond w = {onset:.4f}, that is, where "
+            f"π_old(y) < {1 / onset:.4f}."
+        )
+    else:
+        facts.append("With this temperature and offset aligned positive updates reverse at any w.")
+    if seen is None:
+        return facts
+    facts.append(
+        f"In the trace w ranges from {number(seen.smallest)} to {number(seen.largest)}; it differs "
+        f"from 1 at {percent(seen.moved / seen.tokens)} of {seen.tokens:,} tokens."
+    )
+    if not seen.moved:
+        facts.append("The policy that was scored is the one that sampled: no update is off-policy.")
+    if seen.candidates:
+        facts.append(
+            f"{seen.reversing:,} of {seen.candidates:,} aligned positive-advantage tokens "
+            f"({percent(seen.reversing / seen.candidates, 4)}) lie in the reversal region."
+        )
+    else:
+        facts.append("No aligned token has a positive advantage.")
+    if seen.left_out:
+        facts.append(f"{seen.left_out:,} tokens without finite log-probabilities were left out.")
+    return facts
+
+
+def _figure(gate: Gate, onset: float, seen: Observed | None) -> "Figure":
+    figure, (couplings, plus, minus, region) = panels(4, columns=2, size=(4.2, 3.0))
+    pos, neg, _ = _couplings(RATIOS, gate)
+    for i, (name, tau, values) in enumerate(
+        ((r"\mathrm{pos}", gate.tau_pos, pos), (r"\mathrm{neg}", gate.tau_neg, neg))
+    ):
+        style = look(i)
+        label = rf"$\tau_{{{name}}} = {tau:g}$"
+        couplings.plot(RATIOS, values, color=style.color, linestyle=style.linestyle, label=label)
+    couplings.set(ylabel="$C(w)$", yscale="log")
+    for axes, factor, label in ((plus, _positive, "$M^+$"), (minus, _negative, "$M^-$")):
+        for i, old in enumerate(OLD):
+            w = RATIOS[RATIOS * old <= 1]
+            style = look(i)
+            name = rf"$\pi_{{\mathrm{{old}}}}(y) = {old:g}$"
+            values = factor(np.full_like(w, old), w, gate)
+            axes.plot(w, values, color=style.color, linestyle=style.linestyle, label=name)
+        axes.set_ylabel(label)
+        axes.set_ylim(-3, 6)
+    plus.axhspan(-3, 0, color=REVERSED, zorder=0)
+    minus.set_ylim(0, 6)
+    _draw_region(region, gate, onset, seen)
+    for axes in (couplings, plus, minus):
+        axes.axvline(1, color="0.4", linewidth=0.8)
+        axes.set_xlabel("importance ratio $w$")
+    for axes in (couplings, plus, minus, region):
+        legend(axes, loc="best")
+    titles = ("relative weight of the proxy term", "positive branch", "non-positive branch")
+    letter((couplings, plus, minus, region), (*titles, "reversal region"))
+    return figure
+
+
+def _draw_region(axes: "Axes", gate: Gate, onset: float, seen: Observed | None) -> None:
+    top = 5.0
+    if seen is not None and seen.candidates:
+        old, w = np.concatenate(seen.points, axis=1)
+        top = max(top, 1.1 * float(w.max(initial=0.0)))
+        axes.scatter(
+            old,
+            w,
+            s=5,
+            color=look(6).color,
+            alpha=0.3,
+            linewidths=0,
+            rasterized=True,
+            label="tokens",
+        )
+    w = np.linspace(0.05, top, 2000)
+    threshold = _couplings(w, gate)[2]
+    inside = ~np.isnan(threshold)
+    axes.fill_betweenx(
+        w, threshold, 1 / w, where=inside, color=look(1).color, alpha=0.35, label="reversed"
+    )
+    axes.plot(1 / w[w >= 1], w[w >= 1], color="0.3", linestyle="--", linewidth=1)
+    if onset:
+        axes.axhline(onset, color="0.3", linestyle=":", linewidth=1)
+    axes.set(xlim=(0, 1), ylim=(0, top), ylabel="importance ratio $w$")
+    axes.set_xlabel(r"$\pi_{\mathrm{old}}(y)$")

@@ -1,0 +1,178 @@
+"""Figures "training dynamics" and "ablation": curves of several runs, seeds as bands."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from acpo.diagnose.finding import Finding, Table, number
+from acpo.diagnose.runs import CURVES, Run, read_run
+from acpo.diagnose.style import legend, letter, look, panels, plain, say_empty
+from acpo.errors import ACPOError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LABELS = {
+    "accuracy": "held-out accuracy",
+    "entropy": "entropy (nats)",
+    "length": "response length (tokens)",
+    "reward": "training reward",
+}
+
+
+@dataclass(frozen=True)
+class Band:
+    """One quantity of one group.
+
+    Attributes:
+        steps: at which every run of the group logged it.
+        values: `[runs, steps]`.
+    """
+
+    steps: np.ndarray
+    values: np.ndarray
+
+
+def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
+    """Draw runs.
+
+    Args:
+        paths: their folders.
+        by_run: a curve for each; otherwise runs of one method are seeds of one curve.
+
+    Raises:
+        ACPOError: A folder is no run, or two runs of one method have the same seed.
+    """
+    if not paths:
+        raise ACPOError("no run was given: name the output_dir of at least one")
+    groups = _groups([read_run(path) for path in paths], by_run)
+    bands = {
+        (group, curve): _band(group, runs, curve)
+        for group, runs in groups.items()
+        for curve in CURVES
+    }
+    figure, grid = panels(len(CURVES), columns=2, size=(4.2, 2.9))
+    for axes, curve in zip(grid, CURVES, strict=True):
+        _draw(axes, {group: bands[group, curve] for group in groups}, curve, groups)
+    letter(grid, [LABELS[curve] for curve in CURVES])
+    names = ", ".join(f"{group} ({_seeds(runs)})" for group, runs in groups.items())
+    return Finding(
+        name="dynamics",
+        title="Training dynamics",
+        source=f"{len(paths)} runs: {names}",
+        reading=(
+            "Lines are means over the runs of a group, bands reach from the lowest to the highest "
+            "of them. Held-out accuracy is what the trainer's evaluations logged."
+        ),
+        facts=_facts(groups, bands),
+        tables=[_table(groups, bands)],
+        rows=[row for key, band in bands.items() if band for row in _rows(*key, band)],
+        figure=figure,
+    )
+
+
+def _groups(runs: list[Run], by_run: bool) -> dict[str, list[Run]]:
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        name = str(run.path) if by_run else run.method
+        for other in groups[name]:
+            if other.seed == run.seed:
+                raise ACPOError(
+                    f"{other.path} and {run.path} are both {name} with seed {run.seed}: "
+                    "leave one out, or use --group-by run"
+                )
+        groups[name].append(run)
+    return dict(groups)
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return f"{len(runs)} {'seed' if len(runs) == 1 else 'seeds'}"
+
+
+def _band(group: str, runs: Sequence[Run], curve: str) -> Band | None:
+    """None if no run logged it."""
+    logged = [run.curves[curve] for run in runs if curve in run.curves]
+    if not logged:
+        return None
+    steps = sorted(set.intersection(*(set(points) for points in logged)))
+    if not steps:
+        raise ACPOError(f"the runs of {group} logged {curve} at no common step: draw them apart")
+    values = [[points[step] for step in steps] for points in logged]
+    return Band(np.array(steps), np.array(values))
+
+
+def _draw(
+    axes: "Axes", bands: dict[str, Band | None], curve: str, groups: dict[str, list[Run]]
+) -> None:
+    for i, (group, band) in enumerate(bands.items()):
+        if band is None:
+            continue
+        style = look(i)
+        axes.plot(
+            band.steps,
+            band.values.mean(0),
+            color=style.color,
+            linestyle=style.linestyle,
+            marker=style.marker,
+            markevery=max(1, len(band.steps) // 8),
+            markersize=3.5,
+            label=f"{plain(group)} ({_seeds(groups[group])})",
+        )
+        if len(band.values) > 1:
+            low, high = band.values.min(0), band.values.max(0)
+            axes.fill_between(band.steps, low, high, color=style.color, alpha=0.2, linewidth=0)
+    axes.set(xlabel="update", ylabel=LABELS[curve])
+    if any(bands.values()):
+        legend(axes, loc="best")
+    else:
+        say_empty(axes, "not logged")
+
+
+def _rows(group: str, curve: str, band: Band) -> list[dict[str, Any]]:
+    return [
+        {
+            "group": group,
+            "curve": curve,
+            "step": int(step),
+            "mean": float(band.values[:, i].mean()),
+            "min": float(band.values[:, i].min()),
+            "max": float(band.values[:, i].max()),
+            "runs": len(band.values),
+        }
+        for i, step in enumerate(band.steps)
+    ]
+
+
+def _facts(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | None]) -> list[str]:
+    facts = []
+    for group, runs in groups.items():
+        parts = []
+        for curve in CURVES:
+            band = bands[group, curve]
+            if band and len(band.steps) > 1:
+                first, last = band.values[:, 0].mean(), band.values[:, -1].mean()
+                parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}")
+        if parts:
+            facts.append(f"{group} ({_seeds(runs)}), first to last logged: {'; '.join(parts)}.")
+    return facts
+
+
+def _table(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | None]) -> Table:
+    rows = []
+    for group, runs in groups.items():
+        cells = []
+        for curve in CURVES:
+            band = bands[group, curve]
+            if band is None:
+                cells.append("-")
+                continue
+            last = band.values[:, -1]
+            span = f" [{number(last.min())}, {number(last.max())}]" if len(last) > 1 else ""
+            cells.append(number(last.mean()) + span)
+        rows.append([group, str(len(runs)), *cells])
+    head = ["group", "runs", *(LABELS[curve] for curve in CURVES)]
+    return Table("Last logged value, mean over runs [lowest, highest]", head, rows)

@@ -1,0 +1,245 @@
+"""Entropy bounds from δ alone, how wide they are, and where a model's tokens lie between them."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from acpo.diagnose.finding import Finding, Table, number, percent
+from acpo.diagnose.rollout import Profile, draw_profile, longest, profile
+from acpo.diagnose.source import describe, vocabulary
+from acpo.diagnose.stream import chunks
+from acpo.diagnose.style import legend, letter, look, panels
+from acpo.errors import ACPOError
+from acpo.records import Trace, TraceError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+QWEN3 = 151_936
+PAPER_WIDTHS = {100: 2.6286, 40: 1.9803, 20: 1.5235, 10: 1.1010, 5: 0.7178}
+"""The paper's table of maximum widths, by support."""
+GRID = 2001
+TOLERANCE = 1e-4
+"""Nats by which float32 statistics may lie outside the bounds."""
+
+
+class Cloud:
+    """Where tokens lie in the (δ, H) plane.
+
+    Args:
+        support: size of the vocabulary.
+    """
+
+    def __init__(self, support: int) -> None:
+        self.support = support
+        self.edges = (np.linspace(0, 1, 81), np.linspace(0, np.log(support) * 1.0001, 81))
+        self.counts = np.zeros((80, 80), dtype=np.int64)
+        self.tokens = self.left_out = self.outside = self.below_exact = 0
+        self.sums = np.zeros(5)
+        self.used = 0.0
+
+    def add(self, delta: np.ndarray, entropy: np.ndarray) -> None:
+        lower, exact, upper = bounds(delta, self.support)
+        self.tokens += len(delta)
+        self.outside += int(((entropy < lower - TOLERANCE) | (entropy > upper + TOLERANCE)).sum())
+        self.below_exact += int((entropy < exact - TOLERANCE).sum())
+        width = upper - exact
+        with np.errstate(invalid="ignore", divide="ignore"):
+            place = np.where(width > 0, (entropy - exact) / width, 0.0)
+        self.used += float(np.clip(place, 0, 1).sum())
+        self.counts += np.histogram2d(delta, entropy, bins=self.edges)[0].astype(np.int64)
+        products = (delta, entropy, delta**2, entropy**2, delta * entropy)
+        self.sums += [values.sum() for values in products]
+
+    @property
+    def correlation(self) -> float:
+        """Pearson's, of δ and H over all tokens; NaN if either is constant."""
+        x, y, xx, yy, xy = self.sums / max(self.tokens, 1)
+        spread = (xx - x * x) * (yy - y * y)
+        return float((xy - x * y) / np.sqrt(spread)) if spread > 1e-24 else float("nan")
+
+    def rows(self) -> list[dict[str, Any]]:
+        x, y = self.edges
+        return [
+            {"delta_from": x[i], "delta_to": x[i + 1], "entropy_from": y[j], "entropy_to": y[j + 1]}
+            | {"tokens": int(self.counts[i, j])}
+            for i, j in np.argwhere(self.counts)
+        ]
+
+
+def bounds(delta: np.ndarray, support: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """L(δ), the exact minimum, and U(δ)."""
+    import torch
+
+    from acpo.objectives import theory
+
+    d = torch.from_numpy(np.ascontiguousarray(delta))
+    return (
+        theory.entropy_lower_bound(d).numpy(),
+        theory.exact_entropy_minimum(d).numpy(),
+        theory.entropy_upper_bound(d, support).numpy(),
+    )
+
+
+def envelope(
+    trace: Trace | None = None, *, support: int | None = None, rollout: int | None = None
+) -> Finding:
+    """The bounds; with a trace, its tokens between them and δ beside H along one completion.
+
+    Args:
+        trace: with `log_pmax` and `entropy`.
+        support: size of the vocabulary; the trace's, or Qwen3's, unless given.
+        rollout: number of the completion to draw; the longest unless given.
+
+    Raises:
+        ACPOError: A vocabulary of one token, or a trace without columns or usable tokens.
+    """
+    if support is None:
+        support = vocabulary(trace.header) if trace else QWEN3
+    if support < 2:
+        raise ACPOError(f"support={support}: an envelope needs a vocabulary of at least 2 tokens")
+    cloud = _cloud(trace, support) if trace else None
+    drawn = None
+    if trace:
+        drawn = profile(trace, longest(trace) if rollout is None else rollout, support)
+    figure, grid = panels(3 if trace else 2, columns=2, size=(4.2, 3.1))
+    _draw_bounds(grid[0], support, cloud)
+    _draw_widths(grid[1], support)
+    titles = [f"envelope, |V| = {support:,}", "width"]
+    if drawn:
+        draw_profile(grid[2], drawn)
+        titles.append(f"completion {drawn.number}")
+    letter(grid, titles)
+    extra = {}
+    if cloud and drawn:
+        extra = {"tokens": cloud.rows(), "rollout": drawn.rows()}
+    return Finding(
+        name="envelope",
+        title="Entropy envelope",
+        source=describe(trace) if trace else f"no trace; vocabulary of {support:,} tokens",
+        reading=(
+            "(a): the bounds L(δ) ≤ H ≤ U(δ), the least entropy that distributions reach (exact "
+            "minimum), and the tokens of the trace, darker where there are more. (b): how far "
+            "entropy can vary at a given δ: by the paper's bounds, and exactly. (c): δ and "
+            "H / log|V| along one completion, raw and as moving averages."
+        ),
+        facts=_facts(support, cloud, drawn),
+        tables=[_widths(support), _paper_widths()],
+        rows=_grid_rows(support),
+        figure=figure,
+        extra=extra,
+    )
+
+
+def _cloud(trace: Trace, support: int) -> Cloud:
+    cloud = Cloud(support)
+    for chunk in chunks(trace, "log_pmax", "entropy"):
+        cloud.left_out += chunk.left_out
+        cloud.add(-np.expm1(chunk.columns["log_pmax"]), chunk.columns["entropy"])
+    if not cloud.tokens:
+        raise TraceError(f"{trace.path}: none of its {cloud.left_out} tokens is usable")
+    return cloud
+
+
+def _delta_grid(support: int) -> np.ndarray:
+    return np.linspace(0, 1 - 1 / support, GRID)
+
+
+def exact_spread(support: int) -> tuple[float, float]:
+    """The largest U(δ) minus the exact minimum, and the δ where it is."""
+    delta = _delta_grid(support)
+    for _ in range(3):
+        _, exact, upper = bounds(delta, support)
+        best = int(np.argmax(upper - exact))
+        centre, most = delta[best], float(upper[best] - exact[best])
+        near = delta[max(best - 1, 0)], delta[min(best + 1, GRID - 1)]
+        delta = np.linspace(*near, GRID)
+    return most, float(centre)
+
+
+def _grid_rows(support: int) -> list[dict[str, float]]:
+    rows = []
+    delta = np.linspace(0, 1 - 1 / support, 201)
+    lower, exact, upper = bounds(delta, support)
+    for i, d in enumerate(delta):
+        rows.append({"delta": d, "lower": lower[i], "exact_minimum": exact[i], "upper": upper[i]})
+        rows[-1] |= {"width": upper[i] - lower[i], "exact_spread": upper[i] - exact[i]}
+    return [{key: float(value) for key, value in row.items()} for row in rows]
+
+
+def _supports(support: int) -> list[int]:
+    return sorted({*PAPER_WIDTHS, support})
+
+
+def _widths(support: int) -> Table:
+    from acpo.objectives.theory import max_envelope_width
+
+    rows = []
+    for k in _supports(support):
+        most, at = exact_spread(k)
+        rows.append([f"{k:,}", f"{max_envelope_width(k):.4f}", f"{most:.4f}", f"{at:.4f}"])
+    head = ["support k", "max U - L (nats)", "max U - exact minimum (nats)", "at δ"]
+    return Table("Maximum widths, computed", head, rows)
+
+
+def _paper_widths() -> Table:
+    rows = [[str(k), f"{width:.4f}"] for k, width in sorted(PAPER_WIDTHS.items())]
+    return Table("The paper's table", ["support k", "maximum envelope width"], rows)
+
+
+def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str]:
+    from acpo.objectives.theory import max_envelope_width
+
+    most, at = exact_spread(support)
+    lower, exact, upper = (float(b[0]) for b in bounds(np.array([0.1]), 10))
+    facts = [
+        f"With {support:,} tokens the envelope is at most {max_envelope_width(support):.4f} nats "
+        f"wide; the entropies that distributions reach span at most {most:.4f} (at δ = {at:.4f}).",
+        f"Ten tokens, δ = 0.1: bounds {upper - lower:.3f} nats apart, reached {upper - exact:.3f}.",
+    ]
+    if cloud:
+        facts += [
+            f"{cloud.outside:,} of {cloud.tokens:,} tokens lie outside the bounds by more than "
+            f"{TOLERANCE:g} nats, {cloud.below_exact:,} below the exact minimum.",
+            f"On average a token lies {percent(cloud.used / cloud.tokens, 1)} of the way from the "
+            f"exact minimum to the upper bound; correlation of δ and H: "
+            f"{number(cloud.correlation)}.",
+        ]
+        if cloud.left_out:
+            facts.append(f"{cloud.left_out:,} tokens without finite statistics were left out.")
+    if drawn:
+        facts.append(
+            f"Along completion {drawn.number} ({len(drawn.delta):,} tokens) δ and H / log|V| "
+            f"correlate at {number(drawn.correlation)} raw, {number(drawn.smooth_correlation)} "
+            f"as {drawn.window}-token moving averages."
+        )
+    return facts
+
+
+def _draw_bounds(axes: "Axes", support: int, cloud: Cloud | None) -> None:
+    if cloud:
+        from matplotlib.colors import LogNorm
+
+        x, y = cloud.edges
+        shown = np.ma.masked_equal(cloud.counts.T, 0)
+        mesh = axes.pcolormesh(x, y, shown, norm=LogNorm(vmin=0.2), cmap="Greys", rasterized=True)
+        axes.figure.colorbar(mesh, ax=axes, label="tokens")
+    delta = _delta_grid(support)
+    names = (r"$L(\delta)$", "exact minimum", r"$U(\delta)$")
+    for i, (name, values) in enumerate(zip(names, bounds(delta, support), strict=True)):
+        style = look(i)
+        axes.plot(delta, values, color=style.color, linestyle=style.linestyle, label=name)
+    axes.set(xlabel=r"$\delta = 1-\pi_\theta(v^*)$", ylabel="entropy $H$ (nats)", xlim=(0, 1))
+    legend(axes, loc="upper left")
+
+
+def _draw_widths(axes: "Axes", support: int) -> None:
+    for i, k in enumerate(sorted({5, 10, 100, support})):
+        delta = _delta_grid(k)
+        lower, exact, upper = bounds(delta, k)
+        color = look(i).color
+        axes.plot(delta, upper - lower, color=color, label=f"k = {k:,}: $U-L$")
+        axes.plot(delta, upper - exact, color=color, linestyle=":", label="   exact spread")
+    axes.set(xlabel=r"$\delta$", ylabel="width (nats)", xlim=(0, 1))
+    axes.set_ylim(0, 1.5 * axes.get_ylim()[1])
+    legend(axes, loc="upper left", ncols=2)

@@ -1,0 +1,242 @@
+"""Figure "logit-space gradient geometry": how δ and entropy pull beside the sampled token."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from acpo.diagnose import geometry
+from acpo.diagnose.finding import Finding, Table, number, percent
+from acpo.diagnose.series import Series, decade_axis
+from acpo.diagnose.source import describe
+from acpo.diagnose.stream import Survey, chunks, survey
+from acpo.diagnose.style import REVERSED, draw_series, legend, letter, look, panels, say_empty
+from acpo.errors import ACPOError
+from acpo.records import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AXIS = decade_axis(-8, 0, 4)
+COUPLING = 2.0
+"""f(1) / f'(1) with τ_pos = 1, as in the protocol."""
+
+SIGNALS = {"delta": "δ", "entropy": "ē"}
+MULTIPLIERS = {"e": "c⁺ = ē", "2+e": "c⁺ = 2 + ē", "2+delta": "c⁺ = 2 + δ"}
+GROUPS = {"aligned": True, "mismatched": False}
+READING = (
+    "(a), (b): cosine and norm ratio between the gradient of the signal and g_local, against "
+    "δ = 1 - p_max on a logarithmic axis (confident tokens on the left). Lines are means per bin, "
+    "dots a sample of tokens. (c), (d): cosine between the whole positive update at w = 1, "
+    "τ_pos = 1, and g_local; below zero (shaded) the update is reversed: a token of a good answer "
+    "is made less likely."
+)
+
+
+class Key(NamedTuple):
+    """A series: what is measured, of what, on which tokens."""
+
+    panel: str
+    signal: str
+    group: str
+
+
+def gradients(trace: Trace, *, h_max: float | None = None) -> Finding:
+    """Measure the trace.
+
+    Args:
+        trace: with the columns of `geometry.COLUMNS`.
+        h_max: normaliser of the entropy, nats; the trace's largest entropy unless given.
+
+    Raises:
+        ACPOError: The trace lacks columns or usable tokens, or has no entropy at all.
+    """
+    counted = survey(trace)
+    if h_max is None:
+        h_max = counted.h_max
+    if not h_max > 0:
+        raise ACPOError(
+            f"H_max={h_max}: entropy is 0 at every token, so no gradient has a direction"
+        )
+    series = _empty_series(counted)
+    for chunk in chunks(trace, *geometry.COLUMNS):
+        positive = counted.mask(chunk, positive=True)
+        t = chunk.scalars
+        for group, is_aligned in GROUPS.items():
+            chosen = t.is_mode == is_aligned
+            _signals(series, _pick(t, chosen), group, h_max)
+            _composites(series, _pick(t, chosen & positive), group, h_max)
+    return Finding(
+        name="gradients",
+        title="Logit-space gradient geometry",
+        source=f"{describe(trace)}; ē = H / H_max with H_max = {h_max:.4f} nats",
+        reading=READING,
+        facts=_facts(series, counted),
+        tables=[_signal_table(series), _reversal_table(series)],
+        rows=[row for one in series.values() for row in one.rows()],
+        figure=_figure(series),
+    )
+
+
+def _empty_series(counted: Survey) -> dict[Key, Series]:
+    keys = [
+        Key(panel, signal, group)
+        for panel, signals in (
+            ("cosine", SIGNALS),
+            ("norm_ratio", SIGNALS),
+            ("composite_cosine", MULTIPLIERS),
+        )
+        for signal in signals
+        for group in GROUPS
+    ]
+    return {
+        key: Series(
+            key._asdict(),
+            AXIS,
+            counted.expected(
+                aligned=GROUPS[key.group],
+                positive=True if key.panel == "composite_cosine" else None,
+            ),
+        )
+        for key in keys
+    }
+
+
+def _pick(t: geometry.TokenScalars, chosen: np.ndarray) -> geometry.TokenScalars:
+    return geometry.TokenScalars(*(column[chosen] for column in t))
+
+
+def _signals(series: dict[Key, Series], t: geometry.TokenScalars, group: str, h_max: float) -> None:
+    for signal, direction in (
+        ("delta", geometry.surrogate(t)),
+        ("entropy", geometry.shannon(t, h_max)),
+    ):
+        series[Key("cosine", signal, group)].add(t.delta, direction.cosine)
+        series[Key("norm_ratio", signal, group)].add(t.delta, direction.ratio)
+
+
+def _composites(
+    series: dict[Key, Series], t: geometry.TokenScalars, group: str, h_max: float
+) -> None:
+    for multiplier, update in composites(t, h_max):
+        series[Key("composite_cosine", multiplier, group)].add(t.delta, update.cosine)
+
+
+def composites(t: geometry.TokenScalars, h_max: float) -> Iterator[tuple[str, geometry.Direction]]:
+    """The positive-branch updates that panels (c) and (d) compare."""
+    for name, offset in (("e", 0.0), ("2+e", 2.0)):
+        yield (
+            name,
+            geometry.shannon_composite(t, h_max=h_max, offset=offset, coupling=COUPLING),
+        )
+    yield "2+delta", geometry.surrogate_composite(t, offset=2, slope=1, coupling=COUPLING)
+
+
+def _facts(series: dict[Key, Series], counted: Survey) -> list[str]:
+    delta = series[Key("norm_ratio", "delta", "aligned")]
+    entropy = series[Key("norm_ratio", "entropy", "aligned")]
+    facts = [
+        f"{counted.tokens:,} tokens, {percent(counted.aligned / counted.tokens, 1)} of them "
+        "mode-aligned."
+    ]
+    if delta.tokens:
+        cosine = series[Key("cosine", "delta", "aligned")]
+        facts += [
+            f"Aligned, the gradient of δ is anti-parallel to g_local (cosine {cosine.low:.6f} to "
+            f"{cosine.high:.6f}) and at most {number(delta.high)} times as long.",
+            f"Aligned, the gradient of ē is up to {number(entropy.high)} times as long as g_local, "
+            f"and longer than it at {percent(entropy.share(entropy.above_one))} of the tokens.",
+        ]
+    for name, title in MULTIPLIERS.items():
+        parts = []
+        for group in GROUPS:
+            one = series[Key("composite_cosine", name, group)]
+            if one.tokens:
+                parts.append(f"{percent(one.reversed)} of {one.tokens:,} {group}")
+        if parts:
+            facts.append(f"{title} reverses {' and '.join(parts)} positive-advantage tokens.")
+    if not any("reverses" in fact for fact in facts):
+        facts.append("No token has a positive advantage: (c) and (d) are empty.")
+    undefined = sum(series[Key("cosine", "delta", group)].undefined for group in GROUPS)
+    if undefined:
+        facts.append(f"At {undefined:,} tokens p_max is 1 in float32: no gradient, no direction.")
+    return facts + counted.note()
+
+
+def _signal_table(series: dict[Key, Series]) -> Table:
+    rows = []
+    for signal, symbol in SIGNALS.items():
+        for group in GROUPS:
+            cosine = series[Key("cosine", signal, group)]
+            ratio = series[Key("norm_ratio", signal, group)]
+            rows.append(
+                [
+                    symbol,
+                    group,
+                    f"{cosine.tokens:,}",
+                    f"{number(cosine.mean)} [{number(cosine.low)}, {number(cosine.high)}]",
+                    f"{number(ratio.mean)} [{number(ratio.low)}, {number(ratio.high)}]",
+                    percent(ratio.share(ratio.above_one)),
+                ]
+            )
+    head = ["signal", "tokens are", "tokens", "cosine, mean [range]", "norm ratio, mean [range]"]
+    return Table("Signal against g_local", [*head, "ratio > 1"], rows)
+
+
+def _reversal_table(series: dict[Key, Series]) -> Table:
+    rows = []
+    for multiplier, title in MULTIPLIERS.items():
+        for group in GROUPS:
+            one = series[Key("composite_cosine", multiplier, group)]
+            shown = [f"{one.tokens:,}", number(one.mean), number(one.low), percent(one.reversed)]
+            rows.append([title, group, *shown])
+    head = ["multiplier", "tokens are", "tokens", "mean cosine", "least cosine", "reversed"]
+    return Table("Positive-advantage updates against g_local", head, rows)
+
+
+def _figure(series: dict[Key, Series]) -> "Figure":
+    figure, grid = panels(4, columns=2, size=(4.2, 3.0))
+    local = r"g_{\mathrm{local}}"
+    contents: list[tuple[str, Sequence[str], str]] = [
+        ("cosine", list(SIGNALS), rf"$\cos(g_{{\mathrm{{signal}}}}, {local})$"),
+        ("norm_ratio", list(SIGNALS), rf"$\|g_{{\mathrm{{signal}}}}\|_2 / \|{local}\|_2$"),
+        ("composite_cosine", ("e", "2+delta"), rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"),
+        ("composite_cosine", ("2+e", "2+delta"), rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"),
+    ]
+    for axes, (panel, signals, label) in zip(grid, contents, strict=True):
+        axes.set(xscale="log", xlim=(AXIS.edges[0], 1), ylabel=label)
+        axes.set_xlabel(r"$\delta = 1-\pi_\theta(v^*)$")
+        if panel != "norm_ratio":
+            axes.set_ylim(-1.08, 1.08)
+        if panel == "composite_cosine":
+            axes.axhspan(-1.08, 0, color=REVERSED, zorder=0)
+        else:
+            axes.axhline(0 if panel == "cosine" else 1, color="0.4", linewidth=0.8)
+        _draw_panel(axes, series, panel, signals)
+    letter(
+        grid,
+        [
+            "direction of the signal",
+            "length of the signal",
+            r"update, $\hat A>0$",
+            r"update, $\hat A>0$, equal offsets",
+        ],
+    )
+    return figure
+
+
+def _draw_panel(
+    axes: "Axes", series: dict[Key, Series], panel: str, signals: Sequence[str]
+) -> None:
+    names = {**SIGNALS, **MULTIPLIERS}
+    keys = [Key(panel, signal, group) for signal in signals for group in GROUPS]
+    shown = [key for key in keys if series[key].tokens]
+    for key in shown:
+        # One look per quantity and group in all panels.
+        style = look(("delta" not in key.signal) + 2 * (key.group == "mismatched"))
+        draw_series(axes, series[key], f"{names[key.signal]}, {key.group}", style)
+    if shown:
+        legend(axes, loc="best")
+    else:
+        say_empty(axes, "no such tokens in the trace")
