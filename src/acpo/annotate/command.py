@@ -45,6 +45,24 @@ def propose(
     propose_with_progress(selection, annotators, output, concurrency=concurrency, within=within)
 
 
+@annotate_app.command("review")
+def review(
+    trace: Path = TRACE,
+    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
+    output: Path = typer.Option(Path("review.html"), "--output", "-o", help="Page to write."),
+    limit: int | None = typer.Option(None, min=1, help="Only the first so many prompts."),
+) -> None:
+    """Write one offline page in which a person accepts, moves or rejects each proposal."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.annotate.review import write_review_page
+    from acpo.records import Trace
+
+    opened = Annotations.read(annotations)
+    count = write_review_page(Trace.open(trace), opened, output, limit=limit)
+    typer.echo(f"{output}: {count} items; open it in a browser, decide, export, then")
+    typer.echo(f"acpo annotate apply {annotations} review.json")
+
+
 @annotate_app.command("apply")
 def apply(
     annotations: Path = ANNOTATIONS,
