@@ -17,6 +17,10 @@ const KEYS = [
   ["?", "these keys"],
 ];
 
+function tokensOf([first, end]) {
+  return end - first === 1 ? `token ${first}` : `tokens ${first} to ${end - 1}`;
+}
+
 class ReviewPage {
   constructor() {
     this.page = readBlock("page");
@@ -55,7 +59,7 @@ class ReviewPage {
 
   title(index) {
     const { prompt, wrong, right } = this.page.items[index];
-    const what = right === null ? `error of ${wrong}` : `${wrong} against ${right}`;
+    const what = right === null ? `error of wrong ${wrong}` : `wrong ${wrong}, right ${right}`;
     const decided = this.decisions.get(index)?.decision ?? this.page.items[index].earlier?.decision;
     const mark = { accept: "✓", move: "→", reject: "✗" }[decided] ?? "·";
     return `${mark} ${index + 1} / ${this.page.items.length}  ${what}  ${plainText(prompt, 32)}`;
@@ -183,7 +187,7 @@ class ReviewPage {
       radio.checked = number === this.chosen;
       radio.disabled = !proposal.span;
       radio.addEventListener("change", () => this.choose(number));
-      const where = proposal.span ? `tokens ${proposal.span[0]} to ${proposal.span[1] - 1}` : proposal.status;
+      const where = proposal.span ? tokensOf(proposal.span) : proposal.status;
       label.append(radio, ` ${number + 1}. ${proposal.annotator}: ${where}`);
       label.append(make("span", "why", proposal.rationale || proposal.detail));
       return label;
@@ -208,7 +212,7 @@ class ReviewPage {
     const said = (one) =>
       one.decision === "reject"
         ? "rejected"
-        : `${one.decision === "accept" ? `accepted ${one.annotator}` : "moved"}: tokens ${one.span[0]} to ${one.span[1] - 1}`;
+        : `${one.decision === "accept" ? `accepted ${one.annotator}` : "moved"}: ${tokensOf(one.span)}`;
     if (made) $("state").textContent = `You ${said(made)}`;
     else if (earlier) $("state").textContent = `${earlier.reviewer} ${said(earlier)}`;
     else $("state").textContent = "Not decided";
