@@ -197,7 +197,9 @@ def _reading(settings: Settings, shown: AlignedPair) -> str:
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
     """A centred moving average, over fewer tokens at the ends."""
-    kernel = np.ones(min(width, max(len(values), 1)))
+    if not len(values):
+        return values
+    kernel = np.ones(min(width, len(values)))
     total = np.convolve(values, kernel, mode="same")
     return total / np.convolve(np.ones(len(values)), kernel, mode="same")
 
