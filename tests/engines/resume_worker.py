@@ -48,6 +48,7 @@ def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
         dynamic_sampling=True,
         max_resample_times=1,
         lr_scheduler_type="linear",
+        record_rollouts="ACPO_TEST_RECORD" in os.environ,
     )
     trainer = ACPOTrainer(
         tiny_model(), reward, ACPOConfig(**settings), prompts(16), processing_class=tiny_tokenizer()

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from acpo.records import Trace
 from engines import fsdp_worker, worker
 from engines.fsdp_worker import CASES
 from engines.tiny import relative
@@ -52,6 +54,16 @@ def test_two_processes_equal_one(runs, method):
         assert relative(a, b) < 1e-4
     for name, value in one["log"].items():
         assert two["log"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+
+
+def test_two_processes_record_what_one_does(runs):
+    one, two = (Trace.open(runs / f"sapo_{n}" / "trace") for n in (1, 2))
+    assert one.parts == two.parts and [part["step"] for part in one.parts] == [0, 1]
+    exact = ("prompt_id", "sample", "prompt", "completion", "answer", "reward", "truncated")
+    assert one.rollouts.select(exact).equals(two.rollouts.select(exact))
+    a, b = (trace.tokens("token_id", "logp", "credit", "advantage") for trace in (one, two))
+    for name in a:
+        np.testing.assert_allclose(b[name], a[name], rtol=1e-3, atol=1e-5, err_msg=name)
 
 
 def test_two_processes_resume_to_identical_weights(runs):

@@ -11,7 +11,7 @@ from acpo import ACPOConfig, ACPOTrainer
 from engines.tiny import Recorder, options, prompts, tiny_model, tiny_tokenizer
 
 RUNS = {
-    "sapo": {},
+    "sapo": {"record_rollouts": True},
     "acpo": {"num_iterations": 2, "max_tokens_per_pack": 30},
     "dapo": {"num_iterations": 2, "max_tokens_per_pack": 30, "update_layout": "packed"},
     "8020": {"num_iterations": 2},
@@ -47,7 +47,13 @@ def main(folder: Path) -> None:
     for method, more in RUNS.items():
         recorder = Recorder()
         config = ACPOConfig(
-            **options(folder, method=method, max_steps=2, shuffle_dataset=False, **more)
+            **options(
+                folder / f"{method}_{world}",
+                method=method,
+                max_steps=2,
+                shuffle_dataset=False,
+                **more,
+            )
             | {"per_device_train_batch_size": 16 // world}
             | ({"ddp_backend": "gloo"} if world > 1 else {})
         )

@@ -86,6 +86,7 @@ def run_eval(
     ),
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
+    from acpo.errors import ACPOError
     from acpo.evaluate.backends import Sampling, make_backend
     from acpo.evaluate.data import load
     from acpo.evaluate.judges import Judges
@@ -95,7 +96,7 @@ def run_eval(
 
     chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
     if trace is not None and chosen is not BackendName.TRANSFORMERS:
-        raise typer.BadParameter("needs --backend transformers: servers do not say token ids")
+        raise ACPOError(f"--trace {trace} needs --backend transformers: servers tell no token ids")
     options: dict[str, Any] = {}
     if chosen is BackendName.OPENAI:
         options = {"api_key_env": api_key_env, "concurrency": concurrency}

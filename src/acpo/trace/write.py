@@ -1,7 +1,7 @@
 """Traces of a model: of what it is made to sample, and of what an evaluation sampled."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +111,14 @@ def write_sampled_trace(
 
 
 def _header(model: str, loaded: Any, task: TaskArguments, options: Options) -> dict[str, Any]:
+    defaults = asdict(TaskArguments())
+    given = {k: v for k, v in asdict(task).items() if v != defaults[k]}
     return {
         "source": "trace",
         "model": model,
         "vocab_size": loaded.get_output_embeddings().weight.shape[0],
         "task": task.task,
-        "data": task.data,
+        "task_options": {k: v for k, v in given.items() if k not in ("task", "max_problems")},
         "n": options.n,
         "group": options.group,
         "temperature": options.temperature,

@@ -51,6 +51,8 @@ class ACPOConfig(GRPOConfig):
         soft_overlong_cache: tokens before `max_completion_length` over which the reward falls
             linearly by `soft_overlong_penalty`.
         max_nonfinite_steps: consecutive skipped steps after which training stops.
+        record_rollouts: keep rollouts and their token statistics in `output_dir/trace`.
+        record_every: of so many rollouts, one is kept.
 
     The remaining fields set options of the method (see `docs/training.md`).
     """
@@ -84,6 +86,12 @@ class ACPOConfig(GRPOConfig):
     )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Consecutive non-finite steps before training stops."}
+    )
+    record_rollouts: bool = field(
+        default=False, metadata={"help": "Write rollouts, token by token, to output_dir/trace."}
+    )
+    record_every: int = field(
+        default=1, metadata={"help": "Of so many rollouts, record_rollouts keeps one."}
     )
 
     loss_type: str | None = field(  # type: ignore[assignment]
@@ -152,7 +160,7 @@ class ACPOConfig(GRPOConfig):
                 f"update_layout={self.update_layout!r} is unknown; use 'auto', 'packed' or 'padded'"
             )
         counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache")
-        for name in (*counts, "max_nonfinite_steps"):
+        for name in (*counts, "max_nonfinite_steps", "record_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ACPOError(f"{name}={value} must be positive, or left out")

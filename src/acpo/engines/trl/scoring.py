@@ -11,6 +11,7 @@ from trl.extras.profiling import profiling_decorator
 from acpo.engines.trl.checks import check_tokens
 from acpo.engines.trl.minibatch import rows_of
 from acpo.engines.trl.ranks import Ranks
+from acpo.engines.trl.recording import RolloutRecorder
 from acpo.engines.trl.rewards import (
     combined_rewards,
     scaled_advantages,
@@ -28,7 +29,7 @@ from acpo.engines.trl.rollouts import (
 )
 from acpo.engines.trl.update import PackedUpdate
 from acpo.errors import ACPOError
-from acpo.objectives import token_advantages
+from acpo.objectives import TokenStats, token_advantages
 from acpo.objectives.shaping import conflict_hits
 
 
@@ -53,6 +54,7 @@ class ScoringTrainer(GRPOTrainer):
     _rewards: Tensor
     _lengths: Tensor
     _rollout_entropy: Tensor | None = None
+    recorder: RolloutRecorder | None = None
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         result = super()._tokenize_prompts(prompts)
@@ -86,15 +88,16 @@ class ScoringTrainer(GRPOTrainer):
         """Old and reference log-probabilities, packed like the update."""
         if any(value is not None for value in vision.values()):
             raise ACPOError("images are not supported; use a text-only model and data set")
-        mask = attention_mask[:, -logits_to_keep:].bool()
-        rows = rows_of(attention_mask.bool(), mask)
-        with self.packed.attention.installed(self.policy, self.ref_model):
-            stats = self.packed.statistics(
-                model, ids=input_ids, rows=rows, first=input_ids.shape[1] - logits_to_keep
-            )
+        stats = self._statistics(model, input_ids, attention_mask, logits_to_keep)
         if self._rollout_entropy is None:
             self._rollout_entropy = stats.entropy
         return stats.logp, stats.entropy, None
+
+    def _statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
+        """Statistics of the last `width` columns, `[B, width]` each."""
+        rows = rows_of(attended.bool(), attended[:, -width:].bool())
+        with self.packed.attention.installed(self.policy, self.ref_model):
+            return self.packed.statistics(model, ids=ids, rows=rows, first=ids.shape[1] - width)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Rollout:
         self._rollout_entropy = None
@@ -106,6 +109,10 @@ class ScoringTrainer(GRPOTrainer):
         rollout["advantages"] = advantages[start : start + len(inputs)]
         self._log_advantages(advantages)
         self._shape(rollout, group_size)
+        if self.recorder is not None and training:
+            weights = self.reward_weights.to(self._rewards.device)
+            rewards = combined_rewards(self._rewards, weights, None)
+            self.recorder.note(rollout, inputs, rewards[start : start + len(inputs)])
         return rollout
 
     def _group_advantages(self, rollout: Rollout, group_size: int, local: int) -> Tensor:
@@ -183,11 +190,24 @@ class ScoringTrainer(GRPOTrainer):
         )
         if made and self._rollout_entropy is not None:
             return self._rollout_entropy
-        self._rollout_entropy = None
+        return self._rollout_statistics(rollout).entropy
+
+    def _rollout_statistics(self, rollout: Rollout) -> TokenStats:
+        """Statistics of the completions under the rollout policy."""
         ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], 1)
         attended = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], 1)
-        width = rollout["completion_ids"].shape[1]
-        return self._get_per_token_logps_and_entropies(self.model, ids, attended, width)[1]
+        return self._statistics(self.model, ids, attended, rollout["completion_ids"].shape[1])
+
+    def _record(self, recorder: RolloutRecorder, rollout: Rollout) -> None:
+        recorder.write(
+            rollout,
+            self._rollout_statistics(rollout),
+            method=self.packed.settings.method,
+            group_size=self.num_generations,
+            ends=self.eos_token_ids,
+            step=self.state.global_step,
+            is_main=self.accelerator.is_main_process,
+        )
 
     def _rollout(self, generation_batch: list[dict[str, Any]]) -> Rollout:
         """A generation batch, filled up with informative groups if asked for."""

@@ -12,6 +12,7 @@ see ordinary steps. Rollouts, rewards and logging stay TRL's.
 import functools
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from acpo.engines.trl.forward import add_policy_forward
 from acpo.engines.trl.guard import NonFiniteGuard, is_finite
 from acpo.engines.trl.minibatch import MiniBatch
 from acpo.engines.trl.ranks import Ranks
+from acpo.engines.trl.recording import RolloutRecorder
 from acpo.engines.trl.refusals import refuse_model
 from acpo.engines.trl.resume import ResumableTrainer
 from acpo.engines.trl.rewards import check_signature, checked_reward
@@ -150,6 +152,23 @@ class ACPOTrainer(ResumableTrainer):
         self.add_callback(self.guard)
         size = 1 if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
         self.fresh_prompts = PromptStream(size, args.seed)
+        if args.record_rollouts:
+            self.recorder = self._make_recorder()
+
+    def _make_recorder(self) -> RolloutRecorder:
+        args = self.args
+        header = {
+            "source": "train",
+            "model": str(self.policy.config._name_or_path),
+            "vocab_size": self.policy.get_output_embeddings().weight.shape[0],
+            "group": self.num_generations,
+            "temperature": self.temperature,
+            "max_tokens": self.max_completion_length,
+            "method": args.method,
+            "seed": args.seed,
+        }
+        path = Path(args.output_dir) / "trace"
+        return RolloutRecorder(path, header, every=args.record_every, tokenizer=self._tokenizer)
 
     def _decide_memory(self, policy: Any, itemsize: int) -> None:
         """The token budget of a pack, and whether to recompute activations."""
@@ -192,7 +211,12 @@ class ACPOTrainer(ResumableTrainer):
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
-            rollout: Any = shuffle_sequence_dict(self._rollout(generation_batch))
+            number = self._step // (steps * self.num_iterations)
+            recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
+            rollout: Any = self._rollout(generation_batch)
+            if recorder is not None:
+                self._record(recorder, rollout)
+            rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
         return self._buffered_inputs[self._step % steps]
 

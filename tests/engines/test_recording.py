@@ -1,0 +1,118 @@
+"""What training records is what a fresh scoring of the same policy finds, killed or not."""
+
+import numpy as np
+import pytest
+import torch
+
+from acpo.engines.trl import checkpoint
+from acpo.records import Trace
+from acpo.scoring.rollouts import Rollout, score
+from engines import resume_worker
+from engines.test_resume import killed
+from engines.tiny import odd_tokens, prompts, recorded, tiny_model
+
+COLUMNS = ("token_id", "logp", "old_logp", "log_pmax", "entropy", "is_mode", "credit", "advantage")
+
+
+def ids_of(text: str) -> list[int]:
+    return [int(word[1:]) + 2 for word in text.split()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Six steps, two per rollout, the rollouts of steps 0 and 4 recorded; a checkpoint at 4."""
+    folder = tmp_path_factory.mktemp("recorded")
+    settings = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 4}
+    recorded(folder, record_rollouts=True, record_every=2, max_steps=6, **settings)
+    return folder
+
+
+def test_recorded_tokens_are_those_a_fresh_scoring_finds(run):
+    trace = Trace.open(run / "trace")
+    assert trace.header["source"] == "train" and trace.header["group"] == 4
+    assert [part["step"] for part in trace.parts] == [0, 4]
+    for step, model in (
+        (0, tiny_model()),
+        (4, type(tiny_model()).from_pretrained(run / "checkpoint-4")),
+    ):
+        chosen = [i for i, s in enumerate(trace.rollouts["step"].to_pylist()) if s == step]
+        rows = trace.rollouts.take(chosen).to_pylist()
+        tokens = trace.table(*COLUMNS, rollouts=range(chosen[0], chosen[-1] + 1))
+        ids = np.split(tokens["token_id"].to_numpy(), np.cumsum([r["tokens"] for r in rows])[:-1])
+        rollouts = [
+            Rollout("", 0, ids_of(row["prompt"]), own.tolist(), False)
+            for row, own in zip(rows, ids, strict=True)
+        ]
+        fresh = score(model.eval(), rollouts, temperature=1.0, top_k=0)
+        for name in ("logp", "log_pmax", "entropy"):
+            mine = tokens[name].to_numpy()
+            np.testing.assert_allclose(mine, getattr(fresh, name), rtol=1e-4, atol=2e-5)
+        assert (tokens["is_mode"].to_numpy() == fresh.is_mode.numpy()).all()
+        np.testing.assert_allclose(tokens["old_logp"].to_numpy(), fresh.logp, rtol=1e-4, atol=2e-5)
+
+
+def test_recorded_rows_say_what_was_trained_on(run):
+    trace = Trace.open(run / "trace")
+    data = dict(zip(*prompts().to_dict().values(), strict=True))
+    rewards = []
+    for i, row in enumerate(trace.rollouts.to_pylist()):
+        own = trace.table(
+            "token_id", "advantage", "credit", "delta", "is_mode", rollouts=range(i, i + 1)
+        )
+        assert row["sample"] == i % 4
+        assert row["answer"] == data[row["prompt"].strip()]
+        assert row["reward"] == odd_tokens([own["token_id"].to_pylist()])[0]
+        assert row["truncated"] == (own["token_id"][-1].as_py() != 1)
+        assert set(own["advantage"].to_pylist()) == {np.float32(row["advantage"])}
+        delta, aligned = own["delta"].to_numpy(), own["is_mode"].to_numpy()
+        c = (
+            np.where(aligned, 2 + delta, 3 * delta)
+            if row["advantage"] > 0
+            else (np.where(aligned, 1, 3) * (1 - delta))
+        )
+        np.testing.assert_allclose(own["credit"].to_numpy(), c, rtol=1e-5, atol=1e-6)
+        rewards.append(row["reward"])
+    groups = np.array(rewards).reshape(-1, 4)
+    centred = groups - groups.mean(1, keepdims=True)
+    expected = centred / (groups.std(1, ddof=1, keepdims=True) + 1e-4)
+    found = np.array(trace.rollouts["advantage"].to_pylist()).reshape(-1, 4)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert (found != 0).any()
+
+
+def test_recording_changes_nothing_and_is_off_by_default(tmp_path):
+    _, plain = recorded(tmp_path / "plain", max_steps=2)
+    _, with_trace = recorded(tmp_path / "recorded", max_steps=2, record_rollouts=True)
+    assert not (tmp_path / "plain" / "trace").exists()
+    for a, b in zip(plain, with_trace, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_killed_and_resumed_to_the_same_trace(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACPO_TEST_RECORD", "1")
+    resume_worker.run(tmp_path / "whole")
+    # The rollout of step 4 is recorded, but the last whole checkpoint is that of step 3.
+    killed(tmp_path / "killed", "checkpoint:2")
+    assert [p["step"] for p in Trace.open(tmp_path / "killed" / "trace").parts] == [0, 4]
+    assert len(checkpoint.whole_checkpoints(tmp_path / "killed")[0]) == 1
+    resume_worker.run(tmp_path / "killed", resume=True)
+    whole, again = (Trace.open(tmp_path / name / "trace") for name in ("whole", "killed"))
+    assert whole.parts == again.parts and [p["step"] for p in whole.parts] == [0, 4, 8]
+    assert whole.rollouts.equals(again.rollouts)
+    assert whole.table(*COLUMNS, "piece", "start").equals(again.table(*COLUMNS, "piece", "start"))
+
+
+def test_a_fresh_run_in_the_same_folder_starts_its_trace_anew(tmp_path):
+    for _ in range(2):
+        recorded(tmp_path, max_steps=2, record_rollouts=True)
+        assert [part["step"] for part in Trace.open(tmp_path / "trace").parts] == [0, 1]
+
+
+@pytest.mark.parametrize("method", ["8020", "gtpo", "gtpo_entropy", "shannon", "gspo"])
+def test_every_kind_of_method_is_recorded(tmp_path, method):
+    recorded(tmp_path, max_steps=1, record_rollouts=True, method=method)
+    tokens = Trace.open(tmp_path / "trace").tokens("credit", "advantage", "entropy")
+    assert np.isfinite(tokens["credit"]).all()
+    if method == "8020":
+        trained = tokens["advantage"] != 0
+        assert tokens["entropy"][trained].min() >= np.quantile(tokens["entropy"], 0.8) - 1e-5

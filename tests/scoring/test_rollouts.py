@@ -1,0 +1,170 @@
+"""Every column of a trace against a dense float64 reading of the same model."""
+
+import numpy as np
+import pytest
+import torch
+
+from acpo.errors import ACPOError
+from acpo.objectives import METHODS, get_method
+from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
+from acpo.scoring.pieces import Pieces
+from acpo.scoring.rollouts import Rollout, prompt_id, score, trace_rows
+from acpo.tasks.tiny import chain_tokenizer, tiny_model
+
+GROUP = 4
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = tiny_model(seed=1).eval()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(2.5)
+    return model
+
+
+def make_rollouts(seed=0, prompts=3):
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(prompts):
+        prompt = rng.integers(2, 17, rng.integers(1, 9)).tolist()
+        for sample in range(GROUP):
+            completion = rng.integers(2, 17, rng.integers(1, 20)).tolist()
+            reward = (0.0, 1.0, 1.0, None)[sample]
+            found.append(
+                Rollout(prompt_id(prompt), sample, prompt, [*completion, 1], False, "7", reward)
+            )
+    return found
+
+
+def log_probs(model, rollout, temperature=1.0):
+    """`[T, V]` by the model's own forward pass, alone and unpadded."""
+    ids = torch.tensor([[*rollout.prompt_ids, *rollout.completion_ids]])
+    with torch.no_grad():
+        logits = model(ids).logits[0].double()
+    first = len(rollout.prompt_ids) - 1
+    return torch.log_softmax(logits[first:-1] / temperature, -1)
+
+
+@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_columns_equal_a_dense_reading(model, tmp_path, batch_size, temperature):
+    rollouts = make_rollouts()
+    scored = score(model, rollouts, temperature=temperature, top_k=3, batch_size=batch_size)
+    rows, columns = trace_rows(
+        rollouts, scored, Pieces(chain_tokenizer()), method=get_method("acpo"), group_size=GROUP
+    )
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        writer.append(rows, columns)
+    trace = Trace.open(tmp_path / "t")
+    assert trace.columns == TOKEN_COLUMNS.keys()
+    got = trace.table(*TOKEN_COLUMNS)
+    log_p = torch.cat([log_probs(model, r, temperature) for r in rollouts])
+    tokens = torch.tensor([i for r in rollouts for i in r.completion_ids])
+    p = log_p.exp()
+    mode = p.argmax(-1)
+    aligned = mode == tokens
+    assert aligned.any() and (~aligned).any()
+    assert 0.1 < -(p * log_p).sum(-1).mean() < 2.5, "neither certain nor uniform"
+    tail = torch.ones_like(p).scatter(1, mode[:, None], 0.0) * p**2
+    delta = 1 - p.max(-1).values
+    positive = torch.tensor(got["advantage"].to_numpy() > 0)
+    credit = torch.where(
+        positive,
+        torch.where(aligned, 2 + delta, 3 * delta),
+        torch.where(aligned, 1 - delta, 3 * (1 - delta)),
+    )
+    expected = {
+        "token_id": tokens,
+        "logp": log_p.gather(1, tokens[:, None])[:, 0],
+        "log_pmax": log_p.max(-1).values,
+        "mode_id": mode,
+        "is_mode": aligned,
+        "entropy": -(p * log_p).sum(-1),
+        "delta": delta,
+        "credit": credit,
+        "tail_p2": tail.sum(-1),
+        "tail_p2_logp": (tail * log_p).sum(-1),
+        "tail_p2_logp2": (tail * log_p**2).sum(-1),
+    }
+    expected["old_logp"] = expected["logp"]
+    for name, values in expected.items():
+        # The model itself is float32.
+        np.testing.assert_allclose(
+            got[name].to_numpy(), values.numpy(), rtol=1e-4, atol=1e-6, err_msg=name
+        )
+    top = np.array(got["top_logps"].to_pylist())
+    np.testing.assert_allclose(top, log_p.topk(3).values, rtol=1e-5, atol=1e-5)
+    pieces = got["top_pieces"].to_pylist()
+    names = chain_tokenizer().convert_ids_to_tokens
+    assert pieces[5] == [word.encode() for word in names(got["top_ids"][5].as_py())]
+
+
+def test_rows(model):
+    rollouts = make_rollouts(prompts=2)
+    scored = score(model, rollouts, temperature=1.0, top_k=0)
+    pieces = Pieces(chain_tokenizer())
+    rows, columns = trace_rows(
+        rollouts,
+        scored,
+        pieces,
+        method=get_method("acpo"),
+        group_size=GROUP,
+        sampled_by_scorer=False,
+    )
+    assert "old_logp" not in columns and "top_ids" not in columns
+    for row, rollout in zip(rows, rollouts, strict=True):
+        assert row["tokens"] == len(rollout.completion_ids)
+        assert len(row["completion"]) == row["tokens"] - 1, "one character a token, none at the end"
+        assert len(row["prompt"]) == len(rollout.prompt_ids)
+        assert row["reward"] == rollout.reward
+        assert rollout.reward is not None or row["advantage"] == 0
+    assert len({row["prompt_id"] for row in rows}) == 2
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_credit_and_advantages(model, name):
+    rollouts = make_rollouts(seed=3)
+    scored = score(model, rollouts, temperature=1.0, top_k=0)
+    # GTPO drops completions of more entropy than training started with.
+    method = get_method(name, **({"initial_entropy": 3.0} if name == "gtpo" else {}))
+    _, columns = trace_rows(
+        rollouts, scored, Pieces(chain_tokenizer()), method=method, group_size=GROUP
+    )
+    assert np.isfinite(columns["credit"]).all() and np.isfinite(columns["advantage"]).all()
+    assert (columns["advantage"] != 0).any()
+    if name == "8020":
+        trained = columns["advantage"] != 0
+        assert columns["entropy"][trained].min() >= np.quantile(columns["entropy"], 0.8) - 1e-9
+
+
+def test_logits_that_are_no_numbers_name_the_token(model):
+    rollouts = make_rollouts(prompts=1)
+    layer = model.base_model.norm
+
+    def poison(module, inputs, output):
+        return output.index_fill(1, torch.tensor([len(rollouts[0].prompt_ids) + 1]), torch.nan)
+
+    hook = layer.register_forward_hook(poison)
+    try:
+        with pytest.raises(
+            ACPOError, match=rf"prompt {rollouts[0].prompt_id}, sample \d, token 2 .*not finite"
+        ):
+            score(
+                model, [r for r in rollouts if len(r.completion_ids) > 3], temperature=1.0, top_k=2
+            )
+    finally:
+        hook.remove()
+
+
+def test_ids_the_model_does_not_have_are_refused(model):
+    bad = Rollout("q", 3, [2], [5, 99], False)
+    with pytest.raises(
+        ACPOError, match="prompt q, sample 3: token id 99 is not among the model's 17"
+    ):
+        score(model, [bad], temperature=1.0, top_k=0)
+    with pytest.raises(ACPOError, match="no tokens"):
+        score(model, [Rollout("q", 0, [], [5], False)], temperature=1.0, top_k=0)
+
+
+def test_a_prompt_keeps_its_name():
+    assert prompt_id([1, 2, 3]) == prompt_id((1, 2, 3)) != prompt_id([1, 2])

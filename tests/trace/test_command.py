@@ -1,0 +1,204 @@
+"""`acpo trace` and `acpo eval --trace`, from the shell to the trace."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.records import TOKEN_COLUMNS, Trace
+from acpo.scoring.rollouts import prompt_id
+from acpo.tasks.chain import ChainProblem, chain_reward
+from acpo.tasks.tiny import chain_tokenizer
+from acpo.train.policy import resolve_model
+from evaluate.runs import sums
+from evaluate.tinymodel import save
+
+CHAIN = "package:acpo/tasks/checkpoints/chain"
+SMALL = ["--task", "chain", "--n", 4, "--group", 8, "--max-tokens", 24, "--device", "cpu"]
+
+
+def acpo(*arguments, ok=True):
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert (result.exit_code == 0) == ok, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traces") / "chain"
+    said = acpo("trace", CHAIN, *SMALL, "--output", folder)
+    return folder, said
+
+
+def test_the_packaged_model_end_to_end(chain):
+    folder, said = chain
+    trace = Trace.open(folder)
+    assert "32 completions of 4 prompts" in said and str(len(trace)) in said
+    assert trace.columns == TOKEN_COLUMNS.keys()
+    assert trace.header["vocab_size"] == 17 and trace.header["method"] == "acpo"
+    rows = trace.rollouts.to_pylist()
+    assert [row["sample"] for row in rows] == [*range(8)] * 4
+    for i, row in enumerate(rows):
+        problem = ChainProblem.parse(row["prompt"])
+        assert row["answer"] == problem.answer
+        assert row["reward"] == chain_reward([""], [row["completion"]], [problem.answer])[0]
+        assert row["verdict"] == ("correct" if row["reward"] else "incorrect")
+        own = trace.table("token_id", "piece", "start", "end", rollouts=range(i, i + 1))
+        ended = own["token_id"][-1].as_py() == 1
+        assert ended != row["truncated"] and row["tokens"] == len(row["completion"]) + ended
+        assert own["piece"].to_pylist()[: len(row["completion"])] == [
+            c.encode() for c in row["completion"]
+        ]
+        assert own["start"].to_pylist()[:3] == [0, 1, 2] and own["end"].to_pylist()[:3] == [1, 2, 3]
+    rewards = np.array([row["reward"] for row in rows]).reshape(4, 8)
+    expected = (rewards - rewards.mean(1, keepdims=True)) / (
+        rewards.std(1, ddof=1, keepdims=True) + 1e-6
+    )
+    np.testing.assert_allclose([r["advantage"] for r in rows], expected.ravel(), atol=1e-9)
+    assert len({row["completion"] for row in rows}) > 4, "completions of a group differ"
+
+
+def test_a_trace_is_the_same_again(chain, tmp_path):
+    acpo("trace", CHAIN, *SMALL, "--batch-size", 5, "--output", tmp_path / "again")
+    one, two = Trace.open(chain[0]), Trace.open(tmp_path / "again")
+    assert one.rollouts.equals(two.rollouts)
+    for name in ("logp", "entropy", "tail_p2_logp"):
+        np.testing.assert_allclose(
+            two.tokens(name)[name], one.tokens(name)[name], rtol=1e-3, atol=1e-5
+        )
+
+
+def test_steps_of_training_in_one_trace(chain, tmp_path):
+    folder = tmp_path / "steps"
+    acpo("trace", CHAIN, *SMALL, "--output", folder)
+    assert "holds step 0 already" in acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
+    other = AutoModelForCausalLM.from_pretrained(resolve_model(CHAIN, tmp_path))
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(0.5)
+    other.save_pretrained(tmp_path / "later")
+    AutoTokenizer.from_pretrained(resolve_model(CHAIN, tmp_path)).save_pretrained(
+        tmp_path / "later"
+    )
+    acpo("trace", tmp_path / "later", *SMALL, "--step", 40, "--output", folder)
+    trace = Trace.open(folder)
+    assert [part["step"] for part in trace.parts] == [0, 40]
+    ids = trace.rollouts["prompt_id"].to_pylist()
+    assert ids[:32] == ids[32:]
+    entropy = np.split(trace.tokens("entropy")["entropy"], [trace.starts[32]])
+    assert entropy[1].mean() > 2 * entropy[0].mean(), "half the logits, more entropy"
+    said = acpo(
+        "trace", CHAIN, *SMALL, "--temperature", 0.5, "--step", 41, "--output", folder, ok=False
+    )
+    assert "temperature=1.0, not 0.5" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody/nothing", "--task", "chain"], "cannot be loaded"),
+        ([CHAIN, "--task", "chains"], "did you mean 'chain'"),
+        ([CHAIN, "--task", "chain", "--method", "acpoo"], "did you mean 'acpo'"),
+        ([CHAIN], "has no data of its own"),
+        ([CHAIN, "--task", "chain", "--max-tokens", 5000], "--max-tokens"),
+        ([CHAIN, "--samples", "nowhere"], "holds no samples"),
+        (["package:nowhere/x", "--task", "chain"], "not installed"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, arguments, message):
+    said = acpo("trace", *arguments, "--output", tmp_path / "t", ok=False)
+    assert message in " ".join(said.split()), said
+
+
+def test_more_prompts_than_there_are(tmp_path):
+    save(tmp_path / "model")
+    data = sums(tmp_path / "sums.jsonl", 3)
+    said = acpo(
+        "trace", tmp_path / "model", "--data", data, "--n", 4, "--output", tmp_path / "t", ok=False
+    )
+    assert "--n 4: the data has 3 problems" in said
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """An evaluation of a model that writes bytes at random, with its trace."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    save(folder / "model")
+    data = sums(folder / "sums.jsonl", 3)
+    acpo(
+        *("eval", folder / "model", "--benchmarks", data, "--k", 3, "--max-tokens", 12),
+        *("--temperature", 0.9, "--output", folder / "run", "--trace", folder / "trace"),
+        *("--device", "cpu", "--workers", 1),
+    )
+    return folder
+
+
+def test_eval_writes_a_trace_of_its_samples(evaluated):
+    trace = Trace.open(evaluated / "trace")
+    assert trace.columns == TOKEN_COLUMNS.keys()
+    assert trace.header["source"] == "eval" and trace.header["temperature"] == 0.9
+    lines = [json.loads(line) for line in (evaluated / "run" / "sums.jsonl").open()][1:]
+    samples = {(line["question"], line["sample"]): line for line in lines}
+    rows = trace.rollouts.to_pylist()
+    assert len(rows) == len(samples) == 9
+    for i, row in enumerate(rows):
+        sample = samples[row["prompt_id"], row["sample"]]
+        own = trace.table("token_id", "piece", rollouts=range(i, i + 1))
+        assert own["token_id"].to_pylist() == sample["ids"]
+        assert row["completion"] == sample["completion"]
+        assert row["verdict"] == sample["verdict"] and row["answer"] == str(
+            2 * int(row["prompt_id"]) + 1
+        )
+        assert row["prompt"].startswith("<user>") and sample["prompt"] in row["prompt"]
+        assert row["truncated"] == (sample["finish"] == "length")
+    assert any("\N{REPLACEMENT CHARACTER}" in row["completion"] for row in rows)
+
+
+def test_samples_scored_by_another_model_have_no_old_logp(evaluated, tmp_path):
+    acpo(
+        "trace", evaluated / "model", "--samples", evaluated / "run", "--output", tmp_path / "same"
+    )
+    same = Trace.open(tmp_path / "same")
+    before = Trace.open(evaluated / "trace")
+    np.testing.assert_array_equal(
+        same.tokens("logp")["logp"], before.tokens("old_logp")["old_logp"]
+    )
+    save(tmp_path / "other", seed=5)
+    acpo(
+        "trace",
+        tmp_path / "other",
+        "--samples",
+        evaluated / "run",
+        "--output",
+        tmp_path / "other-trace",
+    )
+    other = Trace.open(tmp_path / "other-trace")
+    assert other.columns == TOKEN_COLUMNS.keys() - {"old_logp"}
+    assert not np.allclose(other.tokens("logp")["logp"], before.tokens("logp")["logp"])
+
+
+def test_samples_of_a_server_are_refused(evaluated, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = (evaluated / "run" / "sums.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows[1:]:
+        del row["ids"]
+    (run / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = acpo(
+        "trace", evaluated / "model", "--samples", run, "--output", tmp_path / "t", ok=False
+    )
+    assert "without token ids" in " ".join(said.split())
+    said = acpo(
+        "eval", "x", "--base-url", "http://localhost:1/v1", "--trace", tmp_path / "t", ok=False
+    )
+    assert "needs --backend transformers" in " ".join(said.split())
+
+
+def test_prompts_have_the_name_training_gives_them(chain):
+    trace = Trace.open(chain[0])
+    row = trace.rollouts.slice(0, 1).to_pylist()[0]
+    assert row["prompt_id"] == prompt_id(chain_tokenizer()(row["prompt"])["input_ids"])
