@@ -34,7 +34,7 @@ ALLOWED = {
         "train",
     },
     "catalogue": {"errors", "objectives"},
-    "replay": {"errors", "objectives", "records"},
+    "replay": {"errors", "objectives", "records", "scoring"},
     "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")

@@ -151,17 +151,13 @@ def view(
     prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.objectives import get_method
     from acpo.records import Trace
-    from acpo.replay import replay, replayable
+    from acpo.replay import methods_to_show, replay
     from acpo.viewer import write_credit_page
 
     source = Trace.open(trace)
-    names = dict.fromkeys(name.strip() for name in methods.split(",")) if methods else {}
-    if methods is None and replayable(source):
-        names = dict.fromkeys(("sapo", source.header.get("method") or "acpo"))
-    chosen = [get_method(name) for name in names]
-    page = output or trace.with_name(trace.resolve().name + ".html")
+    chosen = methods_to_show(source, methods)
+    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
     shown = write_credit_page(
         source,
         page,

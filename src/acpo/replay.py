@@ -1,8 +1,4 @@
-"""What a method makes of every token of a trace: its advantage, its credit, its update.
-
-The maths is `acpo.objectives`'; here it meets the columns of a trace. All completions of one
-training step count as one mini-batch.
-"""
+"""What a method makes of every token of a trace: its advantage, its credit, its update."""
 
 from typing import NamedTuple
 
@@ -11,14 +7,16 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives import Method, TokenStats, get_method, group_advantages, token_advantages
+from acpo.objectives import Method, TokenStats, get_method, group_advantages
 from acpo.objectives.batch import entropy_maximum
 from acpo.objectives.gates import segment_mean
-from acpo.objectives.loss import TokenCoefficients, evaluate_tokens, token_coefficients
+from acpo.objectives.loss import TokenCoefficients, token_coefficients
 from acpo.records import Trace
+from acpo.scoring.credit import token_credit
 
 NEEDED = ("token_id", "logp", "log_pmax", "is_mode", "entropy")
-TAILS = ("tail_p2", "tail_p2_logp")
+OPTIONAL = ("old_logp", "tail_p2", "tail_p2_logp")
+FINITE = ("logp", "old_logp", "log_pmax", "entropy")
 
 
 class MethodColumns(NamedTuple):
@@ -36,138 +34,120 @@ class MethodColumns(NamedTuple):
     update: np.ndarray
 
 
-def replayable(trace: Trace) -> bool:
-    """Whether the trace has the columns a replay takes."""
-    return trace.columns >= set(NEEDED)
+def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
+    """The methods named, with commas; without a word, SAPO and the trace's own (or ACPO).
+
+    A trace that was not scored can show none, unless one is named: then `replay` says why not.
+    """
+    if names is None:
+        own = trace.header.get("method")
+        default = f"sapo,{own if isinstance(own, str) and own else 'acpo'}"
+        names = default if trace.columns >= set(NEEDED) else ""
+    return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
 
 
 def replay(trace: Trace, method: str | Method) -> MethodColumns:
-    """A method's columns, for every token of a trace.
+    """A method's columns; all completions of one training step count as one mini-batch.
 
     Raises:
-        ACPOError: The trace lacks a column, or the method needs what no trace holds.
+        ACPOError: The trace lacks a column, or the method needs what the trace does not hold.
     """
     method = get_method(method)
-    trace.require(*NEEDED)
     columns = _columns(trace)
-    step_of = trace.rollouts["step"].to_numpy()
+    if method.shaping == "entropy_reward" and not columns["logp"].equal(columns["old_logp"]):
+        raise ACPOError(
+            f"method {method.name!r} needs the entropy of the policy that sampled, and "
+            f"{trace.path} was scored with another: leave it out of --methods"
+        )
     out = MethodColumns(*(np.full(len(trace), np.nan, dtype=np.float32) for _ in range(3)))
-    sequence_advantages = _sequence_advantages(trace, method)
-    owner = np.repeat(np.arange(len(step_of)), np.diff(trace.starts))
-    for step in np.unique(step_of):
-        rows = np.flatnonzero(step_of == step)
-        where = np.flatnonzero(np.isin(owner, rows))
+    for groups in _groups_by_step(trace).values():
+        rows = [row for group in groups for row in group]
+        where = np.concatenate([np.arange(*trace.starts[row : row + 2]) for row in rows])
         if not len(where):
             continue
-        batch = {name: values[where] for name, values in columns.items()}
-        ids = torch.from_numpy(owner[where])
-        advantages = _token_advantages(method, trace, batch, ids, sequence_advantages)
-        result = _replay_step(method, batch, ids, advantages)
+        sizes = {len(group) for group in groups}
+        result = _replay_step(
+            method,
+            batch={name: values[where] for name, values in columns.items()},
+            lengths=np.diff(trace.starts)[rows],
+            advantages=torch.cat([_advantages(trace, method, group) for group in groups]),
+            group_size=sizes.pop() if len(sizes) == 1 else 0,
+        )
         for target, values in zip(out, result, strict=True):
             target[where] = values.numpy()
     return out
 
 
 def _columns(trace: Trace) -> dict[str, Tensor]:
-    optional = [name for name in ("old_logp", *TAILS) if name in trace.columns]
+    trace.require(*NEEDED)
+    names = (*NEEDED, *(name for name in OPTIONAL if name in trace.columns))
+    kinds = {"is_mode": bool, "token_id": np.int64}
     columns = {
-        name: torch.from_numpy(np.array(values, dtype=bool if name == "is_mode" else np.float64))
-        for name, values in trace.tokens(*NEEDED, *optional).items()
+        name: torch.from_numpy(np.array(values, dtype=kinds.get(name, np.float64)))
+        for name, values in trace.tokens(*names).items()
     }
     columns.setdefault("old_logp", columns["logp"])
-    for name in ("logp", "old_logp", "log_pmax", "entropy"):
-        bad = torch.isfinite(columns[name]).logical_not().sum()
+    for name in FINITE:
+        bad = int(torch.isfinite(columns[name]).logical_not().sum())
         if bad:
-            raise ACPOError(f"{trace.path}: {name} is not finite at {int(bad)} token(s)")
+            raise ACPOError(
+                f"{trace.path}: {name} is not finite at {bad} of {len(trace)} tokens: the policy "
+                "diverged, or the trace is damaged"
+            )
     return columns
 
 
-def _groups(trace: Trace) -> dict[tuple[int, str], list[int]]:
-    """Rows of the completions that were sampled for one prompt at one step."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    keys = zip(
-        trace.rollouts["step"].to_pylist(), trace.rollouts["prompt_id"].to_pylist(), strict=True
-    )
-    for row, key in enumerate(keys):
-        groups.setdefault(key, []).append(row)
-    return groups
+def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
+    """Rows of the completions, by step and by prompt."""
+    steps: dict[int, dict[str, list[int]]] = {}
+    keys = (trace.rollouts[name].to_pylist() for name in ("step", "prompt_id"))
+    for row, (step, prompt_id) in enumerate(zip(*keys, strict=True)):
+        steps.setdefault(step, {}).setdefault(prompt_id, []).append(row)
+    return {step: list(groups.values()) for step, groups in steps.items()}
 
 
-def _sequence_advantages(trace: Trace, method: Method) -> Tensor:
-    """One per completion: the trace's own, or from the rewards where the method scales otherwise.
+def _advantages(trace: Trace, method: Method, rows: list[int]) -> Tensor:
+    """One per completion of a group: the trace's, or made of the rewards as the method scales them.
 
-    A completion with neither reward nor advantage gets 0, as in training.
+    A completion with neither gets 0, as in training.
     """
-    stored = trace.rollouts["advantage"].to_pylist()
-    rewards = trace.rollouts["reward"].to_pylist()
-    advantages = torch.zeros(len(stored), dtype=torch.float64)
-    for rows in _groups(trace).values():
-        known = [stored[row] for row in rows]
-        if method.advantage_scale != "std" or any(a is None for a in known):
-            values = torch.tensor(
-                [float("nan") if rewards[r] is None else rewards[r] for r in rows]
-            )
-            made = group_advantages(values.double(), len(rows), scale=method.advantage_scale)
-        else:
-            made = torch.tensor(known, dtype=torch.float64)
-        advantages[rows] = made.nan_to_num(0.0)
-    return advantages
-
-
-def _token_advantages(
-    method: Method, trace: Trace, batch: dict[str, Tensor], ids: Tensor, of_sequence: Tensor
-) -> Tensor:
-    if method.shaping in (None, "top_entropy"):  # local to the token, given all of them
-        return token_advantages(
-            method,
-            advantages=of_sequence[ids],
-            mask=torch.ones(len(ids), 1, dtype=torch.bool),
-            entropy=batch["entropy"][:, None],
-        )[:, 0]
-    if method.shaping == "entropy_reward" and not torch.equal(batch["logp"], batch["old_logp"]):
-        raise ACPOError(
-            f"method {method.name!r} needs the entropy of the policy that sampled, and the trace "
-            "was scored with another: leave it out of --methods"
-        )
-    shaped = torch.zeros(len(ids), dtype=torch.float64)
-    for rows in _groups(trace).values():
-        where = [torch.arange(*torch.searchsorted(ids, torch.tensor([r, r + 1]))) for r in rows]
-        longest = max(map(len, where))
-        if not longest:
-            continue
-        positions = torch.full((len(rows), longest), -1)
-        for row, at in enumerate(where):
-            positions[row, : len(at)] = at
-        mask = positions >= 0
-        entropy = batch["entropy"][positions] * mask
-        shaped[positions[mask]] = token_advantages(
-            method,
-            advantages=of_sequence[rows],
-            mask=mask,
-            entropy=entropy,
-            old_entropy=entropy,
-            tokens=batch["token_id"][positions].long(),
-            group_size=len(rows),
-        )[mask]
-    return shaped
+    stored = trace.rollouts["advantage"].take(rows).to_pylist()
+    if method.advantage_scale == "std" and all(a is not None and np.isfinite(a) for a in stored):
+        return torch.tensor(stored, dtype=torch.float64)
+    rewards = trace.rollouts["reward"].take(rows).to_pylist()
+    return group_advantages(rewards, len(rows), scale=method.advantage_scale).double()
 
 
 def _replay_step(
-    method: Method, batch: dict[str, Tensor], ids: Tensor, advantages: Tensor
-) -> MethodColumns:
+    method: Method,
+    *,
+    batch: dict[str, Tensor],
+    lengths: np.ndarray,
+    advantages: Tensor,
+    group_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     stats = TokenStats(batch["logp"], batch["log_pmax"], batch["is_mode"], batch["entropy"])
-    everywhere = torch.ones_like(batch["is_mode"])
-    maximum = entropy_maximum(method, batch["entropy"], everywhere)
-    common = {
-        "stats": stats,
-        "old_logp": batch["old_logp"],
-        "advantages": advantages,
-        "sequence_mean": segment_mean(ids),
-        "entropy_max": maximum,
-    }
-    _, credit = evaluate_tokens(method, **common)
-    coefficients = token_coefficients(method, **common)
-    return MethodColumns(credit.value, advantages, own_update(coefficients, stats, batch))
+    credit, of_token = token_credit(
+        method,
+        stats=stats,
+        old_logp=batch["old_logp"],
+        tokens=batch["token_id"],
+        lengths=lengths,
+        advantages=advantages,
+        group_size=group_size,
+    )
+    everywhere = torch.ones_like(stats.is_mode)
+    coefficients = token_coefficients(
+        method,
+        stats=stats,
+        old_logp=batch["old_logp"],
+        advantages=of_token,
+        sequence_mean=segment_mean(
+            torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
+        ),
+        entropy_max=entropy_maximum(method, stats.entropy, everywhere),
+    )
+    return credit, of_token, own_update(coefficients, stats, batch)
 
 
 def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor]) -> Tensor:

@@ -13,11 +13,20 @@ from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run "
-    "--disable-background-networking --disable-component-update --disable-sync "
-    "--disable-default-apps --disable-extensions --hide-scrollbars --force-color-profile=srgb "
-    "--remote-debugging-pipe"
-).split()
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
+    "--disable-extensions",
+    "--hide-scrollbars",
+    "--force-color-profile=srgb",
+    "--remote-debugging-pipe",
+)
 
 
 class PageError(AssertionError):
@@ -104,7 +113,8 @@ class Browser:
     def open(self, page: Path) -> None:
         """Load a file and wait until it has drawn itself."""
         self.events.clear()
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        answer = self.send("Page.navigate", url=page.resolve().as_uri())
+        assert "errorText" not in answer, answer
         deadline = time.monotonic() + 60
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
             self._receive(deadline)
@@ -132,7 +142,7 @@ class Browser:
             text = key
         if key == "Enter":
             text = "\r"
-        code = codes.get(key, ord(key.upper()) if len(key) == 1 else 0)
+        code = codes.get(key, ord(key.upper()) if len(key) == 1 and key.isalnum() else 0)
         common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
         down = {**common, "type": "keyDown" if text else "rawKeyDown"}
         self.send("Input.dispatchKeyEvent", **(down | ({"text": text} if text else {})))
@@ -155,7 +165,8 @@ class Browser:
         for event in self.events:
             method, params = event["method"], event["params"]
             if method == "Runtime.exceptionThrown":
-                found.append(json.dumps(params["exceptionDetails"])[:500])
+                details = params["exceptionDetails"]
+                found.append(details.get("exception", {}).get("description", details["text"]))
             elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
                 found.append(params["entry"]["text"])
             elif method == "Runtime.consoleAPICalled":
@@ -164,11 +175,18 @@ class Browser:
                 found.append(f"dialog: {params['message']}")
         return found
 
-    def requests(self) -> list[str]:
-        """Every request but the page itself."""
+    def requests(self, *, blocked: bool = True) -> list[str]:
+        """Every request but the page itself, with those the page's policy stopped or without."""
+        stopped = {
+            event["params"]["requestId"]
+            for event in self.events
+            if event["method"] == "Network.loadingFailed"
+            and event["params"].get("blockedReason") == "csp"
+        }
         urls = [
             event["params"]["request"]["url"]
             for event in self.events
             if event["method"] == "Network.requestWillBeSent"
+            and (blocked or event["params"]["requestId"] not in stopped)
         ]
         return urls[1:]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
@@ -42,6 +43,7 @@ def write_credit_page(
 
     Raises:
         TraceError: The trace holds no token, or is damaged.
+        ACPOError: The file cannot be written.
     """
     trace.require()
     groups = prompt_groups(trace)
@@ -63,7 +65,12 @@ def write_credit_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    output.write_text(html, encoding="utf-8", newline="\n")
+    try:
+        output.write_text(html, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ACPOError(
+            f"{output} cannot be written ({error.strerror}): name another file"
+        ) from error
     return len(shown)
 
 

@@ -56,7 +56,7 @@ class TracePayload:
         found = [name for name in NUMBERS if name in self.trace.columns]
         columns = {
             name: np.asarray(values, dtype=np.float32)
-            for name, values in self.trace.tokens(*found).items()
+            for name, values in (self.trace.tokens(*found) if found else {}).items()
         }
         columns["token_id"] = self._integers("token_id")
         if "mode_id" in self.trace.columns:

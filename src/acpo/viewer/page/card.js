@@ -22,7 +22,7 @@ class Card {
     head.append(
       make("span", "sample", `#${completion.sample}`),
       make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
-      make("span", "number", `reward ${number(completion.reward, 2)}`),
+      make("span", "number", `reward ${short(completion.reward)}`),
       make("span", "number", `A ${number(completion.advantage, 2, true)}`),
       make("span", "number muted", count(completion.length, "token")),
     );

@@ -1,4 +1,4 @@
-// The credit page: its state, its controls, its keys.
+// The credit page: what is on show, and which token is selected.
 
 class CreditPage {
   constructor() {
@@ -14,9 +14,6 @@ class CreditPage {
     this.cards = [];
     this.hits = [];
     this.hit = -1;
-    this.header();
-    this.controls();
-    this.openPrompt(0);
   }
 
   // What is on show ---------------------------------------------------------------------------
@@ -67,6 +64,7 @@ class CreditPage {
   offerQuantities() {
     const [sample] = this.group.completions;
     const offered = QUANTITIES.filter((q) => q.of(sample, this.state.method));
+    if (!offered.length) offered.push(NOTHING);
     const wanted = this.quantity?.key;
     fill(
       $("quantity"),
@@ -83,7 +81,7 @@ class CreditPage {
   }
 
   chooseQuantity() {
-    this.quantity = this.offered.find(({ key }) => key === $("quantity").value) ?? QUANTITIES[3];
+    this.quantity = this.offered.find(({ key }) => key === $("quantity").value);
     $("quantity").title = this.quantity.hint ?? "";
   }
 
@@ -137,9 +135,10 @@ class CreditPage {
       fill($("inspector"), make("p", "muted", "No token."));
       return;
     }
-    const token = Math.min(same ? before.token : 0, card.completion.length - 1);
-    for (const view of card.views) view.pane.mark(token);
-    this.select(card, card.views[0], token);
+    const token = same ? before.token : firstMismatch(card.completion);
+    const kept = Math.min(token, card.completion.length - 1);
+    for (const view of card.views) view.pane.mark(kept);
+    this.select(card, card.views[0], kept);
   }
 
   repaint() {

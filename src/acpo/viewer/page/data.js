@@ -37,12 +37,7 @@ class Completion {
         Object.fromEntries(Object.entries(columns).map(([name, a]) => [name, unpack(a)])),
       ]),
     );
-    this.top = raw.top && {
-      k: raw.top.k,
-      piece: unpack(raw.top.piece),
-      id: unpack(raw.top.id),
-      logp: unpack(raw.top.logp),
-    };
+    this.packedTop = raw.top;
   }
 
   // What to show for token i: its own text, or the character it shares with its neighbours.
@@ -56,7 +51,13 @@ class Completion {
 
   // The likeliest tokens at position i, best first.
   alternatives(i) {
-    if (!this.top) return [];
+    if (!this.packedTop) return [];
+    this.top ??= {
+      k: this.packedTop.k,
+      piece: unpack(this.packedTop.piece),
+      id: unpack(this.packedTop.id),
+      logp: unpack(this.packedTop.logp),
+    };
     const found = [];
     for (let j = i * this.top.k; j < (i + 1) * this.top.k; j++) {
       if (Number.isNaN(this.top.logp[j])) break;

@@ -20,11 +20,15 @@ function number(value, digits = 3, signed = false) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   let text;
-  if (size !== 0 && (size < 0.5 * 10 ** -digits || size >= 1e6)) text = size.toExponential(1);
+  const tiny = size !== 0 && size < 0.5 * 10 ** -digits;
+  if (size >= 1e6 || (tiny && digits > 2)) text = size.toExponential(1);
   else text = size.toFixed(digits);
   if (value < 0) return "−" + text;
   return signed && value > 0 ? "+" + text : text;
 }
+
+// "1", "0.5": as short as it is exact to two digits.
+const short = (value) => number(value, 2).replace(/\.?0+$/, "");
 
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 

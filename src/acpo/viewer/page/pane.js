@@ -3,8 +3,8 @@
 // Tokens live in blocks of a few hundred. A block's elements are made when it comes near the
 // visible part, or when the browser is idle; blocks far away cost neither layout nor paint.
 
-const BLOCK = 160; // tokens after which a line break ends a block
-const LONGEST_BLOCK = 400; // tokens after which a block ends anyway
+const BLOCK = 64; // tokens after which a line break ends a block
+const LONGEST_BLOCK = 256; // tokens after which a block ends anyway
 const LINE = 24; // px, as in tokens.css
 
 let panes = 0;
@@ -24,12 +24,15 @@ class TokenPane {
     this.element.setAttribute("aria-label", options.label);
     this.blocks = this.plan();
     this.element.append(...this.blocks.map((block) => block.element));
+    this.byElement = new Map(this.blocks.map((block) => [block.element, block]));
     this.observer = new IntersectionObserver((entries) => this.seen(entries), {
       root: this.element,
-      rootMargin: "600px 0px",
+      rootMargin: "400px 0px",
     });
-    this.byElement = new Map(this.blocks.map((block) => [block.element, block]));
-    for (const block of this.blocks) this.observer.observe(block.element);
+    this.arrival = new IntersectionObserver((entries) => this.arrive(entries), {
+      rootMargin: "300px",
+    });
+    this.arrival.observe(this.element);
     this.listen();
   }
 
@@ -80,6 +83,13 @@ class TokenPane {
 
   // Blocks -----------------------------------------------------------------------------------
 
+  // The pane itself came near the window: from now on its blocks are watched.
+  arrive(entries) {
+    if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+    this.arrival.disconnect();
+    for (const block of this.blocks) this.observer.observe(block.element);
+  }
+
   seen(entries) {
     for (const entry of entries) {
       const block = this.byElement.get(entry.target);
@@ -93,6 +103,7 @@ class TokenPane {
     if (block.built) return;
     block.built = true;
     block.tokens = [];
+    const nodes = [];
     for (let i = block.start; i < block.end; i++) {
       const token = make("span", "t");
       token.index = i;
@@ -100,8 +111,14 @@ class TokenPane {
       token.setAttribute("role", "option");
       showText(token, this.completion.text(i));
       block.tokens.push(token);
+      nodes.push(token);
+      // A break at a token's end goes behind it; at the end of a block there is one anyway.
+      if (token.lastChild.nodeValue === "\n") {
+        token.lastChild.remove();
+        if (i + 1 < block.end) nodes.push("\n");
+      }
     }
-    block.element.append(...block.tokens);
+    block.element.append(...nodes);
   }
 
   paint(block) {
@@ -233,25 +250,29 @@ class TokenPane {
 
   // First and last token in view.
   visible() {
-    if (!this.completion.length) return [0, 0];
+    if (!this.blocks.some(({ built }) => built)) return [0, 0];
     const box = this.element.getBoundingClientRect();
     return [this.firstBelow(box.top + 4), this.firstBelow(box.bottom - 4)];
   }
 
   close() {
+    this.arrival.disconnect();
     this.observer.disconnect();
   }
 }
 
+let painting = false;
+
 // Finish panes in idle moments, one block at a time.
 function paintWhenIdle(currentPanes) {
+  if (painting) return;
+  painting = true;
   const idle = window.requestIdleCallback ?? ((task) => setTimeout(() => task(null), 30));
   const work = (deadline) => {
-    const list = currentPanes();
     do {
-      if (!list.some((pane) => pane.paintNext())) return;
-    } while (deadline && deadline.timeRemaining() > 8);
-    idle(work);
+      painting = currentPanes().some((pane) => pane.paintNext());
+    } while (painting && deadline && deadline.timeRemaining() > 10);
+    if (painting) idle(work);
   };
   idle(work);
 }

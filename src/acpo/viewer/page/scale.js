@@ -59,6 +59,14 @@ const QUANTITIES = [
   },
 ];
 
+// For a trace that holds tokens and nothing about them.
+const NOTHING = {
+  key: "nothing",
+  label: "nothing",
+  hint: "the trace holds no numbers",
+  of: (c) => new Float32Array(c.length).fill(NaN),
+};
+
 function derived(completion, name, left, right, combine) {
   if (!left || !right) return undefined;
   completion.columns[name] ??= left.map((value, i) => combine(value, right[i]));
@@ -73,6 +81,14 @@ function isReversed(completion, method, i) {
 
 function isMismatch(completion, i) {
   return completion.columns.is_mode ? completion.columns.is_mode[i] === 0 : false;
+}
+
+// The first token the policy would not have chosen, if it is near the beginning.
+function firstMismatch(completion) {
+  for (let i = 0; i < Math.min(completion.length, 150); i++) {
+    if (isMismatch(completion, i)) return i;
+  }
+  return 0;
 }
 
 const RAMPS = Object.fromEntries(

@@ -4,8 +4,7 @@
 const BAR = 4; // px of a token, at least
 const PLOT = 46;
 const TICKS = 50; // mismatches
-const OVERVIEW = [56, 66];
-const HEIGHT = 68;
+const OVERVIEW = [58, 68];
 
 class Strip {
   // view: {pane, completion, column, scale, isDim(i), label}
@@ -45,30 +44,50 @@ class Strip {
     const { element, view } = this;
     const width = element.clientWidth;
     if (!width) return;
-    const ratio = window.devicePixelRatio || 1;
-    element.width = Math.round(width * ratio);
-    element.height = Math.round(HEIGHT * ratio);
-    const context = element.getContext("2d");
-    context.scale(ratio, ratio);
-    const style = getComputedStyle(element);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     const { start, shown } = this.stretch(width);
+    const whole = shown >= view.completion.length;
+    const height = whole ? TICKS + 4 : OVERVIEW[1] + 2;
+    const context = this.canvas(width, height);
+    const colour = this.colours();
     const bar = Math.min(14, width / shown);
     this.drawn = { start, shown, bar };
     const [first, last] = view.pane.visible();
     const base = view.scale.signed ? PLOT / 2 : PLOT;
-    context.fillStyle = colour("soft");
-    context.fillRect((first - start) * bar, 0, (last - first + 1) * bar, PLOT);
-    context.fillStyle = colour("line");
+    if (last - first + 1 < view.completion.length) {
+      context.fillStyle = colour.soft;
+      context.fillRect((first - start) * bar, 0, (last - first + 1) * bar, PLOT);
+    }
+    context.fillStyle = colour.line;
     context.fillRect(0, base - 0.5, width, 1);
     for (let i = start; i < Math.min(start + shown, view.completion.length); i++) {
       this.bar(context, colour, i, (i - start) * bar, bar, base);
     }
     if (view.pane.active >= start && view.pane.active < start + shown) {
-      context.strokeStyle = colour("ink");
+      context.strokeStyle = colour.ink;
       context.strokeRect((view.pane.active - start) * bar + 0.5, 0.5, Math.max(bar - 1, 2), PLOT - 1);
     }
-    if (shown < view.completion.length) this.overview(context, colour, width, [first, last]);
+    if (!whole) this.overview(context, colour, width, [first, last]);
+  }
+
+  // A blank canvas of this size, in pixels of the page.
+  canvas(width, height) {
+    const { element } = this;
+    const ratio = window.devicePixelRatio || 1;
+    const size = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (element.width !== size[0] || element.height !== size[1]) {
+      [element.width, element.height] = size;
+      element.style.height = `${height}px`;
+    }
+    const context = element.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
+    return context;
+  }
+
+  colours() {
+    const style = getComputedStyle(this.element);
+    const names = ["soft", "line", "ink", "muted", "seq", "pos", "neg"];
+    return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`)]));
   }
 
   bar(context, colour, i, x, width, base) {
@@ -77,37 +96,42 @@ class Strip {
     if (!Number.isFinite(value)) return;
     const share = Math.max(-1, Math.min(1, value / view.scale.most));
     context.globalAlpha = view.isDim(i) ? 0.25 : 1;
-    context.fillStyle = colour(view.scale.ramp(value));
+    context.fillStyle = colour[view.scale.ramp(value)];
     const height = Math.abs(share) * (base - 1);
     const wide = Math.max(1, width - 1);
     context.fillRect(x, value < 0 && view.scale.signed ? base : base - height, wide, height);
     if (isMismatch(view.completion, i)) {
-      context.fillStyle = colour("ink");
+      context.fillStyle = colour.ink;
       context.fillRect(x, TICKS, wide, 2.5);
     }
     context.globalAlpha = 1;
   }
 
   // Per pixel, the largest value of the tokens it stands for.
-  overview(context, colour, width, [first, last]) {
-    const { view } = this;
-    const { length } = view.completion;
-    const [top, bottom] = OVERVIEW;
-    context.fillStyle = colour("muted");
-    const columns = Math.floor(width);
-    for (let x = 0; x < columns; x++) {
-      let most = 0;
-      const end = Math.ceil(((x + 1) * length) / columns);
-      for (let i = Math.floor((x * length) / columns); i < end; i++) {
-        const size = Math.abs(view.column[i]);
-        if (size > most) most = size;
+  peaks(columns) {
+    const { column, completion } = this.view;
+    if (this.peaksOf !== column || this.peakValues.length !== columns) {
+      this.peaksOf = column;
+      this.peakValues = new Float32Array(columns);
+      for (let i = 0; i < completion.length; i++) {
+        const x = Math.floor((i * columns) / completion.length);
+        this.peakValues[x] = Math.max(this.peakValues[x], Math.abs(column[i]) || 0);
       }
-      const height = Math.min(1, most / view.scale.most) * (bottom - top - 1);
-      context.fillRect(x, bottom - height, 1, height);
     }
-    context.strokeStyle = colour("ink");
-    const left = (first / length) * width;
-    const wide = Math.max(3, ((last - first) / length) * width);
+    return this.peakValues;
+  }
+
+  overview(context, colour, width, [first, last]) {
+    const { scale, completion } = this.view;
+    const [top, bottom] = OVERVIEW;
+    context.fillStyle = colour.muted;
+    this.peaks(Math.floor(width)).forEach((peak, x) => {
+      const height = Math.min(1, peak / scale.most) * (bottom - top - 1);
+      context.fillRect(x, bottom - height, 1, height);
+    });
+    context.strokeStyle = colour.ink;
+    const left = (first / completion.length) * width;
+    const wide = Math.max(3, ((last - first) / completion.length) * width);
     context.strokeRect(left + 0.5, top - 1.5, wide, bottom - top + 2);
   }
 

@@ -76,7 +76,7 @@ function showText(element, text, longest = LONGEST) {
   let at = 0;
   for (const match of text.matchAll(SPECIAL)) {
     if (match[1]) continue;
-    element.append(text.slice(at, match.index));
+    if (at < match.index) element.append(text.slice(at, match.index));
     const [found] = match;
     at = match.index + found.length;
     if (match[3]) {
@@ -86,7 +86,7 @@ function showText(element, text, longest = LONGEST) {
     element.append(make("span", markClass(found), markOf(found)));
     if (found === "\n" || found === "\t") element.append(found);
   }
-  element.append(text.slice(at));
+  if (at < text.length) element.append(text.slice(at));
   if (rest) element.append(make("span", "mark", `… +${rest.toLocaleString("en")}`));
 }
 

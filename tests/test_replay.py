@@ -1,0 +1,88 @@
+"""A replayed update is the real gradient's component; methods without what they need say so."""
+
+import numpy as np
+import pytest
+import torch
+
+from acpo.errors import ACPOError
+from acpo.objectives import METHODS, aggregation_weights, get_method, logit_gradient
+from acpo.records import Trace
+from acpo.replay import methods_to_show, replay
+from viewer.traces import write_trace
+
+LENGTHS = [40, 33, 26, 19]
+
+
+def padded(flat: torch.Tensor) -> torch.Tensor:
+    """[N, ...] to [B, T, ...]."""
+    rows = flat.split(LENGTHS)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_update_is_the_gradient_along_the_token(name, tmp_path):
+    on_policy = name == "gtpo_entropy"
+    made = write_trace(tmp_path / "t", prompts=1, length=40, drift=0.0 if on_policy else 0.4)
+    trace = Trace.open(tmp_path / "t")
+    columns = replay(trace, name)
+    logits, tokens, old_logp = (padded(made[key]) for key in ("logits", "tokens", "old_logp"))
+    mask = padded(torch.ones(sum(LENGTHS), dtype=torch.bool))
+    advantages = torch.tensor(trace.rollouts["advantage"].to_pylist(), dtype=torch.float64)
+    if get_method(name).advantage_scale == "none":
+        advantages = torch.tensor([-0.5, 0.5, -0.5, 0.5], dtype=torch.float64)
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    gradient = logit_gradient(
+        name,
+        logits=logits,
+        tokens=tokens,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        group_size=4,
+        old_entropy=entropy,
+    )
+    direction = torch.nn.functional.one_hot(tokens, logits.shape[-1]) - logits.softmax(-1)
+    upward = -gradient / aggregation_weights(name, mask, dtype=torch.float64)[..., None]
+    expected = (upward * direction).sum(-1) / direction.square().sum(-1)
+    np.testing.assert_allclose(columns.update, expected[mask].numpy(), rtol=2e-4, atol=2e-5)
+
+
+def test_the_paper_s_credit_and_reversals(tmp_path):
+    write_trace(tmp_path / "t", drift=0.0)
+    trace = Trace.open(tmp_path / "t")
+    data = trace.tokens("delta", "is_mode", "advantage")
+    acpo, unrouted = replay(trace, "acpo"), replay(trace, "acpo_no_routing")
+    delta, mode, good = data["delta"], data["is_mode"], data["advantage"] > 0
+    aligned = np.where(good, 2 + delta, 1 - delta)
+    expected = np.where(mode, aligned, np.where(good, 3 * delta, 3 * (1 - delta)))
+    np.testing.assert_allclose(acpo.credit, expected, rtol=1e-5)
+    assert not (acpo.update * acpo.advantage < 0).any()
+    reversed_ = unrouted.update * unrouted.advantage < 0
+    assert reversed_.any() and not reversed_[mode | good].any()
+
+
+def test_without_the_sums_only_what_needs_them_is_unknown(tmp_path):
+    write_trace(tmp_path / "t", drop=("tail_p2", "tail_p2_logp"))
+    trace = Trace.open(tmp_path / "t")
+    assert np.isfinite(replay(trace, "acpo").update).all()
+    unknown = np.isnan(replay(trace, "acpo_no_routing").update)
+    assert unknown.any() and not unknown[trace.tokens("is_mode")["is_mode"]].any()
+
+
+def test_methods_to_show(tmp_path):
+    write_trace(tmp_path / "t", header={"method": "grpo"})
+    write_trace(tmp_path / "bare", drop=("logp",), header={"method": ["x"]})
+    scored, bare = Trace.open(tmp_path / "t"), Trace.open(tmp_path / "bare")
+    assert [m.name for m in methods_to_show(scored, None)] == ["sapo", "grpo"]
+    assert [m.name for m in methods_to_show(scored, "acpo, dapo,acpo")] == ["acpo", "dapo"]
+    assert methods_to_show(bare, None) == []
+    with pytest.raises(ACPOError, match="did you mean 'sapo'"):
+        methods_to_show(scored, "sapoo")
+    with pytest.raises(ACPOError, match="has no logp: `acpo trace`"):
+        replay(bare, "sapo")
+
+
+def test_what_cannot_be_replayed_is_refused(tmp_path):
+    write_trace(tmp_path / "t")
+    with pytest.raises(ACPOError, match="entropy of the policy that sampled"):
+        replay(Trace.open(tmp_path / "t"), "gtpo_entropy")
