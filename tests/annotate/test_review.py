@@ -21,10 +21,17 @@ from viewer.browser import CHROMIUM, Browser
 
 
 @pytest.fixture(scope="module")
-def browser():
+def shared_browser():
     require_tool(CHROMIUM is not None, "chromium")
     with Browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(shared_browser):
+    """No page may have failed or asked for anything by the end of a test."""
+    yield shared_browser
+    assert not shared_browser.problems() and not shared_browser.requests()
 
 
 @pytest.fixture
@@ -107,7 +114,6 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
     while not (downloads / "review.json").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert json.loads((downloads / "review.json").read_text()) == value, "text and file are one"
-    assert not browser.problems() and not browser.requests()
 
     path = folder / "a.jsonl"
     before = Annotations.read(path)
@@ -175,7 +181,6 @@ def test_what_others_left_in_the_browser_is_not_believed(browser, case):
         "localStorage[key] = JSON.stringify(kept); })()"
     )
     browser.open(page)
-    assert not browser.problems()
     assert text(browser, "#progress") == "1 decided here, 7 undecided"
 
 
@@ -275,7 +280,6 @@ def test_hostile_text_does_nothing(browser, tmp_path):
     browser.press("a")
     value = export(browser)
     assert browser.run("window.hit") is None
-    assert not browser.problems() and not browser.requests()
     assert browser.run("document.querySelectorAll('img, iframe, b, link').length") == 1  # our h1's
     (tmp_path / "review.json").write_text(json.dumps(value))
     assert apply(tmp_path / "a.jsonl", tmp_path / "review.json").accepted == 2

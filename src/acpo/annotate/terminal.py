@@ -47,11 +47,11 @@ def propose_with_progress(
     console.print(outcome_table(annotations))
     for entry in agreements(annotations, within=within):
         console.print(agreement_line(entry), markup=False, soft_wrap=True)
-    if len(annotations.annotators) < 2:
-        console.print("one annotator: agreement cannot be measured")
-    for annotator in annotators:
-        if isinstance(annotator, ModelAnnotator):
-            console.print(cost_line(annotator, spent[annotator.name]), markup=False)
+    models = [annotator for annotator in annotators if isinstance(annotator, ModelAnnotator)]
+    if models and len(annotations.annotators) < 2:
+        console.print("one annotator: the protocol wants two, to see whether they agree")
+    for model in models:
+        console.print(cost_line(model, spent[model.name]), markup=False, soft_wrap=True)
 
 
 def selected(selection: Selection) -> str:
