@@ -160,7 +160,7 @@ class ACPOTrainer(ResumableTrainer):
         header = {
             "source": "train",
             "model": str(self.policy.config._name_or_path),
-            "vocab_size": self.policy.get_output_embeddings().weight.shape[0],
+            "vocab_size": self.policy.config.get_text_config().vocab_size,
             "group": self.num_generations,
             "temperature": self.temperature,
             "max_tokens": self.max_completion_length,
