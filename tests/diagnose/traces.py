@@ -24,6 +24,7 @@ def make_trace(
     header: dict[str, Any] | None = None,
     change: dict[str, Any] | None = None,
     drop: Sequence[str] = (),
+    step: int = 0,
 ) -> Trace:
     """A trace of random tokens.
 
@@ -38,6 +39,7 @@ def make_trace(
         header: changes to HEADER.
         change: columns to write instead.
         drop: columns to leave out.
+        step: of the parts.
     """
     with TraceWriter(path, {**HEADER, "vocab_size": vocab, **(header or {})}) as writer:
         for part in range(parts):
@@ -55,7 +57,7 @@ def make_trace(
                 for i in range(rollouts)
             ]
             kept = {name: values for name, values in columns.items() if name not in drop}
-            writer.append(rows, kept, step=0)
+            writer.append(rows, kept, step=step)
     return Trace.open(path)
 
 

@@ -77,6 +77,22 @@ def test_modulation_factors_are_those_of_the_loss(w):
         torch.testing.assert_close(gradient[0, 0, 0], expected)
 
 
+@pytest.mark.parametrize("tau", [0.7, 1.0, 1.05, 1.6])
+def test_largest_gap_of_a_reversed_mismatched_update(tau):
+    """Unrouted, 1 - δ turns a non-positive update around only below (2 - τ)/(2 + τ)."""
+    bound, kappa = theory.mismatch_reversal_gap(tau), 2 / tau
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(200_000, 3, generator=g, dtype=torch.float64) * 3
+    z[:100_000, 2] = -torch.inf
+    p = torch.softmax(z, -1).sort(-1, descending=True).values
+    local = torch.eye(3, dtype=torch.float64)[1] - p
+    proxy = p[:, :1] * (torch.eye(3, dtype=torch.float64)[0] - p)
+    reversed_ = ((p[:, :1] * local + kappa * proxy) * local).sum(-1) < 0
+    gaps = (p[:, 0] - p[:, 1])[reversed_]
+    assert 0.99 * bound < gaps.max() < bound
+    assert theory.mismatch_reversal_gap(2.5) == 0.0
+
+
 def test_coupling_and_reversal():
     assert theory.coupling(1.0).item() == pytest.approx(2.0)
     assert theory.coupling(1.0, 1.05).item() == pytest.approx(1.905, abs=5e-4)
@@ -84,6 +100,7 @@ def test_coupling_and_reversal():
     assert onset == pytest.approx(2.2564, abs=5e-5)
     assert theory.reversal_probability(onset + 1e-9).item() == pytest.approx(0.4432, abs=5e-5)
     assert torch.isnan(theory.reversal_probability(2.0))
+    assert torch.isnan(theory.reversal_probability(0.5)), "no probability exceeds 1"
     for w in (2.3, 2.8, 4.0):
         edge = theory.reversal_probability(w)
         assert theory.positive_modulation(w * (edge - 1e-6), w) > 0

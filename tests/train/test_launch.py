@@ -45,6 +45,7 @@ def test_it_says_so(short_run):
 def test_it_leaves_a_model_and_a_picture(short_run):
     folder, _ = short_run
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "log_history" in (folder / "trainer_state.json").read_text()
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == 99_776
 
 

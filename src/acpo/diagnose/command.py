@@ -18,6 +18,7 @@ diagnose_app = typer.Typer(
 
 TRACE = typer.Argument(help="Folder that `acpo trace` wrote.")
 MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_default=False)
+STEP = typer.Option(None, min=0, help="Only completions of this training step.")
 OUTPUT = typer.Option(None, help="Folder for the files [default: diagnose/TRACE].")
 H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 [default: the trace's maximum].")
 TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
@@ -35,51 +36,56 @@ class GroupBy(StrEnum):
 
 @diagnose_app.command("gradients")
 def gradients(
-    trace: Path = TRACE, output: Path | None = OUTPUT, h_max: float | None = H_MAX
+    trace: Path = TRACE,
+    output: Path | None = OUTPUT,
+    step: int | None = STEP,
+    h_max: float | None = H_MAX,
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
     from acpo.diagnose.gradients import gradients as measure
-    from acpo.records import Trace
+    from acpo.diagnose.source import open_trace
 
-    _write(measure(Trace.open(trace), h_max=h_max), output or _folder(trace))
+    _write(measure(open_trace(trace, step), h_max=h_max), output or _folder(trace))
 
 
 @diagnose_app.command("mismatch")
 def mismatch(
     trace: Path = TRACE,
     output: Path | None = OUTPUT,
+    step: int | None = STEP,
     tau_pos: float = TAU_POS,
     tau_neg: float = TAU_NEG,
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
     from acpo.diagnose.mismatch import mismatch as measure
-    from acpo.records import Trace
+    from acpo.diagnose.source import open_trace
 
-    finding = measure(Trace.open(trace), tau_pos=tau_pos, tau_neg=tau_neg)
+    finding = measure(open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg)
     _write(finding, output or _folder(trace))
 
 
 @diagnose_app.command("alignment")
-def alignment(trace: Path = TRACE, output: Path | None = OUTPUT) -> None:
+def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
     """How near the sampled tokens are to the mode."""
     from acpo.diagnose.alignment import alignment as measure
-    from acpo.records import Trace
+    from acpo.diagnose.source import open_trace
 
-    _write(measure(Trace.open(trace)), output or _folder(trace))
+    _write(measure(open_trace(trace, step)), output or _folder(trace))
 
 
 @diagnose_app.command("envelope")
 def envelope(
     trace: Path | None = MAYBE_TRACE,
     output: Path | None = OUTPUT,
+    step: int | None = STEP,
     support: int | None = SUPPORT,
     rollout: int | None = ROLLOUT,
 ) -> None:
     """Bounds on entropy from δ, and where the tokens lie between them."""
     from acpo.diagnose.envelope import envelope as measure
-    from acpo.records import Trace
+    from acpo.diagnose.source import open_trace
 
-    opened = Trace.open(trace) if trace else None
+    opened = open_trace(trace, step) if trace else None
     _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
 
 
@@ -87,6 +93,7 @@ def envelope(
 def coupling(
     trace: Path | None = MAYBE_TRACE,
     output: Path | None = OUTPUT,
+    step: int | None = STEP,
     tau_pos: float = TAU_POS,
     tau_neg: float = TAU_NEG,
     offset: float = typer.Option(2.0, help="Of c+ = offset + δ."),
@@ -94,9 +101,9 @@ def coupling(
     """The update away from w = 1, and where an aligned positive one reverses."""
     from acpo.diagnose.coupling import Gate
     from acpo.diagnose.coupling import coupling as measure
-    from acpo.records import Trace
+    from acpo.diagnose.source import open_trace
 
-    opened = Trace.open(trace) if trace else None
+    opened = open_trace(trace, step) if trace else None
     _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
 
 
@@ -155,15 +162,15 @@ def everything(
     trace: Path = TRACE,
     runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
     output: Path | None = OUTPUT,
+    step: int | None = STEP,
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.everything import analyses
     from acpo.diagnose.report import html
-    from acpo.diagnose.source import describe
+    from acpo.diagnose.source import describe, open_trace
     from acpo.errors import ACPOError
-    from acpo.records import Trace
 
-    opened, folder = Trace.open(trace), output or _folder(trace)
+    opened, folder = open_trace(trace, step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
     for name, measure in analyses(opened, runs).items():

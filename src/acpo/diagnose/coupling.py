@@ -71,18 +71,18 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
         if not getattr(gate, name) > 0:
             raise ACPOError(f"{name}={getattr(gate, name)} must be positive")
     onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
-    seen = _observe(trace, gate) if trace else None
+    seen = None if trace is None else _observe(trace, gate)
     settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
     return Finding(
         name="coupling",
         title="Coupling away from the proximal point",
-        source=f"{describe(trace) if trace else 'no trace'}; {settings}",
+        source=f"{describe(trace)}; {settings}",
         reading=(
             "(a): C(w) = f(w)/f'(w). (b), (c): the factors M+ and M- on w f'(w) Â ∇log π(y) of an "
             "aligned token, for several probabilities under the policy that sampled it; a line "
             "ends where π(y) = w π_old(y) would pass 1. Below zero (shaded) the update is "
             "reversed. (d): the pairs (π_old(y), w) where an aligned positive update reverses; "
-            "above the dashed line π(y) > 1. Dots: aligned positive-advantage tokens of the trace."
+            "above the dashed line π(y) > 1. Dots, if any: aligned positive-advantage tokens."
         ),
         facts=_facts(gate, onset, seen),
         tables=[_table(gate)],
@@ -107,7 +107,7 @@ def _observe(trace: Trace, gate: Gate) -> Observed:
         seen.candidates += int(chosen.sum())
         # By the region, not by the sign of M+: near w = 1 that is rounding.
         seen.reversing += int((old[chosen] > _couplings(w[chosen], gate)[2]).sum())
-        seen.points.append(np.stack([old[chosen], w[chosen]])[:, ::every])
+        seen.points.append(np.stack([old[chosen][::every], w[chosen][::every]]))
     if not seen.tokens:
         raise TraceError(f"{trace.path}: none of its {seen.left_out} tokens is usable")
     return seen

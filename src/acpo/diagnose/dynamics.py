@@ -126,6 +126,8 @@ def _draw(
             low, high = band.values.min(0), band.values.max(0)
             axes.fill_between(band.steps, low, high, color=style.color, alpha=0.2, linewidth=0)
     axes.set(xlabel="update", ylabel=LABELS[curve])
+    if curve == "length":
+        axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     if any(bands.values()):
         legend(axes, loc="best")
     else:

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 QWEN3 = 151_936
 PAPER_WIDTHS = {100: 2.6286, 40: 1.9803, 20: 1.5235, 10: 1.1010, 5: 0.7178}
 """The paper's table of maximum widths, by support."""
+READING = (
+    "(a): the bounds L(δ) ≤ H ≤ U(δ), and the least entropy that distributions reach (exact "
+    "minimum). (b): how far entropy can vary at a given δ: by the paper's bounds, and exactly."
+)
+READING_TRACE = (
+    "The cells in (a) are the trace's tokens, darker where there are more. (c): δ and H / log|V| "
+    "along one completion, raw and as moving averages."
+)
 GRID = 2001
 TOLERANCE = 1e-4
 """Nats by which float32 statistics may lie outside the bounds."""
@@ -95,14 +103,14 @@ def envelope(
         ACPOError: A vocabulary of one token, or a trace without columns or usable tokens.
     """
     if support is None:
-        support = vocabulary(trace.header) if trace else QWEN3
+        support = QWEN3 if trace is None else vocabulary(trace.header)
     if support < 2:
         raise ACPOError(f"support={support}: an envelope needs a vocabulary of at least 2 tokens")
-    cloud = _cloud(trace, support) if trace else None
+    cloud = None if trace is None else _cloud(trace, support)
     drawn = None
-    if trace:
+    if trace is not None:
         drawn = profile(trace, longest(trace) if rollout is None else rollout, support)
-    figure, grid = panels(3 if trace else 2, columns=2, size=(4.2, 3.1))
+    figure, grid = panels(2 if trace is None else 3, columns=2, size=(4.2, 3.1))
     _draw_bounds(grid[0], support, cloud)
     _draw_widths(grid[1], support)
     titles = [f"envelope, |V| = {support:,}", "width"]
@@ -116,13 +124,8 @@ def envelope(
     return Finding(
         name="envelope",
         title="Entropy envelope",
-        source=describe(trace) if trace else f"no trace; vocabulary of {support:,} tokens",
-        reading=(
-            "(a): the bounds L(δ) ≤ H ≤ U(δ), the least entropy that distributions reach (exact "
-            "minimum), and the tokens of the trace, darker where there are more. (b): how far "
-            "entropy can vary at a given δ: by the paper's bounds, and exactly. (c): δ and "
-            "H / log|V| along one completion, raw and as moving averages."
-        ),
+        source=describe(trace) + f"; vocabulary of {support:,} tokens",
+        reading=READING if trace is None else f"{READING} {READING_TRACE}",
         facts=_facts(support, cloud, drawn),
         tables=[_widths(support), _paper_widths()],
         rows=_grid_rows(support),

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,13 @@ class Finding:
     tables: Sequence[Table] = ()
     extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)
 
+    @cached_property
+    def png(self) -> bytes:
+        """The figure, rendered."""
+        from acpo.diagnose.style import render_png
+
+        return render_png(self.figure)
+
     def write(self, folder: Path, *, command: str = "") -> list[Path]:
         """Write NAME.csv, NAME.png, NAME.pdf and NAME.md.
 
@@ -63,12 +71,12 @@ class Finding:
             folder: where to; made if need be.
             command: what was typed, for the summary.
         """
-        from acpo.diagnose.style import png, save_pdf
+        from acpo.diagnose.style import save_pdf
 
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
         paths[0].write_text(csv_text(self.rows), encoding="utf-8")
-        paths[1].write_bytes(png(self.figure))
+        paths[1].write_bytes(self.png)
         save_pdf(self.figure, paths[2])
         paths[3].write_text(self.markdown(command), encoding="utf-8")
         for suffix, rows in self.extra.items():

@@ -166,11 +166,12 @@ def _figure(series: dict[Key, Series], limit: float) -> "Figure":
 
 
 def _draw_shares(axes: "Axes", one: Series, label: str, number: int) -> None:
-    full = np.flatnonzero(one.count)
+    with np.errstate(invalid="ignore"):
+        shares = one.below_zero / one.count
     style = look(number)
     axes.plot(
-        one.axis.centres[full],
-        one.below_zero[full] / one.count[full],
+        one.axis.centres,
+        shares,
         color=style.color,
         linestyle=style.linestyle,
         marker=style.marker,

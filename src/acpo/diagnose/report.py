@@ -8,7 +8,6 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from acpo.diagnose.finding import Finding, one_line
-from acpo.diagnose.style import png
 
 
 def html(
@@ -31,7 +30,7 @@ def html(
         (files("acpo.diagnose") / "report.html.j2").read_text(encoding="utf-8")
     )
     sections = [
-        {"finding": finding, "image": base64.b64encode(png(finding.figure)).decode()}
+        {"finding": finding, "image": base64.b64encode(finding.png).decode()}
         for finding in findings
     ]
     return template.render(

@@ -69,7 +69,8 @@ class Series:
         np.minimum.at(self.least, at, y)
         np.maximum.at(self.most, at, y)
         first = -self._seen % self.every
-        self.points.append((x[first :: self.every], y[first :: self.every]))
+        # Copies: a view would keep the whole chunk.
+        self.points.append((x[first :: self.every].copy(), y[first :: self.every].copy()))
         self._seen += len(y)
 
     @property
@@ -101,10 +102,10 @@ class Series:
         xs, ys = zip(*self.points, strict=True) if self.points else ((), ())
         return np.concatenate([np.empty(0), *xs]), np.concatenate([np.empty(0), *ys])
 
-    def means(self) -> tuple[np.ndarray, np.ndarray]:
-        """Centre and mean of each bin that is not empty."""
-        full = np.flatnonzero(self.count)
-        return self.axis.centres[full], self.total[full] / self.count[full]
+    def means(self) -> np.ndarray:
+        """Mean of y in each bin; NaN where it is empty, so that no line crosses what is not."""
+        with np.errstate(invalid="ignore"):
+            return self.total / self.count
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per bin that is not empty, for the CSV."""

@@ -1,19 +1,42 @@
 """Which trace was looked at."""
 
+from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.records import Trace
+from acpo.records import Trace, TraceError
 
 
-def describe(trace: Trace) -> str:
+def open_trace(path: Path, step: int | None = None) -> Trace:
+    """A trace, or what it holds of one training step.
+
+    Raises:
+        TraceError: There is no trace, or nothing of that step in it.
+    """
+    trace = Trace.open(path)
+    if step is None:
+        return trace
+    parts = tuple(part for part in trace.parts if part["step"] == step)
+    if not parts:
+        steps = sorted({part["step"] for part in trace.parts})
+        raise TraceError(f"--step {step}: {path} has steps {', '.join(map(str, steps))}")
+    return Trace(trace.path, trace.header, parts)
+
+
+def describe(trace: Trace | None) -> str:
     """The trace in a line: model, data, temperature, completions, tokens."""
+    if trace is None:
+        return "no trace"
     header = trace.header
-    named = [f"{key} {header[key]}" for key in ("model", "data", "temperature") if key in header]
+    named = [
+        f"{key} {header[key]}"
+        for key in ("model", "task", "data", "temperature")
+        if header.get(key) is not None
+    ]
     rollouts = sum(part["rollouts"] for part in trace.parts)
     steps = {part["step"] for part in trace.parts}
-    if len(steps) > 1:
-        named.append(f"steps {min(steps)} to {max(steps)}")
+    if steps - {0}:
+        named.append(f"step {min(steps)}" + (f" to {max(steps)}" if len(steps) > 1 else ""))
     return ", ".join([*named, f"{rollouts:,} completions", f"{len(trace):,} tokens"])
 
 

@@ -67,7 +67,8 @@ def draw_series(axes: "Axes", series: Series, label: str, style: Look) -> None:
     faint = float(np.clip(6 / np.sqrt(len(x) + 1), 0.15, 0.6))
     axes.scatter(x, y, s=4, color=style.color, alpha=faint, linewidths=0, rasterized=True)
     axes.plot(
-        *series.means(),
+        series.axis.centres,
+        series.means(),
         color=style.color,
         linestyle=style.linestyle,
         marker=style.marker,
@@ -94,7 +95,7 @@ def plain(text: str, limit: int = 48) -> str:
     return one_line(text, limit).replace("$", r"\$")
 
 
-def png(figure: "Figure") -> bytes:
+def render_png(figure: "Figure") -> bytes:
     """The figure as a PNG that depends on nothing but what is drawn."""
     import matplotlib
 

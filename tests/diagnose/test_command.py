@@ -1,0 +1,91 @@
+"""`acpo diagnose` as it is typed, and a report from which hostile names do not escape."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from diagnose.test_dynamics import make_run
+from diagnose.traces import make_trace
+
+HOSTILE = "</td><script>alert(1)</script>`|\n# x [a](javascript:b) $\\frac{"
+
+
+def run(*arguments: object, status: int = 0):
+    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result
+
+
+def test_each_command_writes_its_files(tmp_path):
+    trace = make_trace(tmp_path / "t", parts=1, length=30).path
+    for name in ("alignment", "mismatch"):
+        result = run(name, trace, "--output", tmp_path / "out")
+        assert "tokens" in result.output
+        for kind in ("csv", "png", "pdf", "md"):
+            assert (tmp_path / "out" / f"{name}.{kind}").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", ["coupling", "envelope"])
+def test_theory_needs_no_trace(tmp_path, name):
+    run(name, "--output", tmp_path)
+    assert (tmp_path / f"{name}.csv").read_text().count("\n") > 100
+
+
+def test_one_training_step_of_several(tmp_path):
+    path = tmp_path / "t"
+    make_trace(path, parts=1, length=10, step=0)
+    make_trace(path, parts=1, length=20, step=50)
+    assert "120 sampled tokens" in run("alignment", path, "--output", tmp_path).output
+    result = run("alignment", path, "--step", 50, "--output", tmp_path)
+    assert "80 sampled tokens" in result.output
+    assert "step 50" in (tmp_path / "alignment.md").read_text()
+    assert "has steps 0, 50" in run("alignment", path, "--step", 7, status=2).output
+
+
+def test_all_makes_one_page_that_nothing_escapes_from(tmp_path):
+    trace = make_trace(
+        tmp_path / "t", parts=1, length=30, header={"model": HOSTILE}, drop=("tail_p2",)
+    ).path
+    hostile_run = make_run(tmp_path / "run", method=HOSTILE)
+    result = run("all", trace, "--runs", hostile_run, "--output", tmp_path / "out")
+    assert "4 analyses" in result.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<script" not in page and "default-src 'none'" in page
+    assert "&lt;script&gt;" in page
+    assert "has no tail_p2" in page, "what could not be made is told"
+    assert not re.search(r'(src|href)="(?!data:image/png;base64,|#)', page)
+    assert page.count("data:image/png;base64,") == 4
+    for file in (tmp_path / "out").glob("*.md"):
+        text = file.read_text()
+        assert "<script" not in text.replace("\\<script", "")
+        assert "\n# x" not in text
+    assert HOSTILE.splitlines()[0] in (tmp_path / "out" / "dynamics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("gradients", "nowhere"), "`acpo trace` makes one"),
+        (("all", "nowhere"), "`acpo trace` makes one"),
+        (("dynamics", "nowhere"), "acpo train"),
+        (("envelope", "--support", "1"), "at least 2"),
+        (("coupling", "--tau-pos", "0"), "must be positive"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments, status=2)
+    assert message in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_the_command_is_light_to_import():
+    code = (
+        "import acpo.diagnose.command, sys; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'matplotlib', 'jinja2')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
