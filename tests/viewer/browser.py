@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +37,8 @@ class PageError(AssertionError):
 class Browser:
     """One window. `events` holds every DevTools event since the last `open`."""
 
-    def __init__(self, *, width: int = 1440, height: int = 900) -> None:
-        self.size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def __init__(self, *, width: int = 1440, height: int = 900, scale: float = 1) -> None:
+        self.size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.events: list[dict[str, Any]] = []
         self._next, self._buffer = 0, b""
 
@@ -158,6 +159,22 @@ class Browser:
     def screenshot(self, file: Path) -> None:
         data = self.send("Page.captureScreenshot", format="png")["data"]
         file.write_bytes(base64.b64decode(data))
+
+    def main_thread_tasks(self, action: Callable[[], object]) -> list[float]:
+        """CPU milliseconds of each task the page's main thread ran during an action."""
+        categories = "devtools.timeline,disabled-by-default-devtools.timeline"
+        options = {"categories": categories, "transferMode": "ReportEvents"}
+        self._send("Tracing.start", options, session=None)
+        action()
+        self._send("Tracing.end", {}, session=None)
+        deadline = time.monotonic() + 60
+        while not any(event["method"] == "Tracing.tracingComplete" for event in self.events):
+            self._receive(deadline)
+        collected = [e for e in self.events if e["method"] == "Tracing.dataCollected"]
+        traced = [entry for event in collected for entry in event["params"]["value"]]
+        main = {(e["pid"], e["tid"]) for e in traced if e["name"] == "FireAnimationFrame"}
+        tasks = [e for e in traced if e["name"] == "RunTask" and (e["pid"], e["tid"]) in main]
+        return [task["tdur"] / 1000 for task in tasks if "tdur" in task]
 
     def problems(self) -> list[str]:
         """Errors, policy violations, dialogs and requests since the page was opened."""

@@ -131,3 +131,12 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     assert "has no entropy" in refusal(str(tmp_path / "bare"), "--methods", "acpo")
     write_trace(tmp_path / "nan", drift=float("nan"), in_order=True)
     assert "old_logp is not finite" in refusal(str(tmp_path / "nan"))
+
+
+def test_pages_no_browser_could_open_are_refused(tmp_path):
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        for name in "abc":
+            row = {"prompt_id": name, "sample": 0, "tokens": 240_000}
+            writer.append([row], {"token_id": np.zeros(240_000, dtype=np.int32)})
+    message = refusal(str(tmp_path / "t"))
+    assert "3 prompts of" in message and "--prompts 2" in message.replace("\n", " ")

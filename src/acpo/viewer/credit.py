@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+
+MOST_TOKENS = 500_000  # about 85 MB
 
 STYLES = (*TOKEN_STYLES, "credit.css")
 SCRIPTS = (
@@ -43,11 +47,12 @@ def write_credit_page(
 
     Raises:
         TraceError: The trace holds no token, or is damaged.
-        ACPOError: The file cannot be written.
+        ACPOError: The file cannot be written, or no browser could open it.
     """
     trace.require()
     groups = prompt_groups(trace)
     shown = groups[:prompts]
+    _require_size(trace, shown)
     payload = TracePayload(trace, methods)
     page = {
         "model": _text(trace.header.get("model")),
@@ -72,6 +77,18 @@ def write_credit_page(
             f"{output} cannot be written ({error.strerror}): name another file"
         ) from error
     return len(shown)
+
+
+def _require_size(trace: Trace, groups: Sequence[Group]) -> None:
+    lengths = trace.rollouts["tokens"].to_numpy()
+    totals = np.cumsum([lengths[list(group.rows)].sum() for group in groups])
+    if totals[-1] > MOST_TOKENS:
+        fits = int(np.searchsorted(totals, MOST_TOKENS, side="right"))
+        remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
+        raise ACPOError(
+            f"{len(groups)} prompts of {trace.path} hold {totals[-1]:,} tokens, and a page at most "
+            f"{MOST_TOKENS:,}: {remedy}"
+        )
 
 
 def _index(payload: TracePayload, groups: Sequence[Group]) -> list[dict[str, Any]]:

@@ -85,10 +85,11 @@ class CreditPage {
     $("quantity").title = this.quantity.hint ?? "";
   }
 
-  // One scale for all completions, steps and methods of the prompt: colours compare.
+  // One scale for all completions and methods on show at this step: their colours compare.
   rescale() {
     const methods = this.page.methods.map(({ name }) => name);
-    const columns = this.group.completions.flatMap((completion) =>
+    const completions = this.group.completions.filter(({ step }) => step === this.state.step);
+    const columns = completions.flatMap((completion) =>
       (methods.length && this.quantity.perMethod ? methods : [this.state.method]).map(
         (method) => this.quantity.of(completion, method) ?? new Float32Array(0),
       ),

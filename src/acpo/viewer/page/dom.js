@@ -39,7 +39,8 @@ function themeButton(button, onChange) {
   const step = () => {
     current = (current + 1) % order.length;
     document.documentElement.dataset.theme = order[current];
-    button.textContent = `Theme: ${order[current]}`;
+    button.title = `Theme: ${order[current]}`;
+    button.setAttribute("aria-label", button.title);
     onChange();
   };
   button.addEventListener("click", step);

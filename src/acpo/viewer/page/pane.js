@@ -6,6 +6,7 @@
 const BLOCK = 64; // tokens after which a line break ends a block
 const LONGEST_BLOCK = 256; // tokens after which a block ends anyway
 const LINE = 24; // px, as in tokens.css
+const USUAL_WIDTH = 46; // characters of a line, to guess heights with
 
 let panes = 0;
 
@@ -27,10 +28,10 @@ class TokenPane {
     this.byElement = new Map(this.blocks.map((block) => [block.element, block]));
     this.observer = new IntersectionObserver((entries) => this.seen(entries), {
       root: this.element,
-      rootMargin: "400px 0px",
+      rootMargin: "300px 0px",
     });
     this.arrival = new IntersectionObserver((entries) => this.arrive(entries), {
-      rootMargin: "300px",
+      rootMargin: "100px",
     });
     this.arrival.observe(this.element);
     this.listen();
@@ -40,27 +41,35 @@ class TokenPane {
     const { completion } = this;
     const blocks = [];
     let start = 0;
-    let characters = 0;
-    let lines = 1;
+    let lines = 0;
+    let column = 0;
     for (let i = 0; i < completion.length; i++) {
       const text = completion.text(i);
-      characters += Math.min(text.length, LONGEST);
+      column += Math.min(text.length, LONGEST);
       const breaks = text.includes("\n");
-      if (breaks) lines += 1;
       const size = i + 1 - start;
       const last = i + 1 === completion.length;
-      if (last || (breaks && size >= BLOCK) || size >= LONGEST_BLOCK) {
-        const element = make("div", "block");
-        const height = (lines + Math.ceil(characters / 48)) * LINE;
-        element.style.containIntrinsicSize = `auto 0px auto ${height}px`;
-        blocks.push({ start, end: i + 1, element, built: false, version: -1 });
-        start = i + 1;
-        characters = 0;
-        lines = 1;
+      const ends = last || (breaks && size >= BLOCK) || size >= LONGEST_BLOCK;
+      if (breaks || ends) {
+        lines += Math.ceil(column / USUAL_WIDTH);
+        column = 0;
       }
+      if (!ends) continue;
+      blocks.push(this.planBlock(start, i + 1, lines * LINE));
+      start = i + 1;
+      lines = 0;
     }
     if (!blocks.length) this.element.append(make("p", "empty", "No tokens."));
     return blocks;
+  }
+
+  // Until it is built, a block is as high as it probably will be.
+  planBlock(start, end, height) {
+    const element = make("div", "block");
+    element.setAttribute("role", "presentation");
+    element.style.minHeight = `${height + 6}px`;
+    element.style.containIntrinsicSize = `auto 0px auto ${height}px`;
+    return { start, end, element, built: false, version: -1 };
   }
 
   listen() {
@@ -119,6 +128,7 @@ class TokenPane {
       }
     }
     block.element.append(...nodes);
+    block.element.style.minHeight = "";
   }
 
   paint(block) {

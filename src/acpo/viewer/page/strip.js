@@ -6,6 +6,20 @@ const PLOT = 46;
 const TICKS = 50; // mismatches
 const OVERVIEW = [58, 68];
 
+// All strips are measured before any is drawn: drawing first would lay the page out once for each.
+const waiting = new Set();
+
+function requestDrawing(strip) {
+  if (!waiting.size) {
+    requestAnimationFrame(() => {
+      const strips = [...waiting].filter((one) => one.measure());
+      waiting.clear();
+      for (const one of strips) one.draw();
+    });
+  }
+  waiting.add(strip);
+}
+
 class Strip {
   // view: {pane, completion, column, scale, isDim(i), label}
   constructor(view) {
@@ -18,16 +32,12 @@ class Strip {
   }
 
   request() {
-    if (this.pending) return;
-    this.pending = requestAnimationFrame(() => {
-      this.pending = 0;
-      this.draw();
-    });
+    requestDrawing(this);
   }
 
   close() {
     this.resize.disconnect();
-    cancelAnimationFrame(this.pending);
+    waiting.delete(this);
   }
 
   // The tokens in the upper chart: all, or a stretch that moves with the text from end to end.
@@ -40,33 +50,39 @@ class Strip {
     return { start: Math.round(Math.min(progress, 1) * (length - room)), shown: room };
   }
 
+  measure() {
+    const width = this.element.clientWidth;
+    if (!width) return false;
+    const stretch = this.stretch(width);
+    const bar = Math.min(14, width / stretch.shown);
+    this.drawn = { ...stretch, bar, width, visible: this.view.pane.visible() };
+    return true;
+  }
+
   draw() {
-    const { element, view } = this;
-    const width = element.clientWidth;
-    if (!width) return;
-    const { start, shown } = this.stretch(width);
-    const whole = shown >= view.completion.length;
-    const height = whole ? TICKS + 4 : OVERVIEW[1] + 2;
-    const context = this.canvas(width, height);
+    const { view } = this;
+    const { start, shown, bar, width, visible } = this.drawn;
+    const { length } = view.completion;
+    const whole = shown >= length;
+    const context = this.canvas(width, whole ? TICKS + 4 : OVERVIEW[1] + 2);
     const colour = this.colours();
-    const bar = Math.min(14, width / shown);
-    this.drawn = { start, shown, bar };
-    const [first, last] = view.pane.visible();
+    const [first, last] = visible;
     const base = view.scale.signed ? PLOT / 2 : PLOT;
-    if (last - first + 1 < view.completion.length) {
+    if (last - first + 1 < length) {
       context.fillStyle = colour.soft;
       context.fillRect((first - start) * bar, 0, (last - first + 1) * bar, PLOT);
     }
     context.fillStyle = colour.line;
     context.fillRect(0, base - 0.5, width, 1);
-    for (let i = start; i < Math.min(start + shown, view.completion.length); i++) {
+    for (let i = start; i < Math.min(start + shown, length); i++) {
       this.bar(context, colour, i, (i - start) * bar, bar, base);
     }
-    if (view.pane.active >= start && view.pane.active < start + shown) {
+    const active = view.pane.active - start;
+    if (active >= 0 && active < shown) {
       context.strokeStyle = colour.ink;
-      context.strokeRect((view.pane.active - start) * bar + 0.5, 0.5, Math.max(bar - 1, 2), PLOT - 1);
+      context.strokeRect(active * bar + 0.5, 0.5, Math.max(bar - 1, 2), PLOT - 1);
     }
-    if (!whole) this.overview(context, colour, width, [first, last]);
+    if (!whole) this.overview(context, colour, width, visible);
   }
 
   // A blank canvas of this size, in pixels of the page.
