@@ -6,8 +6,8 @@
 Beside `acpo diagnose first-error` there are two controls. `same_form` leaves out wrong completions
 that differ from the solution in more than result digits: after a missing or doubled character every
 token is compared with one of another kind. `same_fact` holds every step after an error against the
-same step with the same arithmetic fact (`7*8`) where no error had been made: right completions exist
-only where the facts on the right path are easy enough, and those on a wrong path are not chosen so.
+same step with the same arithmetic fact (`7*8`) where no error had been made: right completions are
+there only where the facts on the right path are easy enough; those on a wrong path may be any.
 """
 
 import argparse

@@ -7,7 +7,7 @@ right and wrong completions, and every right one is paired with every wrong one.
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
     trace.require("start", "end")
     rows = trace.rollouts.to_pylist()
     step = _the_step(trace, {row["step"] for row in rows}, step)
-    counts = dict.fromkeys(COUNTED, 0)
+    counts = dict.fromkeys(("completions", "no_verdict", "length_failures"), 0)
     split: dict[str, tuple[list[Trajectory], list[Trajectory]]] = defaultdict(lambda: ([], []))
     digest = hashlib.sha256()
     seen: set[tuple[str, int]] = set()
@@ -145,10 +145,6 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
     ]
     counts["one_sided_prompts"] = len(split) - len(both)
     groups = tuple(both[:limit])
-    counts["prompts"] = len(groups)
-    counts["right"] = sum(len(group.right) for group in groups)
-    counts["wrong"] = sum(len(group.wrong) for group in groups)
-    counts["pairs"] = sum(len(group.right) * len(group.wrong) for group in groups)
     if not groups:
         raise ACPOError(
             f"{trace.path}: no prompt of step {step} has both right and wrong completions that "
@@ -156,20 +152,16 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
             f"{counts['length_failures']} failures by length, {counts['no_verdict']} without a "
             "verdict): trace more prompts or more samples of each"
         )
-    return Selection(groups, step, digest.hexdigest()[:32], counts)
+    return Selection(groups, step, digest.hexdigest()[:32], counts | _kept(groups))
 
 
-COUNTED = (
-    "completions",
-    "no_verdict",
-    "length_failures",
-    "one_sided_prompts",
-    "prompts",
-    "right",
-    "wrong",
-    "pairs",
-)
-"""What `Selection.counts` counts."""
+def _kept(groups: Sequence[Group]) -> dict[str, int]:
+    return {
+        "prompts": len(groups),
+        "right": sum(len(group.right) for group in groups),
+        "wrong": sum(len(group.wrong) for group in groups),
+        "pairs": sum(len(group.right) * len(group.wrong) for group in groups),
+    }
 
 
 def _the_step(trace: Trace, steps: set[int], asked: int | None) -> int:

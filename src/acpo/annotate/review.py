@@ -76,6 +76,7 @@ def write_review_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
+    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(html, encoding="utf-8", newline="\n")
     return len(items)
 

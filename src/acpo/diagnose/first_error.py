@@ -10,7 +10,7 @@ from acpo.annotate.pairs import Trajectory, select
 from acpo.annotate.settled import Accept, AlignedPair, aligned_pairs
 from acpo.diagnose import first_error_tables as tables
 from acpo.diagnose.clusters import effect
-from acpo.diagnose.finding import Finding, Row
+from acpo.diagnose.finding import Finding, Row, escape
 from acpo.diagnose.first_error_figures import aligned_figure, profile_figure
 from acpo.diagnose.source import describe
 from acpo.errors import ACPOError
@@ -86,17 +86,30 @@ def first_error(
             f"--window {settings.window} --every {settings.every}: no pair has tokens on both "
             "sides of its error"
         )
-    names = [pair.prompt_id for pair in pairs]
+    source = f"{describe(trace)}; step {selection.step}; {tables.evidence(pairs)}"
+    around = _around(pairs, aligned, measured, settings, source, outcomes)
+    change = measured["entropy"]["change"]
+    return [around, _profiles(trace, pairs, columns, change, settings, source)]
+
+
+def _around(
+    pairs: Sequence[AlignedPair],
+    aligned: dict[str, Aligned],
+    measured: dict[str, dict[str, np.ndarray]],
+    settings: Settings,
+    source: str,
+    outcomes: dict[str, int],
+) -> Finding:
+    prompts = [pair.prompt_id for pair in pairs]
     effects = {
-        (name, what): effect(values, names, seed=settings.seed)
+        (name, what): effect(values, prompts, seed=settings.seed)
         for name, kinds in measured.items()
         for what, values in kinds.items()
     }
-    source = f"{describe(trace)}; step {selection.step}; {tables.evidence(pairs)}"
     change = measured["entropy"]["change"]
     shown = representative(_of_the_fullest(change, aligned["entropy"], settings.every))
-    rows = tables.offset_rows(aligned, names, seed=settings.seed)
-    around = Finding(
+    rows = tables.offset_rows(aligned, prompts, seed=settings.seed)
+    return Finding(
         name="first-error",
         title="Entropy around the first reasoning error",
         source=source,
@@ -110,7 +123,6 @@ def first_error(
             "pairs": tables.pair_rows(pairs, measured),
         },
     )
-    return [around, _profiles(trace, pairs, columns, change, settings, source)]
 
 
 def align(trace: Trace, pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Aligned:
@@ -188,7 +200,7 @@ def _reading(settings: Settings, shown: AlignedPair) -> str:
         "Wrong and right completions of the same prompt, centred at t = 0: the first token of the "
         "wrong one's first error, and of what corresponds to it in the right one. (a, d): of the "
         f"pairs with the most offsets to compare, the one with the median change (prompt "
-        f"`{shown.prompt_id}`, wrong {shown.wrong.sample}, right {shown.right.sample}). (b, e): "
+        f"{escape(shown.prompt_id[:40])}, wrong {shown.wrong.sample}, right {shown.right.sample}). (b, e): "
         "mean ± standard deviation over pairs. (c, f): wrong minus right at each offset, mean over "
         f"prompts with its 95% interval. Before: t = -{settings.window} to -1, after: t = 1 to "
         f"{settings.window}{only}, wherever both completions have a token."
