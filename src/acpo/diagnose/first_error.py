@@ -199,12 +199,12 @@ def _reading(settings: Settings, shown: AlignedPair) -> str:
     return (
         "Wrong and right completions of the same prompt, centred at t = 0: the first token of the "
         "wrong one's first error, and of what corresponds to it in the right one. (a, d): of the "
-        f"pairs with the most offsets to compare, the one with the median change (prompt "
+        "pairs with the most offsets to compare, the one with the median change (prompt "
         f"{escape(shown.prompt_id[:40])}, wrong {shown.wrong.sample}, right "
-        f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus right at each "
-        "offset, mean over "
-        f"prompts with its 95% interval. Before: t = -{settings.window} to -1, after: t = 1 to "
-        f"{settings.window}{only}, wherever both completions have a token."
+        f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus "
+        "right at each offset, mean over prompts with its 95% interval. Before: t = "
+        f"-{settings.window} to -1, after: t = 1 to {settings.window}{only}, wherever both "
+        "completions have a token."
     )
 
 
