@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+CHROMIUM = shutil.which("google-chrome") or shutil.which("chromium")
 FLAGS = (
     "--headless=new",
     "--no-sandbox",

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from acpo.records import Trace
+from acpo.records import Trace, TraceWriter
 from acpo.replay import replay
 from viewer.browser import Browser, PageError
 from viewer.traces import HOSTILE, WORDS, write_trace
@@ -400,6 +400,27 @@ def test_a_trace_of_bare_ids_still_shows(tmp_path, view, browser):
     browser.press("v")
     browser.press("1")
     assert json.dumps(browser.run(READ))
+
+
+def test_odd_facts_show_as_they_are(tmp_path, view, browser):
+    odd = [("constructor", float("nan")), ("__proto__", -1e9), (None, None), ("\u202e<b>", 0.5)]
+    rows = [
+        {"prompt_id": "q", "sample": i, "tokens": i, "verdict": verdict, "reward": reward}
+        for i, (verdict, reward) in enumerate(odd)
+    ]
+    with TraceWriter(tmp_path / "t", {"model": "<b>", "method": 7, "temperature": []}) as writer:
+        writer.append(rows, {"token_id": range(6), "entropy": [float("nan")] * 5 + [1e30]})
+    browser.open(view(tmp_path / "t"))
+    facts = browser.run("[...document.querySelectorAll('.facts')].map((f) => f.innerText)")
+    assert [text.split("\n")[1] for text in facts] == [
+        "? constructor",
+        "? __proto__",
+        "? no verdict",
+        "? RLO<b>",
+    ]
+    assert "reward −1.0e+9" in facts[1] and "reward \u2013" in facts[0]
+    assert browser.run("document.getElementById('model').textContent") == "<b>"
+    assert "No tokens." in browser.run("document.querySelector('.pane').innerText")
 
 
 def test_long_completions_are_all_there(page, browser):

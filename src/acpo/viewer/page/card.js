@@ -1,9 +1,11 @@
 // One completion: what became of it, and its tokens once per method on show.
 
-const VERDICTS = { correct: ["✓", "good"], incorrect: ["✗", "bad"] };
+const VERDICTS = new Map([
+  ["correct", ["✓", "good"]],
+  ["incorrect", ["✗", "bad"]],
+]);
 
 class Card {
-  // app: {state, page, quantity, scale, methodsOf(), point(card, i), select(card, view, i)}
   constructor(app, completion) {
     this.app = app;
     this.completion = completion;
@@ -18,7 +20,7 @@ class Card {
   head() {
     const { completion } = this;
     const head = make("header", "facts");
-    const [sign, tone] = VERDICTS[completion.verdict] ?? ["?", "muted"];
+    const [sign, tone] = VERDICTS.get(completion.verdict) ?? ["?", "muted"];
     head.append(
       make("span", "sample", `#${completion.sample}`),
       make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
@@ -41,7 +43,7 @@ class Card {
       label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
       classOf: (i) => this.classOf(view, i),
       labelOf: (i) => (app.state.values ? number(view.column[i], 2, view.scale.signed) : undefined),
-      onPoint: (i) => app.point(this, view, i),
+      onPoint: (i) => app.point(this, i),
       onActive: (i) => this.activated(view, i),
       onScroll: () => this.scrolled(view),
     });

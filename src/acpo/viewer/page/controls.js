@@ -53,7 +53,7 @@ function bindControls(app) {
   on("quantity", "change", () => {
     const paired = app.shownMethods().length;
     app.chooseQuantity();
-    if (app.shownMethods().length === paired) app.repaint();
+    if (app.shownMethods().length === paired) app.recolour();
     else app.show();
   });
   on("sign", "change", (event) => {
@@ -70,7 +70,10 @@ function bindControls(app) {
     document.body.classList.toggle("values", app.state.values);
     app.repaint();
   });
-  on("query", "input", () => app.search());
+  on("query", "input", () => {
+    app.search();
+    app.repaint();
+  });
   on("query", "keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     if (event.key !== "Enter") return;

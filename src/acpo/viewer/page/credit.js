@@ -142,10 +142,13 @@ class CreditPage {
     this.select(card, card.views[0], kept);
   }
 
-  repaint() {
+  recolour() {
     this.rescale();
+    this.repaint();
+  }
+
+  repaint() {
     for (const card of this.cards) card.repaint();
-    if (this.selected) this.point(this.selected.card, this.selected.view, null);
     paintWhenIdle(() => this.panes());
   }
 
@@ -181,10 +184,10 @@ class CreditPage {
 
   // Tokens ------------------------------------------------------------------------------------
 
-  point(card, view, i) {
-    if (i === null && !this.selected) return;
+  // The pointer is on a token, or (null) on none: then the selected one is shown again.
+  point(card, i) {
     const target = i === null ? this.selected : { card, token: i };
-    inspect($("inspector"), this.page, target.card.completion, target.token);
+    if (target) inspect($("inspector"), this.page, target.card.completion, target.token);
   }
 
   select(card, view, i) {
@@ -194,7 +197,7 @@ class CreditPage {
     announce($("announcement"), card.completion, i, view.column[i], this.quantity);
   }
 
-  // Search and filters share "next" and "previous".
+  // Find the hits of the search, or else of the token filter; "next" and "previous" go through them.
   search() {
     const query = $("query").value;
     const pattern = query && new RegExp(query.replace(/[\\^$.*+?()[\]{}|/-]/g, "\\$&"), "gi");
@@ -216,10 +219,8 @@ class CreditPage {
           if (!this.isDim(completion, this.state.method, i)) this.hits.push({ card, token: i });
         }
       }
-      for (const view of card.views) view.pane.repaint();
     }
     this.showHits();
-    paintWhenIdle(() => this.panes());
   }
 
   showHits() {
