@@ -2,10 +2,12 @@
 
     python benchmarks/eval.py --output results/eval.json
 
-Three measurements, each against what bounds it:
+Four measurements, each against what bounds it; `--only` repeats some and leaves the others:
 
 - `http`: a loopback server that answers every request after 50 ms, 64 requests in flight, whole
   runs (HTTP, verification, files): samples per second against 64 / 50 ms;
+- `client`: the same requests without files and verification, by our client and by the `openai`
+  package's (needs `openai[aiohttp]`), with the CPU time of one request;
 - `overlap`: sampling and verification that take about as long as each other: the time of the run
   against the slower of the two by itself;
 - `decoder`: the transformers backend on lengths with a long tail, against `generate` on one batch
@@ -15,6 +17,8 @@ Three measurements, each against what bounds it:
 import argparse
 import asyncio
 import contextlib
+import functools
+import importlib.metadata
 import json
 import multiprocessing
 import os
@@ -240,17 +244,63 @@ def measure_decoder(repeats: int) -> dict:
 
 
 def measure_client(repeats: int) -> dict:
-    """CPU time of one request, without files and verification."""
-    requests = [Request(i, "What is 1 + 2?", i) for i in range(4000)]
+    """Requests alone, without files and verification: our client, and `openai`'s in its forms."""
+    forms = {
+        "ours": client_of_ours,
+        "openai": functools.partial(openai_client, aiohttp=False, raw=False),
+        "openai, aiohttp": functools.partial(openai_client, aiohttp=True, raw=False),
+        "openai, aiohttp, raw replies": functools.partial(openai_client, aiohttp=True, raw=True),
+    }
+    found: dict = {name: {"share_of_ideal": [], "cpu_milliseconds": []} for name in forms}
     with server(LATENCY) as url:
-        backend = OpenAIBackend("any", Sampling(), base_url=url, concurrency=CONCURRENCY)
-        costs = []
         for _ in range(repeats):
-            start = time.process_time()
-            for _ in backend.sample(requests):
-                pass
-            costs.append((time.process_time() - start) / len(requests))
-    return {"cpu_milliseconds_per_request": round(1000 * statistics.median(costs), 3)}
+            for name, send in forms.items():
+                count = 3000
+                start, cpu = time.perf_counter(), time.process_time()
+                send(url, count)
+                rate = count / (time.perf_counter() - start)
+                cost = 1000 * (time.process_time() - cpu) / count
+                found[name]["share_of_ideal"].append(round(rate * LATENCY / CONCURRENCY, 3))
+                found[name]["cpu_milliseconds"].append(round(cost, 3))
+    return {"openai_version": importlib.metadata.version("openai"), **found}
+
+
+def client_of_ours(url: str, count: int) -> None:
+    requests = [Request(i, "What is 1 + 2?", i) for i in range(count)]
+    backend = OpenAIBackend("any", Sampling(), base_url=url, concurrency=CONCURRENCY)
+    assert sum(done.text == "So \\boxed{7}." for done in backend.sample(requests)) == count
+
+
+def openai_client(url: str, count: int, *, aiohttp: bool, raw: bool) -> None:
+    """One client, one task per request in flight. Raw replies are not made into pydantic models."""
+    import openai
+
+    async def send_all() -> None:
+        http = openai.DefaultAioHttpClient() if aiohttp else openai.DefaultAsyncHttpxClient()
+        async with openai.AsyncOpenAI(base_url=url, api_key="any", http_client=http) as client:
+            completions = client.chat.completions
+            create = completions.with_raw_response.create if raw else completions.create
+            numbers = iter(range(count))
+
+            async def send() -> None:
+                for number in numbers:
+                    reply = await create(
+                        model="any",
+                        messages=[{"role": "user", "content": "What is 1 + 2?"}],
+                        temperature=1.0,
+                        top_p=1.0,
+                        max_tokens=8192,
+                        seed=number,
+                    )
+                    if raw:
+                        text = json.loads(reply.text)["choices"][0]["message"]["content"]
+                    else:
+                        text = reply.choices[0].message.content
+                    assert text == "So \\boxed{7}."
+
+            await asyncio.gather(*(send() for _ in range(CONCURRENCY)))
+
+    asyncio.run(send_all())
 
 
 MEASUREMENTS = {
@@ -267,13 +317,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", choices=MEASUREMENTS, nargs="*", default=list(MEASUREMENTS))
     args = parser.parse_args()
-    result: dict = {
-        "command": f"python benchmarks/eval.py --repeats {args.repeats}",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
-        "python": platform.python_version(),
-    }
+    result: dict = {}
+    if args.output and args.output.exists():
+        result = json.loads(args.output.read_text(encoding="utf-8"))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, shared with other work"
     for name in args.only:
-        result[name] = MEASUREMENTS[name](args.repeats)
+        load = round(os.getloadavg()[0], 1)
+        result[name] = {
+            "command": f"python benchmarks/eval.py --only {name} --repeats {args.repeats}",
+            "machine": machine,
+            "python": platform.python_version(),
+            "load_before": load,
+            **MEASUREMENTS[name](args.repeats),
+        }
         print(json.dumps({name: result[name]}, indent=1), flush=True)
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -12,33 +12,37 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
 # Who may import whom, among our own packages. A new package declares itself here.
 ALLOWED = {
     "errors": set(),
+    "intervals": set(),
+    "jsonl": {"errors"},
     "records": {"errors"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
-    "verify": {"errors"},
-    "tasks": {"errors", "verify"},
+    "verify": {"errors", "jsonl"},
+    "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
-    "engines": {"errors", "objectives", "head", "verify", "tasks", "records", "scoring"},
-    "evaluate": {"errors", "verify", "tasks", "objectives", "records", "scoring"},
-    "annotate": {"errors", "records", "tasks", "viewer"},
-    "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
-    "diagnose": {"errors", "records", "objectives", "annotate"},
-    "trace": {
-        "errors",
-        "objectives",
-        "records",
-        "scoring",
-        "verify",
-        "tasks",
-        "evaluate",
-        "train",
+    "sampling": {"errors", "head"},
+    "engines": {
+        *("errors", "objectives", "head", "sampling"),
+        *("verify", "tasks", "records", "scoring"),
     },
+    "evaluate": {
+        *("errors", "jsonl", "intervals", "verify", "tasks"),
+        *("objectives", "records", "scoring"),
+    },
+    "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
+    "trace": {
+        *("errors", "objectives", "records", "scoring"),
+        *("verify", "tasks", "evaluate", "train"),
+    },
+    "annotate": {"errors", "records", "tasks", "viewer"},
+    "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
+    "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},
     "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "records", "verify", "evaluate", "viewer", "annotate")
+TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer", "annotate")
 
 
 def packages() -> list[str]:

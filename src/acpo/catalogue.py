@@ -24,6 +24,7 @@ SHAPING = {
     "top_entropy": "top 20% entropy tokens",
     "conflict": "conflict tokens, entropy filter",
     "entropy_reward": "entropy-shaped rewards, whitened",
+    "balance": "each branch divided by its mean weight",
 }
 
 

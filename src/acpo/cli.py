@@ -83,6 +83,34 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command(context_settings=OVERRIDABLE)
+def compare(
+    context: typer.Context,
+    study: Path = typer.Argument(help="A YAML file; see recipes/studies/."),
+    output: Path | None = typer.Option(
+        None, help="Where runs and report go [default: runs/compare/<name of the study>]."
+    ),
+    workers: int = typer.Option(1, min=1, help="Runs at a time."),
+    stop_after: float | None = typer.Option(
+        None, min=0.0, help="Start no run after so many seconds; the same command goes on later."
+    ),
+    report_only: bool = typer.Option(
+        False, "--report-only", help="Run nothing; report what is there."
+    ),
+) -> None:
+    """Compare methods: one budget, several seeds, intervals. Resumes where it was stopped."""
+    from acpo.compare import command
+
+    command.compare(
+        study,
+        context.args,
+        output=output,
+        workers=workers,
+        stop_after=stop_after,
+        report_only=report_only,
+    )
+
+
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
 OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
@@ -99,10 +127,11 @@ def verify_math(
     output: Path | None = OUTPUT,
 ) -> None:
     """Compare math answers with gold answers."""
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
     from acpo.verify.math import MathPool
 
-    rows = batch.read_rows(file)
+    rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
     with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
@@ -127,10 +156,11 @@ def verify_code(
     ),
 ) -> None:
     """Run code completions against their tests, in a sandbox."""
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
     from acpo.verify.code import CodePool
 
-    rows = batch.read_rows(file)
+    rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     tests = batch.join(rows, problems, id_field) if problems else rows
     backend = batch.backend(remote, unsafe_local, cpu_seconds)

@@ -1,11 +1,14 @@
 """What the tests of whole runs share: small benchmarks, oracles, and the command itself."""
 
 import json
-import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from acpo.errors import ACPOWarning
 from acpo.evaluate.data import LoadedBenchmark
 from acpo.evaluate.judges import gold_completion
 
@@ -36,14 +39,18 @@ def oracle(benchmarks: list[LoadedBenchmark]) -> dict[str, str]:
 
 
 def acpo(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    command = [*ACPO, *map(str, args)]
-    environment = {**os.environ, "COLUMNS": "200", **env}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    """Run the command, in this process: importing everything anew would take most of the time."""
+    from acpo.cli import app
+
+    runner = CliRunner(env={"COLUMNS": "200", **env})
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", ACPOWarning)
+        done = runner.invoke(app, [str(arg) for arg in args], catch_exceptions=False)
+    return subprocess.CompletedProcess(args, done.exit_code, done.stdout, done.stderr)
 
 
 def start(*args: object) -> subprocess.Popen:
-    """Start the command and leave it running."""
+    """Start the command in a process of its own and leave it running."""
     null = subprocess.DEVNULL
     return subprocess.Popen([*ACPO, *map(str, args)], stdout=null, stderr=null)
 

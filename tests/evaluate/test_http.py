@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.wire import Connection, WireError
@@ -124,11 +125,25 @@ def test_unreachable_server_is_told_at_once():
     assert time.monotonic() - start < 5.0
 
 
-def test_model_that_is_not_served():
+def test_a_model_that_is_not_listed_is_the_servers_to_refuse():
+    """`transformers serve` serves what it does not list; a mistyped name is still told."""
     with serving(echo) as server:
         source = OpenAIBackend("tinny", Sampling(), base_url=server.url)
-        with pytest.raises(SamplingError, match="did you mean 'tiny'"):
-            list(source.sample(requests(1)))
+        with pytest.warns(ACPOWarning, match="did you mean 'tiny'"):
+            assert texts(source, 1) == expected(1)
+        server.faults = lambda number: "404"
+        with (
+            pytest.warns(ACPOWarning, match="'tinny' is not listed at"),
+            pytest.raises(SamplingError, match="status 404"),
+        ):
+            texts(source, 1)
+
+
+def test_stop_texts_are_cut_whatever_the_server_does():
+    with serving(lambda prompt, seed: "one END two STOP") as server:
+        sampling = Sampling(stop=("STOP", "END"))
+        assert texts(backend(server, sampling), 1) == {0: "one "}
+    assert Sampling(stop=("END",)).before_stop("no stop") == "no stop"
 
 
 def test_bad_url():

@@ -18,6 +18,9 @@ from acpo.evaluate.run import plan, run, sample_seed
 from evaluate.runs import acpo, add, lines, oracle, start, sums, timeless
 from evaluate.server import serving
 
+# Each worker imports a computer algebra system when it starts.
+ONE_WORKER = ("--workers", 1)
+
 
 def summary(folder) -> dict:
     return json.loads((folder / "summary.json").read_text())
@@ -60,7 +63,7 @@ def test_gold_on_half_the_samples_scores_50(gold, shared_data, tmp_path):
     with serving(half) as server:
         done = acpo(
             *("eval", "tiny", "--base-url", server.url, "--data-dir", shared_data),
-            *("--k", 2, "--output", tmp_path),
+            *("--k", 2, "--limit", 40, "--output", tmp_path),
         )
     assert done.returncode == 0, done.stderr
     whole = summary(tmp_path)
@@ -74,6 +77,7 @@ def test_gold_on_half_the_samples_scores_50(gold, shared_data, tmp_path):
 def test_kill_minus_nine_ten_times(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 60)
     options = ("--benchmarks", data, "--k", 2, "--temperature", 0, "--concurrency", 2)
+    options += ONE_WORKER
     chance = random.Random(3)
     partial = 0
     with serving(add) as server:
@@ -107,7 +111,7 @@ def test_kill_minus_nine_ten_times(tmp_path):
 def test_a_finished_run_samples_nothing_and_grows_with_k(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 5)
     with serving(add) as server:
-        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
         run += ("--output", tmp_path / "run")
         assert acpo(*run, "--k", 1, "--limit", 3).returncode == 0
         assert server.number == 3
@@ -120,7 +124,7 @@ def test_a_finished_run_samples_nothing_and_grows_with_k(tmp_path):
 def test_a_changed_setting_is_refused(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 2)
     with serving(add) as server:
-        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
         run += ("--output", tmp_path / "run")
         assert acpo(*run).returncode == 0
         done = acpo(*run, "--max-tokens", 99)
@@ -132,7 +136,7 @@ def test_partial_results_are_kept_when_the_server_dies(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 20)
     with serving(add) as server:
         server.faults = lambda number: "500" if number >= 7 else None
-        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
         run += ("--output", tmp_path / "run")
         done = acpo(*run, "--k", 1, "--concurrency", 1, "--retries", 0)
         assert done.returncode == 2 and "status 500" in done.stderr
@@ -151,8 +155,8 @@ def test_compare_names_the_better_one(tmp_path):
 
     for name, answer in (("strong", add), ("weak", weak)):
         with serving(answer) as server:
-            run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
-            assert acpo(*run, "--output", tmp_path / name).returncode == 0
+            run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
+            assert acpo(*run, "--k", 4, "--output", tmp_path / name).returncode == 0
     result = json.loads(
         acpo("eval", "compare", tmp_path / "strong", tmp_path / "weak", "--format", "json").stdout
     )["benchmarks"]["sums"]
@@ -178,7 +182,7 @@ def test_bad_input_is_explained(tmp_path):
         )
         assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
     data = sums(tmp_path / "sums.jsonl", 2)
-    run = ("eval", "tiny", "--base-url", "http://127.0.0.1:9/v1", "--benchmarks", data)
+    run = ("eval", "tiny", "--base-url", "http://127.0.0.1:9/v1", "--benchmarks", data, *ONE_WORKER)
     done = acpo(*run, "--output", tmp_path / "run")
     assert done.returncode == 2 and "no server there" in done.stderr
     done = acpo("eval", "compare", tmp_path / "nowhere", tmp_path)
@@ -216,7 +220,7 @@ def test_code_without_a_sandbox_is_refused_before_sampling(tmp_path):
     data = tmp_path / "code.jsonl"
     data.write_text(json.dumps(row) + "\n")
     with serving(add) as server:
-        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data)
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
         done = acpo(*run, "--output", tmp_path / "run", PATH="/nowhere")
         assert done.returncode == 2 and "bubblewrap" in done.stderr
         assert server.number == 0

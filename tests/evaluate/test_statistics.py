@@ -2,13 +2,11 @@
 
 import itertools
 import math
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 from acpo.evaluate.statistics import (
-    Estimate,
     QuestionCounts,
     average,
     compare,
@@ -16,30 +14,14 @@ from acpo.evaluate.statistics import (
     mean_accuracy,
     pass_at,
     pass_probability,
-    share_interval,
     sign_test,
-    student_quantile,
 )
+from acpo.intervals import Estimate, student_quantile
 
 
 def counts(correct, decided) -> list[QuestionCounts]:
     pairs = zip(correct, decided, strict=True)
     return [QuestionCounts(str(i), int(c), int(n)) for i, (c, n) in enumerate(pairs)]
-
-
-# Printed tables of Student's t, two-sided 5%.
-@pytest.mark.parametrize(
-    ("freedom", "table"),
-    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (29, 2.045), (120, 1.980)],
-)
-def test_student_quantile_equals_the_printed_table(freedom, table):
-    assert student_quantile(freedom) == pytest.approx(table, abs=6e-4)
-
-
-def test_student_quantile_tends_to_the_normal():
-    normal = NormalDist().inv_cdf(0.975)
-    assert student_quantile(9_999) == pytest.approx(normal, abs=3e-4)
-    assert student_quantile(10_001) == pytest.approx(normal, abs=1e-12)
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(8, 3, 1), (8, 3, 4), (6, 0, 2), (6, 6, 6), (7, 2, 6)])
@@ -112,34 +94,6 @@ def test_repeating_samples_of_a_question_adds_no_evidence():
     once = mean_accuracy(counts([1, 0, 1, 0, 0, 1], [1] * 6))
     eight = mean_accuracy(counts([8, 0, 8, 0, 0, 8], [8] * 6))
     assert once == eight
-
-
-# (questions, samples, Beta of the questions' difficulty): from "every question its own" to
-# "all alike", from hard to easy.
-MODELS = [
-    (30, 8, 0.3, 3.0),
-    (30, 8, 0.5, 0.5),
-    (30, 8, 5.0, 0.3),
-    (30, 1, 0.5, 0.5),
-    (100, 8, 0.2, 4.0),
-    (100, 1, 2.0, 2.0),
-    (164, 1, 0.8, 1.0),
-    (500, 8, 2.0, 0.5),
-    (500, 8, 50.0, 50.0),
-]
-
-
-@pytest.mark.parametrize(("questions", "k", "a", "b"), MODELS)
-def test_coverage_of_the_mean(questions, k, a, b):
-    rng = np.random.default_rng(7)
-    # The least covered of these models is at 93.3%; its simulation error has to be well below 1%.
-    worlds = max(1500, 300_000 // questions)
-    hits = 0
-    for _ in range(worlds):
-        drawn = rng.binomial(k, rng.beta(a, b, questions)) / k
-        estimate = share_interval(drawn.tolist(), draws=k * questions)
-        hits += estimate.low <= a / (a + b) <= estimate.high
-    assert 0.92 <= hits / worlds <= 0.98
 
 
 @pytest.mark.parametrize(("questions", "k"), [(30, 8), (100, 8), (164, 1), (500, 8)])

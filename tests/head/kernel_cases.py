@@ -42,7 +42,7 @@ def policy_for(row, logp, **extra):
     method = METHODS[row](**options)
     return Policy(
         method,
-        logp + 0.7 * noise(),
+        None if extra.get("on_policy") else logp + 0.7 * noise(),
         noise(),
         noise().abs(),
         2.5 if method.credit.signal == "entropy" else None,
@@ -76,7 +76,11 @@ def test_statistics(vocab, projection, dtype):
 
 
 @pytest.mark.parametrize("row", LOCAL)
-@pytest.mark.parametrize("extra", [{}, {"beta": 0.1, "bonus": True}], ids=["plain", "kl+bonus"])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"beta": 0.1, "bonus": True}, {"on_policy": True}],
+    ids=["plain", "kl+bonus", "on-policy"],
+)
 @pytest.mark.parametrize("narrow", [False, True])
 def test_policy_gradient(row, extra, narrow):
     vocab = 8200 if narrow else 300

@@ -51,6 +51,7 @@ def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **ext
         old_entropy=batch["old_entropy"],
         tokens=batch["tokens"],
         group_size=batch["group_size"],
+        log_pmax=stats.log_pmax,
         **options,
     )
     weights = aggregation_weights(row, batch["mask"], dtype=hidden.dtype)
@@ -59,14 +60,13 @@ def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **ext
         hidden.flatten(0, 1),
         weight,
         batch["tokens"].flatten(),
-        old_logp=batch["old_logp"].flatten(),
         advantages=advantages.flatten(),
         weights=weights.flatten(),
         method=row,
         temperature=batch["temperature"],
         sequence_ids=ids.flatten(),
         **options,
-        **extra,
+        **{"old_logp": batch["old_logp"].flatten(), **extra},
     )
 
 
@@ -94,6 +94,22 @@ def test_every_row_equals_the_dense_definition(row, dtype, logits_bytes):
     for a, b in zip(got, expected, strict=True):
         assert b.norm() > 0 and relative(a, b) <= tolerance
     assert out.nonfinite == 0
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_on_policy_needs_no_old_log_probabilities(row):
+    hidden, weight, batch = head_batch(7)
+    leaves = hidden.requires_grad_(), weight.requires_grad_()
+    logp = torch.log_softmax(hidden @ weight.t(), -1).gather(-1, batch["tokens"][..., None])[..., 0]
+    batch["old_logp"] = logp.detach()
+    options = EXTRAS.get(row, {})
+    known = flat_call(row, hidden, weight, batch, options)
+    expected = gradients(known.loss, *leaves)
+    out = flat_call(row, hidden, weight, batch, options, old_logp=None)
+    torch.testing.assert_close(out.loss, known.loss, rtol=1e-12, atol=1e-14)
+    for a, b in zip(gradients(out.loss, *leaves), expected, strict=True):
+        assert b.norm() > 0
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("row", ["acpo", "acpo_no_routing", "shannon", "gspo", "grpo", "8020"])

@@ -43,6 +43,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cispo": {"epsilon_high": 5.0},
     "gmpo": {"epsilon": 0.4, "epsilon_high": 0.4},
 }
+BALANCED = {"acpo_balanced": "acpo", "global_sg_balanced": "global_sg"}
+"""Our own rows, and the row each of them balances."""
 
 
 class Batch:
@@ -167,6 +169,21 @@ def _credit_objective(batch: Batch, method: str) -> dict[Key, Tensor]:
     return objective
 
 
+def _balanced_objective(batch: Batch, method: str) -> dict[Key, Tensor]:
+    """Each branch divided by the mean weight of its tokens, weighed as in SAPO's own sum."""
+    scale = 3.0 if method == "acpo" else 1.0
+    totals = {True: [0.0, 0.0], False: [0.0, 0.0]}
+    for i, t in batch.keys:
+        advantage = batch.advantages[i]
+        delta = 1.0 - float(_mode_probability(batch, (i, t))[0].detach())
+        size = abs(advantage) / len(batch.rows[i])
+        totals[advantage > 0][0] += size * scale * (delta if advantage > 0 else 1.0 - delta)
+        totals[advantage > 0][1] += size
+    means = {side: max(a / b, 1e-3) if b else 1.0 for side, (a, b) in totals.items()}
+    objective = _credit_objective(batch, method)
+    return {key: value / means[batch.advantages[key[0]] > 0] for key, value in objective.items()}
+
+
 def _shared_length(row: list[int], positives: list[list[int]], negatives: list[list[int]]) -> int:
     """Count the leading tokens of a row that both sides of the group hold at the same place."""
     for u, token in enumerate(row):
@@ -284,6 +301,8 @@ def loop_loss(
         objective = _gtpo_objective(batch)
     elif method == "gtpo_entropy":
         objective = _gtpo_entropy_objective(batch, old_entropy)
+    elif method in BALANCED:
+        objective = _balanced_objective(batch, BALANCED[method])
     else:
         objective = _credit_objective(batch, method)
     for key in batch.keys:

@@ -180,5 +180,6 @@ def test_methods_table_is_complete():
         *("grpo", "dapo", "gspo", "sapo", "8020", "gtpo", "gtpo_entropy", "acpo"),
         *("acpo_no_routing", "fixed", "positive_only", "nonpositive_only", "shannon"),
         *("shannon_offset", "global_sg", "global_sg_offset", "global_sg_x3", "cispo", "gmpo"),
+        *("acpo_balanced", "global_sg_balanced"),
     }
     assert get_method("acpo").credit.routed

@@ -84,6 +84,7 @@ def test_micro_batches_change_nothing(seed, row, assignment):
     advantages = token_advantages(
         method,
         entropy=whole.entropy,
+        log_pmax=whole.log_pmax,
         **{k: batch[k] for k in ("advantages", "mask", "old_entropy", "tokens", "group_size")},
     )
     entropy_max = entropy_maximum(method, whole.entropy, mask)
@@ -168,3 +169,20 @@ def test_metrics_by_hand():
     }
     for name, number in expected.items():
         assert metrics[name].item() == pytest.approx(number, abs=1e-6), name
+
+
+@pytest.mark.parametrize("row", ["acpo_balanced", "global_sg_balanced"])
+def test_balanced_rows_move_as_much_as_sapo_in_each_branch(row):
+    batch = random_batch(5, ratios=(1.0, 1.0))
+    method = METHODS[row]
+    whole = stats_from_logits(logits=batch["logits"], tokens=batch["tokens"])
+    shaped = token_advantages(
+        method, log_pmax=whole.log_pmax, advantages=batch["advantages"], mask=batch["mask"]
+    )
+    mask = batch["mask"].bool()
+    share = mask / mask.sum(1, keepdim=True)
+    plain = batch["advantages"][:, None] * mask
+    weight = method.credit.first_order(-torch.expm1(whole.log_pmax), plain > 0, method.options)
+    for branch in (plain > 0, plain < 0):
+        ours = (share * shaped * weight)[branch].sum()
+        torch.testing.assert_close(ours, (share * plain)[branch].sum())

@@ -104,10 +104,10 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holds no rows"),
-        ("\n\n", "holds no rows"),
-        ('{"problem": "a", "answer": "1"}\n{"problem": ', "line 2"),
-        ("[1, 2]\n", "row 1: expected an object"),
+        ("", "no rows"),
+        ("\n\n", "no rows"),
+        ('{"problem": "a", "answer": "1"}\n{"problem": ', ":2: not JSON"),
+        ("[1, 2]\n", ":1: list, not a JSON object"),
         ('{"question": "a", "gold": "1"}\n', "Set problem_column and answer_column"),
         (
             '{"problem": "a", "answer": "1"}\n{"problem": "b"}\n',

@@ -13,11 +13,12 @@ def samples(*groups):
     ]
 
 
-def test_wilson_interval_by_hand():
-    # 8 of 10: centre (0.8 + z²/20)/(1 + z²/10), half width z/(1 + z²/10)·sqrt(0.016 + z²/400)
+def test_interval_by_hand():
+    # 8 of 10: where (0.8 - x)² = t² x (1 - x) / 9, with Student's t of 9 degrees, 2.262
     found = accuracy(samples(*[[1]] * 8, *[[0]] * 2))
-    assert found == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-5)
-    assert str(found) == "80.0% [49.0%, 94.3%]"
+    assert found == pytest.approx((0.8, 0.427012, 0.955495), abs=1e-5)
+    assert str(found) == "80.0% [42.7%, 95.5%]"
+    assert accuracy([]) is None
 
 
 def test_the_share_is_never_outside_its_interval():
@@ -30,8 +31,13 @@ def test_the_share_is_never_outside_its_interval():
 
 def test_several_completions_of_a_prompt_are_one_observation():
     found = accuracy(samples([1, 1, 1, 1], [0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0]))
-    half = 1.959964 * (((0.25 + 0.25) / 3) / 4) ** 0.5
-    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half))
+    # Worth 0.25 / (variance 1/6 over 4 prompts) = 6 draws; Student's t of 3 degrees is 3.182.
+    half = 3.182446 * (0.25 / 6 + 3.182446**2 / 144) ** 0.5 / (1 + 3.182446**2 / 6)
+    assert found == pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-6)
+
+
+def test_completions_that_agree_are_not_certain():
+    assert accuracy(samples([1, 1], [1, 1], [1, 1])).low < 0.5
 
 
 def heard(recorder):

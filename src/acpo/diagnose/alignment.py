@@ -8,6 +8,7 @@ from acpo.diagnose.finding import Finding, Table, percent
 from acpo.diagnose.source import describe
 from acpo.diagnose.stream import chunks
 from acpo.diagnose.style import look, panels
+from acpo.intervals import student_quantile
 from acpo.records import Trace, TraceError
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 THRESHOLDS = (1e-6, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 PAPER = (83.90, 83.93, 84.07, 84.81, 86.53, 89.81, 92.48, 96.13, 100.00)
 """What the paper's table says, percent. Shown beside nothing of ours."""
-Z = 1.959964  # 97.5% point of the normal distribution
 
 
 def alignment(trace: Trace) -> Finding:
@@ -101,7 +101,8 @@ def clustered_share(
         nothing = np.full_like(share, np.nan)
         return share, nothing, nothing
     residual = within - share * total[:, None]
-    half = Z * np.sqrt(prompts / (prompts - 1) * (residual**2).sum(0)) / total.sum()
+    error = np.sqrt(prompts / (prompts - 1) * (residual**2).sum(0)) / total.sum()
+    half = student_quantile(prompts - 1) * error
     return share, np.clip(share - half, 0, 1), np.clip(share + half, 0, 1)
 
 

@@ -15,6 +15,7 @@ PAPER_BENCHMARKS = "aime24,aime25,math500,hmmt25,beyondaime,humaneval_pro"
 
 class BackendName(StrEnum):
     TRANSFORMERS = "transformers"
+    VLLM = "vllm"
     OPENAI = "openai"
 
 
@@ -74,7 +75,9 @@ def run_eval(
     concurrency: int = typer.Option(64, min=1, help="openai: requests in flight."),
     timeout: float = typer.Option(1800.0, min=0.1, help="openai: seconds one request may take."),
     retries: int = typer.Option(6, min=0, help="openai: further attempts at a request."),
-    batch_size: int = typer.Option(32, min=1, help="transformers: sequences at a time."),
+    batch_size: int | None = typer.Option(
+        None, min=1, help="Sequences at a time [default: transformers 32, vllm 256]."
+    ),
     device: str | None = typer.Option(None, help="transformers: cuda, cpu, mps."),
     trace: Path | None = typer.Option(
         None, help="transformers: score the samples into a trace in this folder."
@@ -102,8 +105,10 @@ def run_eval(
         options = {"api_key_env": api_key_env, "concurrency": concurrency}
         options |= {"timeout": timeout, "retries": retries}
         options |= {"base_url": base_url} if base_url else {}
-    else:
-        options = {"batch_size": batch_size, "device": device}
+    elif chosen is BackendName.TRANSFORMERS:
+        options = {"device": device}
+    if batch_size is not None and chosen is not BackendName.OPENAI:
+        options["batch_size"] = batch_size
     chat = prompt_format is PromptFormat.CHAT
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
     _warn_of_equal_samples(temperature, k)
@@ -155,9 +160,10 @@ def check_data(
 
     from acpo.evaluate.check import check
     from acpo.evaluate.terminal import print_checks
+    from acpo.jsonl import read_jsonl
     from acpo.verify import batch
 
-    training = batch.column(batch.read_rows(train), train_field, "--train-field") if train else []
+    training = batch.column(read_jsonl(train), train_field, "--train-field") if train else []
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:

@@ -13,10 +13,8 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.evaluate.benchmarks import CODE_PROMPT, Benchmark, Judge, benchmark
-from acpo.verify.batch import read_rows
+from acpo.jsonl import Row, read_jsonl
 from acpo.verify.problem import ProblemError, read_problem
-
-Row = dict[str, Any]
 
 # The first of these that a row has is what is asked, and what is expected.
 PROBLEM_FIELDS = ("problem", "question", "prompt")
@@ -116,7 +114,7 @@ def checksum(spec: Benchmark, rows: Sequence[Row]) -> str:
 def _own_file(path: Path) -> LoadedBenchmark:
     if not path.is_file():
         raise DataError(f"benchmark {str(path)!r}: no such file")
-    rows = read_rows(path)
+    rows = read_jsonl(path)
     name = re.sub(r"[^\w.-]+", "_", path.stem)
     try:
         read_problem(rows[0])
@@ -169,7 +167,7 @@ def _rows(spec: Benchmark, data_dir: Path | None) -> list[Row]:
     if data_dir is not None:
         for stem in (spec.name, f"{spec.name}_test"):
             if (data_dir / f"{stem}.jsonl").is_file():
-                return read_rows(data_dir / f"{stem}.jsonl")
+                return read_jsonl(data_dir / f"{stem}.jsonl")
         raise DataError(f"--data-dir {data_dir}: no {spec.name}.jsonl in it")
     assert spec.source is not None
     return _parse(_download(spec), spec)

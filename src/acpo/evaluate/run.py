@@ -111,8 +111,9 @@ class _Run:
 
     def complete(self, backend: Backend, seed: int) -> None:
         requests, unjudged = self._missing(seed)
-        for wanted in self._plans.values():
-            self._judges.prepare(wanted.benchmark.spec.judge)
+        if requests or unjudged:
+            for wanted in self._plans.values():
+                self._judges.prepare(wanted.benchmark.spec.judge)
         arrived: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
         if requests:
             # A thread of its own: a full verifier must not keep samples from coming or being kept.

@@ -9,7 +9,8 @@ from acpo.errors import ACPOError
 from acpo.evaluate import statistics
 from acpo.evaluate.benchmarks import BENCHMARKS, PAPER, Judge
 from acpo.evaluate.samples import Key, read_samples
-from acpo.evaluate.statistics import Estimate, QuestionCounts
+from acpo.evaluate.statistics import QuestionCounts
+from acpo.intervals import Estimate
 from acpo.verify.verdict import UNDECIDED, Outcome
 
 Samples = dict[Key, dict[str, Any]]

@@ -54,7 +54,7 @@ def trace_samples(
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     own = {k: settings.get(k) for k in ("model", "revision")}
     same = own == {k: source.settings().get(k) for k in own}
-    loaded, pieces, row = source.load(), Pieces(source.tokenizer), get_method(method)
+    loaded, pieces, row = source.load(), Pieces(source.checkpoint.tokenizer), get_method(method)
     temperature = sampling.temperature or 1.0
     header = {
         "source": "eval",
@@ -102,7 +102,7 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
             raise ACPOError(
                 f"{file}: samples without token ids ({settings.get('backend')} backend): text has "
                 "several tokenisations, and only the sampled one can be scored. Evaluate with "
-                "--backend transformers"
+                "--backend transformers or vllm"
             )
     return runs
 
@@ -121,7 +121,7 @@ def _rollouts(
     group = min(map(len, questions.values()))
     rollouts = []
     for question, numbers in questions.items():
-        prompt = source.prompt_tokens(samples[question, numbers[0]]["prompt"])
+        prompt = source.checkpoint.tokens(samples[question, numbers[0]]["prompt"])
         for number in sorted(numbers)[:group]:
             sample = samples[question, number]
             verdict = sample.get("verdict")

@@ -25,7 +25,7 @@ def row_coefficients(
     c = token_coefficients(
         policy.method,
         stats=clean,
-        old_logp=policy.old_logp,
+        old_logp=clean.logp if policy.old_logp is None else policy.old_logp,
         advantages=policy.advantages,
         sequence_mean=sequence_mean,
         entropy_max=policy.entropy_max,

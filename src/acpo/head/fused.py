@@ -47,7 +47,7 @@ def fused_policy_loss(
     weight: Tensor,
     tokens: Tensor,
     *,
-    old_logp: Tensor,
+    old_logp: Tensor | None,
     advantages: Tensor,
     weights: Tensor,
     method: str | Method = "acpo",
@@ -75,7 +75,7 @@ def fused_policy_loss(
         hidden: `[N, H]` states that predict `tokens`.
         weight: `[V, H]` output embedding; two products if it needs no gradient.
         tokens: `[N]` sampled ids.
-        old_logp: `[N]` log-probabilities under the rollout policy.
+        old_logp: `[N]` log-probabilities under the rollout policy; None if that is the current one.
         advantages: `[N]`, per token, as `token_advantages` returns them.
         weights: `[N]`, mask and every normaliser folded in (`aggregation_weights`).
         method: a row of `METHODS`.
@@ -94,8 +94,9 @@ def fused_policy_loss(
     method = get_method(method, **options)
     projection = Projection(temperature, softcap, logit_scale)
     projection.check()
-    columns = {"old_logp": old_logp, "advantages": advantages, "weights": weights}
+    columns = {"advantages": advantages, "weights": weights}
     optional = {
+        "old_logp": old_logp,
         "sequence_ids": sequence_ids,
         "ref_logp": ref_logp,
         "entropy_weights": entropy_weights,
@@ -117,7 +118,7 @@ def fused_policy_loss(
 
     policy = Policy(
         method,
-        column(old_logp),
+        None if old_logp is None else column(old_logp),
         column(advantages),
         column(weights),
         entropy_max,

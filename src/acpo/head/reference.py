@@ -34,7 +34,7 @@ def reference_policy_loss(
     weight: Tensor,
     tokens: Tensor,
     *,
-    old_logp: Tensor,
+    old_logp: Tensor | None,
     advantages: Tensor,
     weights: Tensor,
     method: str | Method = "acpo",
@@ -77,7 +77,7 @@ def reference_policy_loss(
     gated, credit = evaluate_tokens(
         method,
         stats=stats,
-        old_logp=old_logp,
+        old_logp=stats.logp.detach() if old_logp is None else old_logp,
         advantages=advantages,
         sequence_mean=sequence_mean,
         entropy_max=entropy_max,

@@ -126,14 +126,14 @@ class Policy:
     Attributes:
         method: the row of the table.
         old_logp, advantages, weights: `[N]`; advantages final, per token; weights fold the mask
-            and every normaliser.
+            and every normaliser. No old_logp: the rollout policy is the current one.
         entropy_max: H_max of the Shannon rows.
         ref_logp, beta: the KL penalty.
         entropy_weights: `[N]` weights of an entropy bonus, normaliser folded in.
     """
 
     method: Method
-    old_logp: Tensor
+    old_logp: Tensor | None
     advantages: Tensor
     weights: Tensor
     entropy_max: Tensor | float | None = None
@@ -145,7 +145,7 @@ class Policy:
         """The same loss for some of the rows."""
         return replace(
             self,
-            old_logp=self.old_logp[where],
+            old_logp=None if self.old_logp is None else self.old_logp[where],
             advantages=self.advantages[where],
             weights=self.weights[where],
             ref_logp=None if self.ref_logp is None else self.ref_logp[where],

@@ -58,6 +58,7 @@ def prepare_batch(
             old_entropy=old_entropy,
             tokens=tokens,
             group_size=group_size,
+            log_pmax=stats.log_pmax,
         )
 
     def valid(x: Tensor) -> Tensor:

@@ -73,6 +73,16 @@ class CreditRule:
         rows = (self.aligned, self.mismatched or self.aligned)
         return [[m.numbers(options, t) for m, t in zip(row, taus, strict=True)] for row in rows]
 
+    def first_order(self, delta: Tensor, positive: Tensor, options: Mapping[str, Any]) -> Tensor:
+        """The weight 3δ or 3(1-δ) that routed ACPO gives a token at w = 1, detached.
+
+        Mismatched tokens have it as their multiplier; on aligned ones the gradient through δ
+        makes it up (to within 2/τ - 2). For rows without routing, the multiplier itself.
+        """
+        (cp, sp), (cn, sn) = self.table(options)[1]
+        constant = select(positive, cp, cn, delta.dtype)
+        return constant + select(positive, sp, sn, delta.dtype) * delta.detach()
+
 
 class Credit(NamedTuple):
     """The multiplier c of each token and its closed-form slope dc/dS (0 where S is detached)."""

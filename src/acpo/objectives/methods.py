@@ -20,6 +20,9 @@ ONE = Affine(1.0, 0.0)
 UNCERTAIN = Affine(0.0, 1.0)  # S
 OFFSET_UNCERTAIN = Affine("offset", 1.0)  # offset + S
 CONFIDENT = Affine(1.0, -1.0)  # 1 - S
+SCALED = Branches(
+    UNCERTAIN._replace(scale="mismatch_scale"), CONFIDENT._replace(scale="mismatch_scale")
+)
 
 UNIFORM = CreditRule(Branches(ONE, ONE))
 
@@ -47,7 +50,7 @@ class Method:
     options: Mapping[str, Any]
     credit: CreditRule = UNIFORM
     aggregation: Literal["sequence_mean", "token_mean"] = "sequence_mean"
-    shaping: Literal["top_entropy", "conflict", "entropy_reward"] | None = None
+    shaping: Literal["top_entropy", "conflict", "entropy_reward", "balance"] | None = None
     advantage_scale: Literal["std", "none"] = "std"
     reference: str = field(default="ACPO, ablation table")
 
@@ -129,9 +132,7 @@ _ROWS = (
         OFFSET_UNCERTAIN,
         CONFIDENT,
         {**OFFSET, "mismatch_scale": 3.0},
-        mismatched=Branches(
-            UNCERTAIN._replace(scale="mismatch_scale"), CONFIDENT._replace(scale="mismatch_scale")
-        ),
+        mismatched=SCALED,
         reference="ACPO, Eq. (acpo_weights)",
     ),
     _credit_row("acpo_no_routing", "ACPO w/o routing", OFFSET_UNCERTAIN, CONFIDENT, OFFSET),
@@ -177,7 +178,32 @@ _ROWS = (
     ),
 )
 
-METHODS: dict[str, Method] = {method.name: method for method in _ROWS}
+_OURS = (
+    _credit_row(
+        "acpo_balanced",
+        "ACPO, branches balanced",
+        OFFSET_UNCERTAIN,
+        CONFIDENT,
+        {**OFFSET, "mismatch_scale": 3.0},
+        mismatched=SCALED,
+        shaping="balance",
+        reference="this project, not the paper's",
+    ),
+    _credit_row(
+        "global_sg_balanced",
+        "Global SG, branches balanced",
+        UNCERTAIN,
+        CONFIDENT,
+        SOFT,
+        detached=True,
+        shaping="balance",
+        reference="this project, not the paper's",
+    ),
+)
+"""Rows of our own. ACPO weighs the two branches by 3δ and 3(1-δ), so that a confident policy hardly
+learns from what went right; these divide each branch by its mean weight."""
+
+METHODS: dict[str, Method] = {method.name: method for method in (*_ROWS, *_OURS)}
 
 ALIASES = {"sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}
 """TRL's names for options we share."""

@@ -24,6 +24,7 @@ def token_advantages(
     old_entropy: Tensor | None = None,
     tokens: Tensor | None = None,
     group_size: int | None = None,
+    log_pmax: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """One advantage per token, `[B, T]`, from one per sequence, `[B]`.
@@ -39,6 +40,7 @@ def token_advantages(
         old_entropy: `[B, T]` under the rollout policy (gtpo_entropy).
         tokens: `[B, T]` sampled ids (gtpo).
         group_size: completions per prompt (gtpo, gtpo_entropy).
+        log_pmax: `[B, T]` log-probability of the current policy's mode (balanced rows).
         **options: the method's options.
     """
     method = get_method(method, **options)
@@ -47,6 +49,7 @@ def token_advantages(
         "top_entropy": {"entropy": entropy},
         "conflict": {"entropy": entropy, "tokens": tokens, "group_size": group_size},
         "entropy_reward": {"old_entropy": old_entropy, "group_size": group_size},
+        "balance": {"log_pmax": log_pmax},
     }
     needed = needs.get(method.shaping or "", {})
     for name, value in needed.items():
@@ -75,11 +78,41 @@ def token_advantages(
             group_size=group_size,
             options=method.options,
         ).to(advantages.dtype)
+    if method.shaping == "balance":
+        assert log_pmax is not None
+        sums = branch_sums(method, advantages=advantages, mask=mask, log_pmax=log_pmax)
+        return balanced_advantages(advantages=advantages, mask=mask, sums=sums)
     if method.shaping == "top_entropy":
         assert entropy is not None
         quantile = float(method.options["top_entropy_quantile"])
         mask = high_entropy_tokens(entropy=entropy, mask=mask, quantile=quantile)
     return advantages[:, None] * mask
+
+
+LEAST_MEAN_CREDIT = 1e-3
+"""Floor of a branch's mean weight: a policy sure of everything is not scaled up without end."""
+
+
+def branch_sums(method: Method, *, advantages: Tensor, mask: Tensor, log_pmax: Tensor) -> Tensor:
+    """`[2, 2]`: Σ ω|A|c and Σ ω|A| of the positive branch, then of the other; add over ranks.
+
+    ω is a token's weight in the mean over its sequence, c its first-order weight.
+    """
+    valid = mask.to(advantages.dtype)
+    share = valid / valid.sum(1, keepdim=True).clamp_min(1)
+    size = share * advantages.abs()[:, None]
+    positive = (advantages > 0)[:, None].expand_as(mask)
+    delta = -torch.expm1(torch.where(mask, log_pmax.detach(), 0.0)).to(size.dtype)
+    credit = method.credit.first_order(delta, positive, method.options)
+    both = torch.stack([size * credit, size])
+    return torch.stack([both[:, positive].sum(1), both[:, ~positive].sum(1)])
+
+
+def balanced_advantages(*, advantages: Tensor, mask: Tensor, sums: Tensor) -> Tensor:
+    """Each branch divided by its mean weight, so that credit moves within a branch only."""
+    means = (sums[:, 0] / sums[:, 1].clamp_min(1e-12)).clamp_min(LEAST_MEAN_CREDIT)
+    scaled = advantages / torch.where(advantages > 0, means[0], means[1])
+    return scaled[:, None] * mask
 
 
 def high_entropy_tokens(*, entropy: Tensor, mask: Tensor, quantile: float) -> Tensor:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
 
 Row = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def _read_file(path: Path) -> list[Row]:
     if not path.is_file():
         raise ACPOError(f"data={str(path)!r} is not a file; check the path, or give a hub id")
     if path.suffix == ".jsonl":
-        return _read_jsonl(path)
+        return list(read_jsonl(path))
     if path.suffix == ".json":
         return _read_json(path)
     import pyarrow as pa
@@ -53,19 +54,6 @@ def _read_file(path: Path) -> list[Row]:
             f"data={str(path)!r} cannot be read as {path.suffix[1:]}: {error}"
         ) from error
     return table.to_pylist()
-
-
-def _read_jsonl(path: Path) -> list[Row]:
-    rows = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ACPOError(f"data={str(path)!r}, line {number}: {error}") from error
-    return _mappings(rows, path)
 
 
 def _read_json(path: Path) -> list[Row]:

@@ -74,9 +74,9 @@ def sample_rollouts(
         batch_size: sequences that run together.
         watch: called for each completion.
     """
-    source.require_room([question.prompt_ids for question in questions])
+    source.checkpoint.require_room([question.prompt_ids for question in questions])
     decoder = Decoder(
-        model, sampling, ends=end_tokens(model, source.tokenizer), batch_size=batch_size
+        model, sampling, ends=end_tokens(model, source.checkpoint.tokenizer), batch_size=batch_size
     )
     jobs = []
     for number, question in enumerate(questions):

@@ -71,7 +71,9 @@ def write_sampled_trace(
     name = resolve_model(model, output.with_name(f"{output.name}-model"))
     sampling = Sampling(options.temperature, max_tokens=options.max_tokens, chat=False)
     source = TransformersBackend(name, sampling, batch_size=batch_size, device=device)
-    kind, questions = choose_questions(task, source.tokenizer, count=options.n, seed=options.seed)
+    kind, questions = choose_questions(
+        task, source.checkpoint.tokenizer, count=options.n, seed=options.seed
+    )
     loaded = source.load()
     header = _header(model, loaded, task, options)
     require_new_step(output, header, options.step)
@@ -86,7 +88,7 @@ def write_sampled_trace(
         watch=watch,
     )
     texts = [
-        str(source.tokenizer.decode(list(r.completion_ids), skip_special_tokens=True))
+        str(source.checkpoint.tokenizer.decode(list(r.completion_ids), skip_special_tokens=True))
         for r in rollouts
     ]
     judged = verify(kind, texts, [str(r.answer) for r in rollouts])
@@ -102,7 +104,11 @@ def write_sampled_trace(
         batch_size=batch_size,
     )
     rows, columns = trace_rows(
-        rollouts, scored, Pieces(source.tokenizer), method=method, group_size=options.group
+        rollouts,
+        scored,
+        Pieces(source.checkpoint.tokenizer),
+        method=method,
+        group_size=options.group,
     )
     if (output / HEADER).exists():
         header = first_header(output)

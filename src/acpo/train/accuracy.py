@@ -3,7 +3,6 @@
 import functools
 import inspect
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import TrainerCallback
 
+from acpo.intervals import Estimate, share_interval
 from acpo.verify.rewards import completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-Z = 1.959964  # 97.5% point of the normal distribution
 
 
 class Sample(NamedTuple):
@@ -28,38 +26,13 @@ class Sample(NamedTuple):
     correct: bool
 
 
-class Interval(NamedTuple):
-    """A share and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
-
-
-def accuracy(samples: Sequence[Sample]) -> Interval:
-    """The share of correct completions, averaged over prompts.
-
-    With one completion per prompt the interval is Wilson's. With several, completions of one
-    prompt are not independent: the interval is the normal one over the prompts' own means.
-    """
+def accuracy(samples: Sequence[Sample]) -> Estimate | None:
+    """The share of correct completions, averaged over prompts. None without any."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
         groups[sample.prompt].append(sample.correct)
     means = [sum(group) / len(group) for group in groups.values()]
-    n, mean = len(means), sum(means) / len(means)
-    if all(len(group) == 1 for group in groups.values()):
-        centre = (mean + Z * Z / (2 * n)) / (1 + Z * Z / n)
-        half = Z / (1 + Z * Z / n) * math.sqrt(mean * (1 - mean) / n + Z * Z / (4 * n * n))
-        # Rounding must not put the share itself outside: at 0 and 1 it is the interval's end.
-        return Interval(
-            mean, max(0.0, min(mean, centre - half)), min(1.0, max(mean, centre + half))
-        )
-    spread = sum((value - mean) ** 2 for value in means) / max(1, n - 1)
-    half = Z * math.sqrt(spread / n)
-    return Interval(mean, max(0.0, mean - half), min(1.0, mean + half))
+    return share_interval(means, draws=len(samples))
 
 
 @dataclass
@@ -116,16 +89,17 @@ class BeforeAndAfter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
-            self.before = self._measure()
+            self.before = self.measure()
             if state.is_world_process_zero:
                 self.kept.write_text(json.dumps(self.before))
         elif self.kept.is_file():
             self.before = [Sample(*row) for row in json.loads(self.kept.read_text())]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.after = self._measure()
+        self.after = self.measure()
 
-    def _measure(self) -> list[Sample]:
+    def measure(self) -> list[Sample]:
+        """Completions of the held-out problems by the model as it is now."""
         from accelerate.utils import gather_object
 
         self.recorder.samples, self.recorder.listening = [], True

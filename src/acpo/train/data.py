@@ -59,15 +59,14 @@ def build_data(
     _check_arguments(task, arguments)
     notes: list[str] = []
     training, held_out = _problems(task, arguments, seed, notes)
-    template = get_template(arguments.template or task.template)
-    chat = _uses_chat(task, arguments, tokenizer)
+    prompt = prompt_maker(arguments, tokenizer)
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
         from datasets import Dataset
 
         rows = [
             {
-                "prompt": _prompt(fill(template, problem.text), chat, arguments.system_prompt),
+                "prompt": prompt(problem.text),
                 "answer": problem.answer,
             }
             for problem in problems
@@ -83,6 +82,16 @@ def build_data(
         rewards=[import_reward(path) for path in arguments.reward_funcs or [task.reward]],
         notes=notes,
     )
+
+
+def prompt_maker(
+    arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase"
+) -> Callable[[str], Prompt]:
+    """From a problem's text to the prompt of the recipe."""
+    task = get_task(arguments.task)
+    template = get_template(arguments.template or task.template)
+    chat = _uses_chat(task, arguments, tokenizer)
+    return lambda text: _prompt(fill(template, text), chat, arguments.system_prompt)
 
 
 def _check_arguments(task: Task, arguments: TaskArguments) -> None:
@@ -172,13 +181,16 @@ def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
 
 def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Tokens of each prompt, as the trainer will feed it."""
-    texts = [
-        prompt
-        if isinstance(prompt, str)
-        else tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-        for prompt in prompts
-    ]
-    return [len(ids) for ids in tokenizer(texts)["input_ids"]]
+    return [len(ids) for ids in tokenizer([as_text(p, tokenizer) for p in prompts])["input_ids"]]
+
+
+def as_text(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """A prompt as the model reads it."""
+    if isinstance(prompt, str):
+        return prompt
+    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    assert isinstance(text, str)
+    return text
 
 
 def _drop_long(

@@ -1,7 +1,7 @@
 """`acpo train`: a recipe in, a trained model and a report out."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,8 +81,12 @@ def _resumption(value: str | bool | None) -> str | bool | None:
     return words.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def prepare(recipe: Recipe) -> Run:
+def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | None = None) -> Run:
     """Load the recipe's model and data, and build its trainer.
+
+    Args:
+        recipe: what to train.
+        choose: picks from the data before the trainer sees them.
 
     Raises:
         ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
@@ -97,6 +101,7 @@ def prepare(recipe: Recipe) -> Run:
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
     data = build_data(recipe.task, tokenizer, seed=config.seed)
+    data = choose(data) if choose else data
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from acpo.intervals import Estimate
 from acpo.tasks.chain import ChainProblem
-from acpo.train.accuracy import Interval, Sample, accuracy
+from acpo.train.accuracy import Sample, accuracy
 
 CURVES = {
     "reward": "mean reward of the samples",
@@ -43,15 +44,15 @@ class Report:
     updates: int
     train_seconds: float
     train_cpu_seconds: float
-    before: Interval | None = None
-    after: Interval | None = None
+    before: Estimate | None = None
+    after: Estimate | None = None
     problems: int = 0
 
     def write(self, folder: Path) -> Path:
         """Write report.json."""
         content = asdict(self)
         for name in ("before", "after"):
-            value: Interval | None = getattr(self, name)
+            value: Estimate | None = getattr(self, name)
             content[name] = value._asdict() if value else None
         path = folder / "report.json"
         path.write_text(json.dumps(content, indent=2) + "\n")
@@ -64,8 +65,8 @@ def measured(report: Report, before: Sequence[Sample], after: Sequence[Sample]) 
     return Report(
         **{
             **vars(report),
-            "before": accuracy(before) if before else None,
-            "after": accuracy(after) if after else None,
+            "before": accuracy(before),
+            "after": accuracy(after),
             "problems": problems,
         }
     )

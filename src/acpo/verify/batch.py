@@ -12,40 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from acpo.errors import ACPOError
+from acpo.jsonl import Row, read_jsonl
 from acpo.verify.code import Backend
 from acpo.verify.remote import RemoteBackend
 from acpo.verify.sandbox import sandbox, unsafe_local
 from acpo.verify.session import Limits
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
-
-Row = dict[str, Any]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSONL file.
-
-    Raises:
-        ACPOError: The file cannot be read, is empty, or a line is not a JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ACPOError(f"{path}: {error}") from error
-    rows = []
-    # Not splitlines: JSON strings may hold line separators other than the newline.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ACPOError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ACPOError(f"{path}:{number}: {type(row).__name__}, not a JSON object")
-        rows.append(row)
-    if not rows:
-        raise ACPOError(f"{path}: no rows")
-    return rows
 
 
 def column(rows: list[Row], name: str, option: str) -> list[str]:
@@ -59,7 +31,7 @@ def column(rows: list[Row], name: str, option: str) -> list[str]:
 def join(rows: list[Row], problems: Path, id_field: str) -> list[Row]:
     """The problem of every row, found by `id_field`."""
     known = dict(
-        zip(column(found := read_rows(problems), id_field, "--id-field"), found, strict=True)
+        zip(column(found := read_jsonl(problems), id_field, "--id-field"), found, strict=True)
     )
     names = column(rows, id_field, "--id-field")
     if missing := sorted(set(names) - set(known)):

@@ -53,6 +53,9 @@ class ACPOConfig(GRPOConfig):
         max_nonfinite_steps: consecutive skipped steps after which training stops.
         record_rollouts: keep rollouts and their token statistics in `output_dir/trace`.
         record_every: of so many rollouts, one is kept.
+        sampler: "generate" leaves rollouts to TRL (transformers or vLLM); "static" samples with
+            `acpo.sampling`, which suits small models on one GPU.
+        sampler_rows: completions "static" samples together; a process's whole rollout when unset.
 
     The remaining fields set options of the method (see `docs/training.md`).
     """
@@ -92,6 +95,14 @@ class ACPOConfig(GRPOConfig):
     )
     record_every: int = field(
         default=1, metadata={"help": "Of so many rollouts, record_rollouts keeps one."}
+    )
+
+    sampler: str = field(
+        default="generate",
+        metadata={"help": "'generate' (TRL's own) or 'static' (fixed cache, CUDA graphs)."},
+    )
+    sampler_rows: int | None = field(
+        default=None, metadata={"help": "Completions the static sampler runs together."}
     )
 
     loss_type: str | None = field(  # type: ignore[assignment]
@@ -159,7 +170,9 @@ class ACPOConfig(GRPOConfig):
             raise ACPOError(
                 f"update_layout={self.update_layout!r} is unknown; use 'auto', 'packed' or 'padded'"
             )
-        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache")
+        if self.sampler not in ("generate", "static"):
+            raise ACPOError(f"sampler={self.sampler!r} is unknown; use 'generate' or 'static'")
+        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
         for name in (*counts, "max_nonfinite_steps", "record_every"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -109,9 +109,7 @@ def answer(model: Any, hidden: Tensor, request: PolicyRequest) -> dict[str, Tens
                 hidden, head.weight, request.tokens, align_tol=request.align_tol, **shape
             )
             return {k: v.detach() for k, v in stats._asdict().items()}
-        needs_autograd = request.loss.old_logp is None or (
-            request.loss.beta and request.loss.corrects_kl
-        )
+        needs_autograd = request.loss.beta and request.loss.corrects_kl
         compute = _autograd_loss if needs_autograd else _fused_loss
         return compute(hidden, head.weight, request, request.loss, shape)
 
@@ -119,7 +117,6 @@ def answer(model: Any, hidden: Tensor, request: PolicyRequest) -> dict[str, Tens
 def _fused_loss(
     hidden: Tensor, weight: Tensor, request: PolicyRequest, terms: LossTerms, shape: dict[str, Any]
 ) -> dict[str, Tensor]:
-    assert terms.old_logp is not None
     result = fused_policy_loss(
         hidden,
         weight,
@@ -146,11 +143,7 @@ def _fused_loss(
 def _autograd_loss(
     hidden: Tensor, weight: Tensor, request: PolicyRequest, terms: LossTerms, shape: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """The same loss through differentiable statistics.
-
-    On-policy, the old log-probabilities are the current ones, which the fused loss would have to
-    know beforehand; a ratio-corrected KL estimate has no closed form there either.
-    """
+    """The same loss through differentiable statistics: a ratio-corrected KL has no closed form."""
     method = terms.method
     wanted = ["logp"]
     if method.credit.differentiates_mode:

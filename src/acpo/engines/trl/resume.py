@@ -10,12 +10,12 @@ from transformers.utils import logging
 
 from acpo.engines.trl import checkpoint as checkpoints
 from acpo.engines.trl.guard import NonFiniteGuard
-from acpo.engines.trl.scoring import ScoringTrainer
+from acpo.engines.trl.sampler import SamplingTrainer
 
 logger = logging.get_logger(__name__)
 
 
-class ResumableTrainer(ScoringTrainer):
+class ResumableTrainer(SamplingTrainer):
     """Adds to each checkpoint the rollout in use and the place in it, and writes it atomically."""
 
     guard: NonFiniteGuard

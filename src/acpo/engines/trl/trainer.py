@@ -35,6 +35,7 @@ from acpo.engines.trl.refusals import refuse_model
 from acpo.engines.trl.resume import ResumableTrainer
 from acpo.engines.trl.rewards import check_signature, checked_reward
 from acpo.engines.trl.rollouts import EpochSampler, PromptStream
+from acpo.engines.trl.sampler import refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, Report, UpdateSettings
 from acpo.errors import ACPOError
 
@@ -148,6 +149,7 @@ class ACPOTrainer(ResumableTrainer):
             settings, ranks=self.ranks, attention=attention, autocast=self.accelerator.autocast
         )
         self._decide_memory(policy, itemsize=2 if half else 4)
+        refuse_sampler(self)
         self.guard = NonFiniteGuard(args.max_nonfinite_steps)
         self.add_callback(self.guard)
         size = 1 if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)

@@ -21,7 +21,12 @@ from acpo.engines.trl.packing import Pack, Rows, empty_pack, lay_out
 from acpo.engines.trl.ranks import Ranks
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.methods import SEQUENCE_GATES
-from acpo.objectives.shaping import shape_conflicts, valid_quantile
+from acpo.objectives.shaping import (
+    balanced_advantages,
+    branch_sums,
+    shape_conflicts,
+    valid_quantile,
+)
 
 Backward = Callable[[Tensor], None]
 
@@ -57,7 +62,7 @@ class UpdateSettings:
     def needs_statistics(self) -> bool:
         """Whether advantages or normalisers depend on the current policy at other tokens."""
         return (
-            self.method.shaping in ("top_entropy", "conflict")
+            self.method.shaping in ("top_entropy", "conflict", "balance")
             or self.method.options.get("entropy_norm") == "batch_max"
             or self.off_policy_threshold is not None
         )
@@ -201,6 +206,14 @@ class PackedUpdate:
                 mask=batch.mask,
                 entropy=stats.entropy,
                 options=method.options,
+            )
+        elif method.shaping == "balance":
+            assert stats is not None
+            sums = branch_sums(
+                method, advantages=batch.advantages, mask=batch.mask, log_pmax=stats.log_pmax
+            )
+            advantages = balanced_advantages(
+                advantages=batch.advantages, mask=batch.mask, sums=self.ranks.sum(sums)
             )
         elif method.shaping == "entropy_reward":
             advantages = batch.columns["token_advantages"]

@@ -33,6 +33,10 @@ class Sampling(NamedTuple):
         system = [{"role": "system", "content": self.system}] if self.system is not None else []
         return [*system, {"role": "user", "content": prompt}]
 
+    def before_stop(self, text: str) -> str:
+        """`text` up to the first of the stop texts; servers differ in whether they cut there."""
+        return text[: min((text.find(stop) for stop in self.stop if stop in text), default=None)]
+
 
 class Request(NamedTuple):
     """One completion to draw. `key` comes back with it; `seed` makes the draw its own."""
@@ -82,7 +86,7 @@ def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> B
     """The backend of that name.
 
     Args:
-        name: `transformers` or `openai`.
+        name: `transformers`, `vllm` or `openai`.
         model: Hub id, folder, or the name under which a server has it.
         sampling: How completions are drawn.
         **options: What that backend's constructor takes.
@@ -95,4 +99,8 @@ def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> B
         from acpo.evaluate.backends.transformers import TransformersBackend
 
         return TransformersBackend(model, sampling, **options)
-    raise SamplingError(f"backend={name!r}: use transformers or openai")
+    if name == "vllm":
+        from acpo.evaluate.backends.vllm import VLLMBackend
+
+        return VLLMBackend(model, sampling, **options)
+    raise SamplingError(f"backend={name!r}: use transformers, vllm or openai")

@@ -21,6 +21,7 @@ from acpo.evaluate.backends import Sampling
 
 # Enough tokens for any stop text to show up in, however it is cut into tokens.
 _STOP_WINDOW = 32
+_SPARE_TOKENS = 64
 
 
 class Job(NamedTuple):
@@ -49,6 +50,43 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     given: bool = False
+
+
+class _RoomyLayer(DynamicLayer):
+    """A cache layer that writes a token behind the last one, where `cat` would copy them all.
+
+    `keys` and `values` are the used part of larger tensors; whoever sets them to others, as joining
+    and cutting do, has them copied to larger ones at the next token.
+    """
+
+    def __init__(self, layer: DynamicLayer) -> None:
+        super().__init__()
+        self.dtype, self.device = layer.dtype, layer.device
+        self.keys, self.values = layer.keys, layer.values
+        self.is_initialized = True
+        self._rooms: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.keys is not None and self.values is not None
+        used = self.keys.shape[-2]
+        end = used + key_states.shape[-2]
+        rooms = self._rooms
+        if rooms is None or rooms[0].data_ptr() != self.keys.data_ptr() or rooms[0].shape[-2] < end:
+            rooms = _with_room(self.keys, end), _with_room(self.values, end)
+            self._rooms = rooms
+        rooms[0][:, :, used:end] = key_states
+        rooms[1][:, :, used:end] = value_states
+        self.keys, self.values = rooms[0][:, :, :end], rooms[1][:, :, :end]
+        return self.keys, self.values
+
+
+def _with_room(states: torch.Tensor, end: int) -> torch.Tensor:
+    rows, heads, used, width = states.shape
+    larger = states.new_empty(rows, heads, end + _SPARE_TOKENS, width)
+    larger[:, :, :used] = states
+    return larger
 
 
 class Decoder:
@@ -169,6 +207,8 @@ class Decoder:
         """Add sequences to the batch, all padded to the longest."""
         if not self._rows:
             self._cache, self._mask = cache, mask
+            if self._plain:
+                cache.layers = [_RoomyLayer(layer) for layer in cache.layers]
             return
         length = max(self._mask.shape[1], mask.shape[1])
         grow, shift = length - self._mask.shape[1], length - mask.shape[1]

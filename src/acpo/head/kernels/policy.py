@@ -7,9 +7,9 @@ MAX_LOG_RATIO = tl.constexpr(20.0)
 
 
 @triton.jit
-def _gate(logp, old, positive, tau_pos, tau_neg, low, high, GATE: tl.constexpr):
+def _gate(logp, OLD, row, positive, tau_pos, tau_neg, low, high, GATE: tl.constexpr):
     """f(w) and ∂f/∂logp, as acpo.objectives.gates defines them."""
-    raw = logp - old
+    raw = 0.0 * logp if OLD is None else logp - tl.load(OLD + row)
     w = tl.exp(tl.minimum(tl.maximum(raw, -MAX_LOG_RATIO), MAX_LOG_RATIO))
     dw = tl.where(tl.abs(raw) <= MAX_LOG_RATIO, w, 0.0)
     if GATE == "soft":
@@ -68,7 +68,7 @@ def coefficients(
     advantage = tl.load(ADVANTAGE + row)
     weight = tl.load(WEIGHT + row)
     positive = advantage > 0
-    f, slope = _gate(logp, tl.load(OLD + row), positive, tau_pos, tau_neg, low, high, GATE)
+    f, slope = _gate(logp, OLD, row, positive, tau_pos, tau_neg, low, high, GATE)
     constant = tl.where(aligned, tl.where(positive, ap0, an0), tl.where(positive, mp0, mn0))
     steep = tl.where(aligned, tl.where(positive, ap1, an1), tl.where(positive, mp1, mn1))
     credit = constant

@@ -1,0 +1,94 @@
+"""Curves with bands and the plot of differences, from the summary's numbers."""
+
+from pathlib import Path
+from typing import Any
+
+PANELS = {
+    "accuracy": "accuracy of rollouts",
+    "entropy": "entropy per token (nats)",
+    "length": "completion length (tokens)",
+    "reversed": "reversed share of aligned positive tokens",
+}
+# Okabe and Ito's palette, told apart by colour-blind readers; line styles help in print.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B8B00")
+STYLES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
+FIRST = ("sapo", "acpo", "acpo_no_routing", "global_sg_x3", "grpo", "dapo", "8020", "gtpo")
+"""Rows of the first figure; the others follow, eight at a time, with SAPO in each."""
+
+
+def draw_curves(task: dict[str, Any], name: str, folder: Path) -> list[Path]:
+    """PNG and PDF of every panel; returns the PNGs."""
+    rows = {row["name"]: row for row in task["rows"] if row["curves"]["accuracy"]}
+    order = [row for row in FIRST if row in rows] + [row for row in rows if row not in FIRST]
+    size = len(COLOURS)
+    groups = [order[:size]]
+    reference = order[:1]
+    for start in range(size, len(order), size - 1):
+        groups.append([*reference, *order[start : start + size - 1]])
+    paths = []
+    for number, group in enumerate(groups, 1):
+        stem = f"curves-{name}" + (f"-{number}" if number > 1 else "")
+        paths.append(_curves([rows[row] for row in group], name, folder / f"{stem}.png"))
+    return paths
+
+
+def _curves(rows: list[dict[str, Any]], name: str, path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 3.6), layout="constrained")
+    for axes, (key, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        for row, colour, style in zip(rows, COLOURS, STYLES, strict=False):
+            points = row["curves"][key]
+            steps = [point["step"] for point in points]
+            axes.plot(
+                steps,
+                [point["value"] for point in points],
+                style,
+                color=colour,
+                label=row["title"],
+                linewidth=1.4,
+            )
+            axes.fill_between(
+                steps,
+                [point["low"] for point in points],
+                [point["high"] for point in points],
+                color=colour,
+                alpha=0.12,
+                linewidth=0,
+            )
+        axes.set(xlabel="update", ylabel=label)
+        axes.grid(alpha=0.3)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))
+    figure.suptitle(f"{name}: mean over seeds, bands are 95% intervals")
+    figure.savefig(path, dpi=150)
+    figure.savefig(path.with_suffix(".pdf"))
+    return path
+
+
+def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Path) -> Path:
+    """Every row's paired difference to the baseline, with both intervals."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in task["rows"] if row["difference"]]
+    rows.sort(key=lambda row: row["difference"]["value"])
+    figure = Figure(figsize=(7.5, 1.2 + 0.28 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        for key, width, colour in (
+            ("difference_simultaneous", 1.2, "#999999"),
+            ("difference", 3.0, "#0072B2"),
+        ):
+            if row[key]["low"] is not None:
+                ends = [100 * row[key]["low"], 100 * row[key]["high"]]
+                axes.plot(ends, [place, place], color=colour, linewidth=width)
+        axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
+    axes.axvline(0, color="#000000", linewidth=0.8)
+    axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
+    axes.set_xlabel(f"accuracy minus {baseline}, points (thick: 95%; thin: allowing for all rows)")
+    axes.set_title(name)
+    axes.grid(alpha=0.3, axis="x")
+    path = folder / f"differences-{name}.png"
+    figure.savefig(path, dpi=150)
+    figure.savefig(path.with_suffix(".pdf"))
+    return path

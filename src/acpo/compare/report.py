@@ -1,0 +1,260 @@
+"""The summary as Markdown, LaTeX and a page. The paper's numbers have columns of their own."""
+
+import base64
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from acpo.compare.figures import draw_curves, draw_differences
+from acpo.compare.paper import COLUMNS
+
+PAPER_MARK = "paper, not measured here"
+_LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"})
+
+
+def write_report(summary: dict[str, Any], folder: Path) -> list[Path]:
+    """Write summary.json, report.md, table.tex, figures and page.html; returns the figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    figures = []
+    for name, task in summary["tasks"].items():
+        if any(row["accuracy"] for row in task["rows"]):
+            figures += draw_curves(task, name, folder)
+            figures.append(draw_differences(task, summary["baseline"], name, folder))
+    (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
+    (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
+    (folder / "page.html").write_text(page(summary, figures), encoding="utf-8")
+    return figures
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The whole report as text."""
+    lines = [f"# {summary['title']}", ""]
+    if summary["note"]:
+        lines += [summary["note"].strip(), ""]
+    for name, task in summary["tasks"].items():
+        lines += [f"## {name}", "", *_start_lines(task), "", *_table(task), ""]
+        lines += [*remarks(summary, task), ""]
+        if summary["sweep"]:
+            lines += [
+                "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):",
+                "",
+            ]
+            lines += [*_sweep_table(task), ""]
+    lines += ["## How it was made", "", *_provenance(summary), ""]
+    return "\n".join(lines)
+
+
+HEADS = (
+    "rank",
+    "row",
+    "learning rate",
+    "seeds",
+    "accuracy",
+    "gain over start",
+    "difference to SAPO",
+    "allowing for all rows",
+    "",
+    f"{COLUMNS['aime24']} ({PAPER_MARK})",
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table as text, in the order of `HEADS`."""
+    rate = "" if row["learning_rate"] is None else f"{row['learning_rate']:g}"
+    seeds = str(len(row["seeds"]))
+    seeds += f" ({row['failed']} failed)" if row["failed"] else ""
+    seeds += f" ({row['missing']} missing)" if row["missing"] else ""
+    paper = row["paper"]
+    return [
+        str(row["rank"] or ""),
+        row["title"],
+        rate + (" (edge)" if row["at_edge"] else ""),
+        seeds,
+        percent(row["accuracy"]),
+        percent(row["gain"], signed=True),
+        percent(row["difference"], signed=True),
+        percent(row["difference_simultaneous"], signed=True, only_interval=True),
+        row["verdict"],
+        f"{paper['aime24']:.2f}" if paper else "",
+    ]
+
+
+def percent(
+    estimate: dict[str, Any] | None, *, signed: bool = False, only_interval: bool = False
+) -> str:
+    """`71.2 [70.1, 72.3]`, in percent; without an interval where there is only one seed."""
+    if estimate is None:
+        return ""
+    form = "+.1f" if signed else ".1f"
+    value = f"{100 * estimate['value']:{form}}"
+    if estimate["low"] is None:
+        return "" if only_interval else value
+    interval = f"[{100 * estimate['low']:{form}}, {100 * estimate['high']:{form}}]"
+    return interval if only_interval else f"{value} {interval}"
+
+
+def ordered(task: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows by rank, those without a result last."""
+    return sorted(task["rows"], key=lambda row: (row["rank"] or 1_000, row["name"]))
+
+
+def _table(task: dict[str, Any]) -> list[str]:
+    lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
+    return lines + [f"| {' | '.join(cells(row))} |" for row in ordered(task)]
+
+
+def _start_lines(task: dict[str, Any]) -> list[str]:
+    start = percent(task["start"]) or "not measured"
+    seeds = ", ".join(map(str, task["seeds"]))
+    options = "".join(f", {k}={v}" for k, v in task["options"].items())
+    return [
+        f"Accuracy of the model as it came: {start}. {task['updates']} updates per run{options}. "
+        f"Seeds {seeds}."
+    ]
+
+
+def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
+    """What the numbers allow to be said, and what not."""
+    rows = [row for row in task["rows"] if row["accuracy"]]
+    verdicts = {
+        word: [row["title"] for row in rows if row["verdict"] == word]
+        for word in ("better", "worse", "no difference shown")
+    }
+    level = 100 * task["simultaneous_level"]
+    said = [
+        f"Percent, mean over seeds, 95% Student intervals over seeds. Differences are paired: runs "
+        f"of one seed share prompts, rollout randomness, evaluation problems and start. With "
+        f"{task['comparisons']} rows compared with SAPO, about "
+        f"{0.05 * task['comparisons']:.1f} of the 95% intervals would exclude 0 by chance alone; "
+        f"the last interval ({level:.2f}%, Bonferroni) allows for that, and the verdict is its.",
+    ]
+    for word, names in verdicts.items():
+        said.append(f"- {word}: {', '.join(names) or 'none'}")
+    learnt = [row["title"] for row in rows if row["gain"] and (row["gain"]["low"] or 0) > 0]
+    said.append(f"- gained over the start (95% interval above 0): {', '.join(learnt) or 'none'}")
+    for row in rows:
+        if row["to_control"]:
+            said.append(
+                f"- {row['title']} minus the control {summary['control']} (what steps away from "
+                f"w = 1 contribute): {percent(row['to_control'], signed=True)}"
+            )
+    edge = [row["title"] for row in rows if row["at_edge"]]
+    if edge:
+        said.append(
+            f"- best at the end of the sweep's range, perhaps better beyond it: {', '.join(edge)}"
+        )
+    return said
+
+
+def _sweep_table(task: dict[str, Any]) -> list[str]:
+    rates = list(dict.fromkeys(rate for row in task["rows"] for rate in row["sweep"]))
+    lines = [f"| row | {' | '.join(rates)} |", "|" + "---|" * (1 + len(rates))]
+    for row in task["rows"]:
+        chosen = None if row["learning_rate"] is None else f"{row['learning_rate']:g}"
+        scores = []
+        for rate in rates:
+            score = row["sweep"].get(rate)
+            text = "failed" if score is None else f"{100 * score:.1f}"
+            scores.append(f"**{text}**" if rate == chosen else text)
+        lines.append(f"| {row['title']} | {' | '.join(scores)} |")
+    return lines
+
+
+def _provenance(summary: dict[str, Any]) -> list[str]:
+    versions = "; ".join(
+        ", ".join(f"{name} {number}" for name, number in entry.items())
+        for entry in summary["versions"]
+    )
+    machines = "; ".join(
+        ", ".join(f"{name} {value}" for name, value in entry.items())
+        for entry in summary["hardware"]
+    )
+    lines = [
+        f"    {summary['command']}",
+        "",
+        f"{summary['runs']} runs of {', '.join(summary['recipes'])}, {summary['tokens']:,} tokens, "
+        f"{summary['run_seconds']:,.0f} s of run time.",
+        f"Hardware: {machines}. Versions: {versions}.",
+    ]
+    sweep = summary["sweep"]
+    if sweep:
+        lines.append(
+            f"Learning rates: {', '.join(f'{r:g}' for r in sweep['learning_rates'])}, chosen per "
+            f"row on seeds {', '.join(map(str, sweep['seeds']))} and {sweep['share']:.0%} of the "
+            f"training problems, which no study run sees; {sweep['updates']} updates per sweep run."
+        )
+    return lines
+
+
+def latex(summary: dict[str, Any]) -> str:
+    """One table per task; the paper's column stands apart, behind a rule."""
+    parts = ["% made by `acpo compare`; the last column is the paper's and was not measured here"]
+    for name, task in summary["tasks"].items():
+        parts += [
+            f"% {name}",
+            r"\begin{tabular}{@{}lrrr|r@{}}",
+            r"\toprule",
+            r"Row & learning rate & accuracy & difference to SAPO & \textit{paper: AIME24} \\",
+            r"\midrule",
+        ]
+        for row in ordered(task):
+            _, title, rate, _, accuracy, _, difference, _, _, paper = cells(row)
+            texts = [title, rate, accuracy, difference, paper]
+            parts.append(" & ".join(text.translate(_LATEX) for text in texts) + r" \\")
+        parts += [r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(parts)
+
+
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem;
+color:#1b1b1b;background:#fff}
+table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
+th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
+th:nth-child(2),td:nth-child(2){text-align:left}
+th{white-space:normal;vertical-align:bottom}
+.paper{background:#f3eee0;border-left:2px solid #a08a4a}
+.better{color:#00664b}.worse{color:#a3320b}
+img{max-width:100%}
+@media (prefers-color-scheme:dark){body{color:#ddd;background:#16181b}th,td{border-color:#333}
+.paper{background:#2b2718}.better{color:#5fd0aa}.worse{color:#f0936f}img{background:#fff}}
+"""
+
+
+def page(summary: dict[str, Any], figures: list[Path]) -> str:
+    """One HTML file that needs nothing else, figures included."""
+    body = [f"<h1>{html.escape(summary['title'])}</h1>"]
+    if summary["note"]:
+        body.append(f"<p>{html.escape(summary['note'])}</p>")
+    for name, task in summary["tasks"].items():
+        body.append(f"<h2>{html.escape(name)}</h2>")
+        body += [f"<p>{html.escape(line)}</p>" for line in _start_lines(task)]
+        body.append(_html_table(task))
+        body += [f"<p>{html.escape(line)}</p>" for line in remarks(summary, task)]
+        for figure in figures:
+            if figure.stem.endswith(f"-{name}") or f"-{name}-" in figure.stem:
+                data = base64.b64encode(figure.read_bytes()).decode()
+                text = html.escape(figure.stem)
+                body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
+    body += [f"<p>{html.escape(line)}</p>" for line in _provenance(summary) if line]
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>{html.escape(summary['title'])}</title><style>{_STYLE}</style>"
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _html_table(task: dict[str, Any]) -> str:
+    def line(texts: list[str], tag: str, mark: str = "") -> str:
+        parts = []
+        for index, text in enumerate(texts):
+            kind = "paper" if index == len(texts) - 1 else mark if index == len(texts) - 2 else ""
+            css = f' class="{kind}"' if kind else ""
+            parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
+        return f"<tr>{''.join(parts)}</tr>"
+
+    rows = [line(cells(row), "td", row["verdict"].split(" ")[0]) for row in ordered(task)]
+    return f"<table><thead>{line(list(HEADS), 'th')}</thead><tbody>{''.join(rows)}</tbody></table>"

@@ -1,0 +1,330 @@
+"""A study: which rows, on which tasks, with which seeds, under which budget.
+
+The file is checked whole before anything runs; a refusal names the line.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from acpo.compare.located import Located, Path_
+from acpo.errors import ACPOError
+from acpo.objectives.methods import METHODS
+
+BASELINE, CONTROL = "sapo", "global_sg_x3"
+"""What every row is compared with, and what is in every study: at w = 1 it equals ACPO."""
+
+KEYS = {
+    "title": "what the study is called in its report",
+    "recipe": "the recipe every run starts from, relative to the study",
+    "options": "options of the recipe to replace in every run",
+    "methods": "'all', or rows: names in METHODS, or mappings with a name of their own",
+    "updates": "optimizer steps of a run",
+    "seeds": "one run per row, task and seed",
+    "tasks": "named settings, each with options and optionally methods and seeds of its own",
+    "sweep": "learning rates to choose from, on seeds and prompts of their own",
+    "warm_start": "supervised training before the study",
+    "keep_models": "whether study runs leave their model behind",
+    "threads": "CPU threads of a run; part of what makes it repeatable",
+    "launcher": "the command that starts a run of several processes",
+    "note": "a remark to print in the report",
+}
+ROW_KEYS = ("name", "method", "options", "seed_offset")
+TASK_KEYS = ("recipe", "options", "methods", "updates", "seeds", "sweep_of")
+SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share")
+DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
+"""Options the study decides run by run."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: what the report calls it.
+        method: a row of `METHODS`.
+        options: options of the recipe for this row alone.
+        seed_offset: added to every seed, to give two equal rows different ones.
+    """
+
+    name: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed_offset: int = 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """One setting all rows are run in; its learning rates are swept here or in `sweep_of`."""
+
+    name: str
+    recipe: Path
+    options: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    updates: int
+    seeds: tuple[int, ...]
+    sweep_of: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How learning rates are chosen.
+
+    Attributes:
+        learning_rates: the candidates.
+        seeds: not among the study's.
+        updates: length of a sweep run.
+        share: the part of the training problems kept for the sweep; study runs never see it.
+    """
+
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    updates: int
+    share: float = 0.2
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study file; see `KEYS`."""
+
+    path: Path
+    title: str
+    options: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    tasks: tuple[Task, ...]
+    sweep: Sweep | None
+    warm_start: Mapping[str, Any] | None = None
+    keep_models: bool = False
+    threads: int = 1
+    launcher: str | None = None
+    note: str = ""
+
+
+def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
+    """Read and check a study.
+
+    Args:
+        path: the YAML file.
+        overrides: options of the recipe that replace the study's.
+
+    Raises:
+        ACPOError: for anything that cannot be run as written, with file and line.
+    """
+    return _Reader(Located(path), overrides or {}).study()
+
+
+class _Reader:
+    def __init__(self, file: Located, overrides: Mapping[str, Any]) -> None:
+        self.file, self.overrides = file, overrides
+        self.values: dict[str, Any] = file.values
+
+    def study(self) -> Study:
+        file, values = self.file, self.values
+        self._known((), KEYS)
+        for name in ("recipe", "methods", "updates", "seeds"):
+            if values.get(name) is None:
+                file.refuse((), f"{name} is missing: {KEYS[name]}")
+        self._recipe(("recipe",))
+        updates = self._count(("updates",))
+        seeds = self._seeds(("seeds",))
+        rows = self._rows(("methods",))
+        tasks = self._tasks(rows, updates, seeds)
+        sweep = self._sweep(tasks, updates)
+        warm = values.get("warm_start")
+        if warm is not None and not isinstance(warm, dict):
+            file.refuse(("warm_start",), f"warm_start={warm!r} must be a mapping")
+        return Study(
+            path=file.path,
+            title=str(values.get("title") or file.path.stem),
+            options=self._options(("options",)),
+            overrides=self.overrides,
+            tasks=tasks,
+            sweep=sweep,
+            warm_start=warm,
+            keep_models=bool(values.get("keep_models")),
+            threads=self._count(("threads",)) if "threads" in values else 1,
+            launcher=values.get("launcher"),
+            note=str(values.get("note") or ""),
+        )
+
+    def _recipe(self, place: Path_) -> Path:
+        path = self.file.path.parent / str(self._at(place))
+        if not path.is_file():
+            self.file.refuse(place, f"recipe={self._at(place)!r} is not a file beside the study")
+        return path
+
+    def _at(self, place: Path_) -> Any:
+        value: Any = self.values
+        for part in place:
+            value = value[part]
+        return value
+
+    def _known(self, place: Path_, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+        for key in self._at(place):
+            if key not in allowed:
+                near = difflib.get_close_matches(str(key), allowed, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(allowed)}"
+                self.file.refuse((*place, key), f"{key!r} is not an option here; {hint}")
+
+    def _count(self, place: Path_) -> int:
+        value = self._at(place)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            self.file.refuse(place, f"{place[-1]}={value!r} must be a whole number of at least 1")
+        return value
+
+    def _seeds(self, place: Path_) -> tuple[int, ...]:
+        value = self._at(place)
+        if not isinstance(value, list) or not value:
+            self.file.refuse(place, f"seeds={value!r} must be a list of whole numbers")
+        for index, seed in enumerate(value):
+            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+                self.file.refuse((*place, index), f"seed {seed!r} must be a whole number from 0 on")
+            if seed in value[:index]:
+                self.file.refuse((*place, index), f"seed {seed} is given twice; keep one")
+        return tuple(value)
+
+    def _options(self, place: Path_) -> dict[str, Any]:
+        name = place[-1]
+        holder = self._at(place[:-1])
+        value = holder.get(name) if isinstance(holder, dict) else None
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.file.refuse(place, f"options={value!r} must be a mapping of recipe options")
+        for key in value:
+            if key in DECIDED:
+                where = "sweep.learning_rates" if key == "learning_rate" else "the study"
+                self.file.refuse((*place, key), f"{key} is decided run by run, by {where}")
+        return value
+
+    def _rows(self, place: Path_) -> tuple[Row, ...]:
+        value = self._at(place)
+        if value == "all":
+            return tuple(Row(name, name) for name in METHODS)
+        if not isinstance(value, list) or not value:
+            self.file.refuse(place, f"methods={value!r} must be 'all' or a list of rows")
+        rows: list[Row] = []
+        for index in range(len(value)):
+            row = self._row((*place, index))
+            if any(row.name == other.name for other in rows):
+                self.file.refuse((*place, index), f"row {row.name!r} is given twice; rename one")
+            rows.append(row)
+        for needed in (BASELINE, CONTROL):
+            if not any(row.name == needed for row in rows):
+                rows.append(Row(needed, needed))
+        return tuple(rows)
+
+    def _row(self, place: Path_) -> Row:
+        value = self._at(place)
+        if isinstance(value, dict):
+            self._known(place, ROW_KEYS)
+            name = str(value.get("name") or value.get("method"))
+            row = Row(
+                name,
+                str(value.get("method") or name),
+                self._options((*place, "options")),
+                int(value.get("seed_offset") or 0),
+            )
+        else:
+            row = Row(str(value), str(value))
+        if row.method not in METHODS:
+            near = difflib.get_close_matches(row.method, METHODS, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            self.file.refuse(
+                place, f"method {row.method!r} is unknown; {hint}choose from {', '.join(METHODS)}"
+            )
+        self._check_name(place, row.name)
+        if row.name in (BASELINE, CONTROL) and row != Row(row.name, row.name):
+            self.file.refuse(place, f"{row.name!r} must be the plain row; rename this one")
+        return row
+
+    def _check_name(self, place: Path_, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            self.file.refuse(place, f"name {name!r} must consist of letters, digits and _ . + -")
+
+    def _tasks(
+        self, rows: tuple[Row, ...], updates: int, seeds: tuple[int, ...]
+    ) -> tuple[Task, ...]:
+        value = self.values.get("tasks")
+        if value is None:
+            return (Task("main", self._recipe(("recipe",)), {}, rows, updates, seeds, "main"),)
+        if not isinstance(value, dict) or not value:
+            self.file.refuse(("tasks",), f"tasks={value!r} must be a mapping of names to settings")
+        tasks: list[Task] = []
+        for name, setting in value.items():
+            place: Path_ = ("tasks", name)
+            self._check_name(place, str(name))
+            if not isinstance(setting, dict):
+                self.file.refuse(place, f"task {name!r} must be a mapping; {{}} for no options")
+            self._known(place, TASK_KEYS)
+            sweep_of = str(setting.get("sweep_of") or name)
+            if sweep_of != name and sweep_of not in [task.name for task in tasks]:
+                self.file.refuse(
+                    (*place, "sweep_of"), f"sweep_of={sweep_of!r} must name a task above this one"
+                )
+            tasks.append(
+                Task(
+                    str(name),
+                    self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
+                    self._options((*place, "options")),
+                    self._rows((*place, "methods")) if "methods" in setting else rows,
+                    self._count((*place, "updates")) if "updates" in setting else updates,
+                    self._seeds((*place, "seeds")) if "seeds" in setting else seeds,
+                    sweep_of,
+                )
+            )
+        return tuple(tasks)
+
+    def _sweep(self, tasks: tuple[Task, ...], updates: int) -> Sweep | None:
+        value = self.values.get("sweep")
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.file.refuse(("sweep",), f"sweep={value!r} must be a mapping")
+        self._known(("sweep",), SWEEP_KEYS)
+        for name in ("learning_rates", "seeds"):
+            if value.get(name) is None:
+                self.file.refuse(("sweep",), f"sweep.{name} is missing")
+        rates = value["learning_rates"]
+        if not isinstance(rates, list) or not rates:
+            self.file.refuse(("sweep", "learning_rates"), "learning_rates must be a list")
+        for index, rate in enumerate(rates):
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+                self.file.refuse(
+                    ("sweep", "learning_rates", index),
+                    f"learning rate {rate!r} must be a number above 0, as in 3.0e-4",
+                )
+        seeds = self._seeds(("sweep", "seeds"))
+        for index, seed in enumerate(seeds):
+            if any(seed in task.seeds for task in tasks):
+                self.file.refuse(
+                    ("sweep", "seeds", index),
+                    f"seed {seed} is also one of the study's; a choice must not see its test",
+                )
+        share = value.get("share", Sweep.share)
+        if not isinstance(share, int | float) or not 0 < share < 1:
+            self.file.refuse(("sweep", "share"), f"share={share!r} must lie between 0 and 1")
+        length = self._count(("sweep", "updates")) if "updates" in value else updates
+        return Sweep(tuple(sorted(map(float, rates))), seeds, length, float(share))
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--key value` pairs as options.
+
+    Raises:
+        ACPOError: for anything else.
+    """
+    import yaml
+
+    if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
+        raise ACPOError(f"{' '.join(arguments)!r}: options of the recipe come as --key value")
+    names = [key[2:].replace("-", "_") for key in arguments[::2]]
+    for name in names:
+        if name in DECIDED:
+            raise ACPOError(f"--{name} is decided by the study, run by run")
+    return dict(zip(names, map(yaml.safe_load, arguments[1::2]), strict=True))

@@ -1,0 +1,36 @@
+"""Rows of JSON Lines files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from acpo.errors import ACPOError
+
+Row = dict[str, Any]
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """The rows of a JSONL file.
+
+    Raises:
+        ACPOError: The file cannot be read, is empty, or a line is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ACPOError(f"{path}: {error}") from error
+    rows = []
+    # Not splitlines: JSON strings may hold line separators other than the newline.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ACPOError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise ACPOError(f"{path}:{number}: {type(row).__name__}, not a JSON object")
+        rows.append(row)
+    if not rows:
+        raise ACPOError(f"{path}: no rows")
+    return rows

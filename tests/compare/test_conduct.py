@@ -1,0 +1,195 @@
+"""Real studies of seconds: equal rows, a sabotaged one, interruption, and what is refused."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.compare import conduct as conducting
+from acpo.compare.conduct import conduct, survey
+from acpo.compare.execute import own_problems
+from acpo.compare.report import write_report
+from acpo.compare.study import read_study
+from acpo.compare.summary import summarise
+from acpo.errors import ACPOError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+OPTIONS = """\
+recipe: {recipe}
+updates: {updates}
+seeds: {seeds}
+options:
+  chain_steps: 3
+  max_problems: 400
+  held_out: 100
+  sampler: static
+  per_device_train_batch_size: 16
+  steps_per_generation: 4
+  max_completion_length: 16
+  per_device_eval_batch_size: 200
+  num_generations_eval: 2
+  logging_steps: 4
+"""
+UNTIMED = ("seconds", "cpu_seconds", "train_seconds", "finished")
+
+
+class Interruption(BaseException):
+    pass
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Runs in this process, one after another; `inline.after` of them, then an interruption."""
+
+    class Inline:
+        after = 10**9
+        ran = 0
+
+    @contextlib.contextmanager
+    def pool(workers, *, threads, launcher):
+        def submit(function, *arguments):
+            if Inline.ran >= Inline.after:
+                raise Interruption
+            Inline.ran += 1
+            future = Future()
+            future.set_result(function(*arguments))
+            return future
+
+        yield submit
+
+    monkeypatch.setattr(conducting, "worker_pool", pool)
+    return Inline
+
+
+def write_study(folder, rows, *, updates=4, seeds="[0, 1]", more=""):
+    path = folder / "study.yaml"
+    text = OPTIONS.format(recipe=RECIPE, updates=updates, seeds=seeds)
+    path.write_text(f"{text}methods:\n{rows}{more}")
+    return path
+
+
+def untimed(results):
+    return {
+        name: {key: value for key, value in result.items() if key not in UNTIMED}
+        for name, result in results.items()
+    }
+
+
+def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
+    rows = """\
+  - sapo
+  - {name: sapo_again, method: sapo, seed_offset: 1000}
+  - name: sabotaged
+    method: sapo
+    options:
+      reward_funcs: [acpo.tasks.chain.chain_reward, compare.sabotage.negated]
+      reward_weights: [0.0, 1.0]
+"""
+    path = write_study(tmp_path, rows, updates=12, seeds="[0, 1, 2]")
+    study = read_study(path)
+    summary = summarise(
+        study, conduct(study, tmp_path / "out", workers=1, say=lambda _: None), command="test"
+    )
+    found = {row["name"]: row for row in summary["tasks"]["main"]["rows"]}
+    assert found["sabotaged"]["verdict"] == "worse"
+    assert found["sabotaged"]["gain"]["high"] < 0
+    assert found["sapo_again"]["verdict"] == "no difference shown"
+    assert found["sapo_again"]["values"] != found["sapo"]["values"], "its seeds are others"
+    assert found["sapo"]["difference"] is None
+    write_report(summary, tmp_path / "out")
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "sabotaged" in page and "http" not in page.replace("http-equiv", "")
+    assert "29.06" in (tmp_path / "out" / "table.tex").read_text()
+
+
+SWEEP = "sweep: {learning_rates: [1.0e-4, 1.0e-3], seeds: [50], updates: 4}\n"
+
+
+def test_interrupted_and_resumed_is_the_same(tmp_path, inline):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]", more=SWEEP))
+    whole = conduct(study, tmp_path / "whole", workers=1, say=lambda _: None)
+    assert len(whole) == 4 + 1 + 2
+    inline.after = inline.ran + 3
+    with pytest.raises(Interruption):
+        conduct(study, tmp_path / "cut", workers=1, say=lambda _: None)
+    shutil.copytree(tmp_path / "cut", tmp_path / "elsewhere")  # brought to another machine
+    assert len(survey(study, tmp_path / "elsewhere").results) == 3
+    inline.after, before = 10**9, inline.ran
+    resumed = conduct(study, tmp_path / "elsewhere", workers=1, say=lambda _: None)
+    assert inline.ran == before + 4, "nothing is run twice"
+    assert untimed(resumed) == untimed(whole)
+
+
+def test_settings_do_not_mix(tmp_path, inline):
+    path = write_study(tmp_path, "  - sapo\n", seeds="[0]")
+    conduct(read_study(path), tmp_path / "out", workers=1, say=lambda _: None)
+    path.write_text(
+        path.read_text().replace("max_completion_length: 16", "max_completion_length: 20")
+    )
+    with pytest.raises(ACPOError, match="max_completion_length=16 there, 20 in the study"):
+        survey(read_study(path), tmp_path / "out")
+
+
+def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inline):
+    path = write_study(tmp_path, "  - sapo\n", seeds="[0]")
+    out = tmp_path / "out"
+    arguments = ["compare", str(path), "--output", str(out), "--stop-after", "0"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "3 runs left" in result.stdout, result.output
+    assert "(1 missing)" in (out / "report.md").read_text()
+
+
+def test_refusals_are_one_line(tmp_path):
+    path = write_study(tmp_path, "  - sopa\n")
+    result = CliRunner().invoke(app, ["compare", str(path)])
+    assert result.exit_code == 2
+    assert f"{path}:16: method 'sopa' is unknown; did you mean 'sapo'?" in result.output
+
+
+def test_sweeps_and_studies_share_no_problem():
+    sweep, study = (set(own_problems(1000, 0.2, sweep=s)) for s in (True, False))
+    assert len(sweep) == 200 and not sweep & study and len(sweep | study) == 1000
+    assert own_problems(10, 0.0, sweep=False) is None
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_the_same(tmp_path):
+    path = write_study(tmp_path, "  - sapo\n  - acpo\n", more=SWEEP)
+
+    def command(name):
+        return [
+            sys.executable,
+            "-m",
+            "acpo",
+            "compare",
+            str(path),
+            "--output",
+            str(tmp_path / name),
+            "--workers",
+            "2",
+        ]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    cut = subprocess.Popen(command("cut"), start_new_session=True, stdout=subprocess.DEVNULL)
+    while len(list((tmp_path / "cut").rglob("result.json"))) < 4:
+        time.sleep(0.05)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    subprocess.run(command("cut"), check=True, capture_output=True)
+
+    def runs(name):
+        lines = (tmp_path / name / "runs.jsonl").read_text().splitlines()
+        return untimed({row["run"]: row for row in map(json.loads, lines)})
+
+    assert runs("cut") == runs("whole")
+    assert len(runs("whole")) == 6 + 2 + 6

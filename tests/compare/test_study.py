@@ -1,0 +1,112 @@
+"""Study files: what the repository ships is sound, and what cannot be run is refused by line."""
+
+from pathlib import Path
+
+import pytest
+
+from acpo.compare.plan import start_runs, study_runs, sweep_runs
+from acpo.compare.study import parse_overrides, read_study
+from acpo.errors import ACPOError
+from acpo.objectives import METHODS
+from acpo.train.recipe import read_recipe
+
+STUDIES = Path(__file__).parents[2] / "recipes" / "studies"
+SOUND = """\
+recipe: recipe.yaml
+methods: [sapo, grpo]
+updates: 4
+seeds: [0, 1]
+sweep:
+  learning_rates: [1.0e-3, 1.0e-4]
+  seeds: [7]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\ntask: chain\n")
+
+    def write(text):
+        path = tmp_path / "study.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_studies_are_sound(path, tmp_path):
+    study = read_study(path)
+    for task in study.tasks:
+        names = [row.name for row in task.rows]
+        assert {"sapo", "global_sg_x3", "acpo"} <= set(names)
+        runs = [run for row in task.rows for _, run in study_runs(study, task, row, 1e-5)]
+        assert len({run.name for run in runs}) == len(task.rows) * len(task.seeds)
+        for run in (runs[0], next(start_runs(study)), *list(sweep_runs(study))[:1]):
+            options = {**run.recipe, "bf16": False, "use_vllm": False, "use_cpu": True}
+            recipe = tmp_path / "recipe.yaml"
+            recipe.write_text(str(options).replace("None", "null"))
+            config = read_recipe(recipe, ["--output_dir", str(tmp_path)]).config
+            assert config.method == run.recipe["method"] and config.max_steps >= 1
+
+
+def test_tiny_has_every_row_and_enough_seeds():
+    study = read_study(STUDIES / "tiny.yaml")
+    assert [row.name for row in study.tasks[0].rows] == list(METHODS)
+    assert len(study.tasks[0].seeds) >= 5
+    assert study.options["steps_per_generation"] == 8
+
+
+def test_control_and_baseline_join_every_study(write):
+    study = read_study(write(SOUND.replace("[sapo, grpo]", "[dapo]")))
+    assert [row.name for row in study.tasks[0].rows] == ["dapo", "sapo", "global_sg_x3"]
+
+
+def test_precedence_of_options(write):
+    text = SOUND + "options: {temperature: 0.5, top_k: 1}\n"
+    text += "tasks:\n  hot: {options: {temperature: 2.0, max_problems: 3}}\n"
+    study = read_study(write(text), parse_overrides(["--max-problems", "9"]))
+    run = next(sweep_runs(study))
+    assert run.recipe["temperature"] == 2.0 and run.recipe["top_k"] == 1
+    assert run.recipe["max_problems"] == 9
+    assert run.recipe["max_steps"] == 4 and run.recipe["seed"] == 7
+    assert run.recipe["learning_rate"] == 1e-4, "smallest first"
+
+
+BAD = {
+    "unknown method": (SOUND.replace("grpo", "grop"), 2, "did you mean 'grpo'"),
+    "duplicate row": (SOUND.replace("grpo", "sapo"), 2, "'sapo' is given twice"),
+    "duplicate key": (SOUND + "updates: 5\n", 8, "'updates' is given twice"),
+    "seeds missing": (SOUND.replace("seeds: [0, 1]\n", ""), 1, "seeds is missing"),
+    "no seeds": (SOUND.replace("[0, 1]", "[]"), 4, "must be a list"),
+    "seed twice": (SOUND.replace("[0, 1]", "[1, 1]"), 4, "given twice"),
+    "budget of zero": (SOUND.replace("updates: 4", "updates: 0"), 3, "at least 1"),
+    "budget of words": (SOUND.replace("updates: 4", "updates: many"), 3, "'many'"),
+    "unknown option": (SOUND + "sedes: [1]\n", 8, "did you mean 'seeds'"),
+    "decided option": (SOUND + "options:\n  seed: 3\n", 9, "decided run by run"),
+    "leaking sweep": (SOUND.replace("[7]", "[1]"), 7, "must not see its test"),
+    "zero rate": (SOUND.replace("1.0e-3", "0.0"), 6, "above 0"),
+    "rate as text": (SOUND.replace("1.0e-3", "1e-3"), 6, "as in 3.0e-4"),
+    "recipe gone": (SOUND.replace("recipe.yaml", "gone.yaml"), 1, "not a file"),
+    "not a mapping": ("- a\n", 1, "mapping"),
+    "not YAML": ("a: [\n", 2, "not YAML"),
+    "odd name": (SOUND.replace("grpo", "{name: ../x, method: grpo}"), 2, "letters"),
+    "altered baseline": (SOUND.replace("sapo,", "{method: sapo, options: {beta: 1}},"), 2, "plain"),
+    "sweep of nothing": (SOUND + "tasks:\n  a: {sweep_of: b}\n", 9, "above this one"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_studies_are_refused_with_the_line(name, write):
+    text, line, words = BAD[name]
+    path = write(text)
+    with pytest.raises(ACPOError) as error:
+        read_study(path)
+    assert f"{path}:{line}:" in str(error.value)
+    assert words in str(error.value)
+
+
+def test_bad_overrides():
+    for arguments in (["--seed", "3"], ["beta"], ["--beta"]):
+        with pytest.raises(ACPOError):
+            parse_overrides(arguments)

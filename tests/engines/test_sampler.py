@@ -1,0 +1,36 @@
+"""`sampler="static"` in the trainer: on-policy samples, shared randomness, and what is refused."""
+
+import pytest
+import torch
+
+from acpo.errors import ACPOError
+from engines.tiny import recorded
+
+
+def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
+    seen = []
+
+    def keep(completion_ids, **_):
+        seen.append([tuple(ids) for ids in completion_ids])
+        return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+    settings = {"rewards": keep, "sampler": "static", "steps_per_generation": 2, "max_steps": 3}
+    trainer, first = recorded(tmp_path, **settings)
+    assert trainer.state.log_history[0]["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    recorded(tmp_path, method="sapo", **settings)
+    assert seen[0] == seen[2], "another method, the same first rollout"
+    assert seen[0] != seen[1], "the next rollout has numbers of its own"
+    recorded(tmp_path, **{**settings, "seed": 4})
+    assert seen[4] != seen[0]
+    _, repeated = recorded(tmp_path, **settings)
+    assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
+
+
+def test_what_would_be_ignored_is_refused(tmp_path):
+    for wrong in ({"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}):
+        with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*sampler='static'"):
+            recorded(tmp_path, sampler="static", **wrong)
+    with pytest.raises(ACPOError, match="sampler='fast' is unknown"):
+        recorded(tmp_path, sampler="fast")
+    with pytest.raises(ACPOError, match="sampler_rows=4"):
+        recorded(tmp_path, sampler_rows=4)
