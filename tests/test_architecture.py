@@ -34,14 +34,15 @@ ALLOWED = {
         *("errors", "objectives", "records", "scoring"),
         *("verify", "tasks", "evaluate", "train"),
     },
-    "diagnose": {"errors", "intervals", "records", "objectives"},
+    "annotate": {"errors", "records", "tasks", "viewer"},
+    "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},
     "viewer": {"errors", "records"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer")
+TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer", "annotate")
 
 
 def packages() -> list[str]:

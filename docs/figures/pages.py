@@ -1,9 +1,9 @@
-"""Screenshots of the credit page, docs/figures/view*.png.
+"""Screenshots of the credit page, docs/figures/view*.png, and of the review page, review.png.
 
     python docs/figures/pages.py
 
 Traces the packaged chain model, trains it as `make quickstart` does, traces it again, and opens the
-page of both in headless Chromium. `--trace DIR` takes a trace that was made so before.
+pages of both in headless Chromium. `--trace DIR` takes a trace that was made so before.
 """
 
 import argparse
@@ -66,6 +66,21 @@ def save(browser: Browser, name: str) -> None:
     print(file.relative_to(ROOT), f"{file.stat().st_size / 1000:.0f} kB")
 
 
+def save_review(trace: Path, folder: Path) -> None:
+    """The second item of the packaged model's review, the first accepted."""
+    annotations, page = folder / "annotations.jsonl", folder / "review.html"
+    options = ("--annotator", "exact", "--step", "0", "-o", str(annotations))
+    acpo("annotate", "propose", str(trace), *options)
+    acpo("annotate", "review", str(trace), "--annotations", str(annotations), "-o", str(page))
+    with Browser(width=1280, height=590, scale=1.5) as browser:
+        browser.open(page)
+        browser.run("document.getElementById('reviewer').focus()")
+        for key in ("A", "d", "a", "Escape", "a"):
+            browser.press(key)
+        browser.frames()
+        save(browser, "review")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path)
@@ -73,13 +88,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         page = folder / "page.html"
-        acpo("view", str(arguments.trace or make_trace(folder)), "-o", str(page))
+        trace = arguments.trace or make_trace(folder)
+        acpo("view", str(trace), "-o", str(page))
         with Browser(width=1280, height=760, scale=1.5) as browser:
             for name, actions in PICTURES.items():
                 browser.open(page)
                 for action in actions:
                     act(browser, action)
                 save(browser, name)
+        save_review(trace, folder)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from acpo.annotate.command import annotate_app
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
@@ -35,6 +36,7 @@ verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_
 app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+app.add_typer(annotate_app, name="annotate")
 app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
 

@@ -127,6 +127,44 @@ def dynamics(
     _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
 
 
+@diagnose_app.command("first-error")
+def first_error(
+    trace: Path = TRACE,
+    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
+    verified_only: bool = typer.Option(
+        False, "--verified-only", help="Only places that a person accepted or moved."
+    ),
+    all_proposals: bool = typer.Option(
+        False, "--all-proposals", help="Also places that models proposed and nobody verified."
+    ),
+    window: int = typer.Option(32, min=1, help="Tokens on either side of the error."),
+    every: int = typer.Option(1, min=1, help="Compare only offsets that are multiples of it."),
+    smooth: int = typer.Option(16, min=1, help="Tokens a full profile is averaged over."),
+    profiles: int = typer.Option(8, min=1, help="Prompts whose full profiles are drawn."),
+    output: Path | None = OUTPUT,
+) -> None:
+    """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.annotate.settled import Accept
+    from acpo.diagnose.first_error import Settings
+    from acpo.diagnose.first_error import first_error as measure
+    from acpo.errors import ACPOError
+    from acpo.records import Trace
+
+    if verified_only and all_proposals:
+        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
+    accept = Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
+    accept = Accept.ALL_PROPOSALS if all_proposals else accept
+    findings = measure(
+        Trace.open(trace),
+        Annotations.read(annotations),
+        accept=accept,
+        settings=Settings(window=window, every=every, smooth=smooth, profiles=profiles),
+    )
+    for finding in findings:
+        _write(finding, output or _folder(trace))
+
+
 @diagnose_app.command("all")
 def everything(
     trace: Path = TRACE,

@@ -1,0 +1,381 @@
+"""The file of annotations: what was proposed and what a person said, line after line.
+
+    line 1   which trace it belongs to
+    others   an annotator, one of its proposals, or a person's decision
+
+Nothing is ever changed: a later line replaces an earlier one, which stays to be read. A writer may
+be killed at any moment; half a line does not count.
+"""
+
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from acpo.annotate.outcomes import Status
+from acpo.annotate.pairs import Selection, Span
+from acpo.errors import ACPOError
+
+FORMAT = "acpo-annotations"
+VERSION = 1
+MAX_TEXT = 4000
+"""Characters of a name, a rationale or a note."""
+
+
+class AnnotationError(ACPOError):
+    """A file of annotations that is damaged, too new, or of another trace."""
+
+
+class Item(NamedTuple):
+    """What is to be placed: the first error of a wrong completion, or, with `right`, what
+    corresponds to it in a right one."""
+
+    prompt_id: str
+    wrong: int
+    right: int | None = None
+
+
+class Proposal(NamedTuple):
+    """What one annotator said about one item."""
+
+    annotator: str
+    status: Status
+    span: Span | None
+    rationale: str
+    detail: str
+    when: str
+
+
+class Decision(StrEnum):
+    """What a person may say."""
+
+    ACCEPT = "accept"
+    MOVE = "move"
+    REJECT = "reject"
+
+
+class Review(NamedTuple):
+    """What a person said about one item.
+
+    Attributes:
+        decision: What.
+        span: The place that counts from now on; None for a rejection.
+        annotator: Whose proposal was accepted; None otherwise.
+        proposed: Every place that was proposed when the person decided, by annotator.
+        reviewer: Who.
+        note: Why, if they said.
+        when: The time the page gave.
+        applied: The time it was merged.
+    """
+
+    decision: Decision
+    span: Span | None
+    annotator: str | None
+    proposed: dict[str, Span]
+    reviewer: str
+    note: str
+    when: str
+    applied: str
+
+
+@dataclass
+class Record:
+    """All that was said about one item, the latest last.
+
+    Attributes:
+        length: Tokens of the completion the place is in.
+        proposals: By annotator, the latest of each.
+        reviews: By time of merging.
+    """
+
+    length: int
+    proposals: dict[str, Proposal] = field(default_factory=dict)
+    reviews: list[Review] = field(default_factory=list)
+
+    @property
+    def proposed(self) -> dict[str, Span]:
+        """Places proposed, by annotator."""
+        return {name: p.span for name, p in self.proposals.items() if p.span is not None}
+
+    @property
+    def review(self) -> Review | None:
+        """The decision that counts."""
+        return self.reviews[-1] if self.reviews else None
+
+
+@dataclass
+class Annotations:
+    """A file of annotations as it was when it was read."""
+
+    path: Path
+    header: dict[str, Any]
+    annotators: dict[str, dict[str, Any]] = field(default_factory=dict)
+    items: dict[Item, Record] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path | str) -> "Annotations":
+        """Read a file; half a last line is left out.
+
+        Raises:
+            AnnotationError: There is none, it is of a newer version, or it is damaged.
+        """
+        path = Path(path)
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise AnnotationError(
+                f"{path}: {error.strerror}; `acpo annotate propose` makes one"
+            ) from error
+        return parse(path, text[: text.rfind(b"\n") + 1])
+
+    def require(self, selection: Selection) -> None:
+        """Refuse a trace these annotations are not about.
+
+        Raises:
+            AnnotationError: always then.
+        """
+        if self.header["trace"] != selection.fingerprint:
+            raise AnnotationError(
+                f"{self.path} belongs to another trace, or the trace has changed since: give the "
+                "trace it was made from, or propose anew into another file"
+            )
+
+    @property
+    def step(self) -> int:
+        """The optimizer step of the completions."""
+        return int(self.header["step"])
+
+
+class AnnotationWriter:
+    """Appends to a file of annotations; a line is with the system when a method returns.
+
+    Args:
+        path: The file; an existing one is continued.
+        selection: What it is about; None to continue whatever is there.
+
+    Raises:
+        AnnotationError: The file is damaged, of another trace, or being written to.
+    """
+
+    def __init__(self, path: Path, selection: Selection | None = None) -> None:
+        if selection is None:
+            Annotations.read(path)  # names the command that makes one
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.annotations = self._resume(path, selection)
+        except BlockingIOError as error:
+            self._file.close()
+            raise AnnotationError(f"{path}: another process writes to it: wait for it") from error
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _resume(self, path: Path, selection: Selection | None) -> Annotations:
+        self._file.seek(0)
+        text = self._file.read()
+        whole = text.rfind(b"\n") + 1
+        if not whole and selection is not None:
+            header = header_of(selection)
+            if not _line(header).startswith(text):
+                raise AnnotationError(f"{path} is not a file of annotations: use another")
+            self._file.truncate(0)
+            self._write(header)
+            return Annotations(path, header)
+        annotations = parse(path, text[:whole])
+        if selection is not None:
+            annotations.require(selection)
+        self._file.truncate(whole)  # only now: before, it might be anybody's file
+        return annotations
+
+    def add_annotator(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Introduce an annotator; one of the same name must be the same."""
+        kept: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+        known = self.annotations.annotators.get(name)
+        if known is None:
+            self._write({"kind": "annotator", "name": name, "settings": kept})
+            self.annotations.annotators[name] = kept
+        elif known != kept:
+            raise AnnotationError(
+                f"{self.annotations.path}: annotator {name!r} was {known}, now it is {kept}: "
+                "give the new one another name"
+            )
+
+    def add_proposal(self, item: Item, length: int, proposal: Proposal) -> None:
+        """Keep what an annotator said."""
+        self._write(_proposal_line(item, length, proposal))
+        with self._lock:
+            record = self.annotations.items.setdefault(item, Record(length))
+            record.proposals[proposal.annotator] = proposal
+
+    def add_review(self, item: Item, review: Review) -> None:
+        """Keep what a person said."""
+        self._write(_review_line(item, review))
+        self.annotations.items[item].reviews.append(review)
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        line = _line(row)
+        with self._lock:
+            written = 0
+            while written < len(line):
+                written += self._file.write(line[written:])
+
+    def close(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def header_of(selection: Selection) -> dict[str, Any]:
+    """The first line of a file about `selection`."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "trace": selection.fingerprint,
+        "step": selection.step,
+        "selection": selection.counts,
+    }
+
+
+def parse(path: Path, text: bytes) -> Annotations:
+    """Annotations from whole lines.
+
+    Raises:
+        AnnotationError: naming the first line that is not one of ours.
+    """
+    annotations: Annotations | None = None
+    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            if annotations is None:
+                annotations = Annotations(path, _header(path, row))
+            else:
+                _take(annotations, row)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, AnnotationError):
+                raise
+            raise AnnotationError(
+                f"{path}:{number} is not a line of annotations ({error!r:.200})"
+            ) from error
+    if annotations is None:
+        raise AnnotationError(f"{path} is empty: it was cut off before it began")
+    return annotations
+
+
+def _header(path: Path, row: dict[str, Any]) -> dict[str, Any]:
+    if row["format"] != FORMAT or type(row["version"]) is not int:
+        raise ValueError("format")
+    if row["version"] > VERSION:
+        raise AnnotationError(
+            f"{path}: version {row['version']} is newer than {VERSION}: update acpo"
+        )
+    if type(row["trace"]) is not str or type(row["step"]) is not int:
+        raise ValueError("trace or step")
+    return row
+
+
+def _take(annotations: Annotations, row: dict[str, Any]) -> None:
+    if row["kind"] == "annotator":
+        annotations.annotators[_text(row["name"])] = dict(row["settings"])
+        return
+    item = Item(_unbounded(row["prompt_id"]), _whole(row["wrong"]), _whole_or_none(row["right"]))
+    if row["kind"] == "proposal":
+        length = _whole(row["length"])
+        record = annotations.items.setdefault(item, Record(length))
+        if record.length != length or row["annotator"] not in annotations.annotators:
+            raise ValueError("length or annotator")
+        record.proposals[row["annotator"]] = Proposal(
+            row["annotator"],
+            Status(row["status"]),
+            span_in(row["span"], length),
+            *(_text(row[name]) for name in ("rationale", "detail", "when")),
+        )
+    elif row["kind"] == "review":
+        record = annotations.items[item]
+        decision, span = Decision(row["decision"]), span_in(row["span"], record.length)
+        if (span is None) != (decision is Decision.REJECT):
+            raise ValueError("span")
+        record.reviews.append(
+            Review(
+                decision,
+                span,
+                None if row["annotator"] is None else _text(row["annotator"]),
+                {_text(name): _some_span(value) for name, value in row["proposed"].items()},
+                *(_text(row[name]) for name in ("reviewer", "note", "when", "applied")),
+            )
+        )
+    else:
+        raise ValueError(row["kind"])
+
+
+def span_in(value: Any, length: int) -> Span | None:
+    """A span from two numbers, or None from None.
+
+    Raises:
+        ValueError: It is neither, or does not lie within `length` tokens.
+    """
+    if value is None:
+        return None
+    span = _some_span(value)
+    if not 0 <= span.first < span.end <= length:
+        raise ValueError(f"tokens {span.first} to {span.end} are not within {length}")
+    return span
+
+
+def _some_span(value: Any) -> Span:
+    if type(value) is not list or len(value) != 2:
+        raise ValueError("a span is a list of two numbers")
+    return Span(_whole(value[0]), _whole(value[1]))
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.50} is not a whole number")
+    return value
+
+
+def _whole_or_none(value: Any) -> int | None:
+    return None if value is None else _whole(value)
+
+
+def _text(value: Any) -> str:
+    if len(_unbounded(value)) > MAX_TEXT:
+        raise ValueError(f"{value!r:.50} is longer than {MAX_TEXT} characters")
+    return str(value)
+
+
+def _unbounded(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.50} is not a text")
+    value.encode()  # JSON can hold half a character, which no page and no terminal can
+    return value
+
+
+def _proposal_line(item: Item, length: int, proposal: Proposal) -> dict[str, Any]:
+    return {"kind": "proposal", **item._asdict(), "length": length, **proposal._asdict()}
+
+
+def _review_line(item: Item, review: Review) -> dict[str, Any]:
+    return {"kind": "review", **item._asdict(), **review._asdict()}
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"

@@ -1,0 +1,196 @@
+"""Decisions exported from a review page, checked and merged. The file may come from anybody."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from acpo.annotate.annotations import (
+    Annotations,
+    AnnotationWriter,
+    Decision,
+    Item,
+    Record,
+    Review,
+    span_in,
+)
+from acpo.errors import ACPOError
+
+FORMAT = "acpo-review"
+VERSION = 1
+MAX_BYTES = 64 << 20
+MAX_NAME = 200
+MAX_NOTE = 4000
+
+_FIELDS = {"format", "version", "trace", "step", "reviewer", "exported", "decisions"}
+_DECISION_FIELDS = {
+    "prompt_id",
+    "wrong",
+    "right",
+    "decision",
+    "span",
+    "annotator",
+    "proposed",
+    "note",
+    "when",
+}
+
+
+class ReviewError(ACPOError):
+    """A file of decisions that is not one, or not for these annotations."""
+
+
+class Merged(NamedTuple):
+    """What became of the decisions of a file."""
+
+    accepted: int
+    moved: int
+    rejected: int
+    replaced: int  # of those, decisions on items that had one
+    unchanged: int  # decisions that had been merged before
+    undecided: int  # items nobody has decided yet
+
+
+def apply(path: Path, exported: Path) -> Merged:
+    """Merge exported decisions into a file of annotations: all of them, or none.
+
+    Args:
+        path: The annotations.
+        exported: What the review page gave.
+
+    Raises:
+        ReviewError: naming the decision and the field that is wrong.
+    """
+    with AnnotationWriter(path) as writer:
+        decided = read_decisions(exported, writer.annotations)
+        counts = {decision: 0 for decision in Decision}
+        replaced = unchanged = 0
+        for item, review in decided:
+            before = writer.annotations.items[item].review
+            if before is not None and before._replace(applied=review.applied) == review:
+                unchanged += 1
+                continue
+            replaced += before is not None
+            counts[review.decision] += 1
+            writer.add_review(item, review)
+        undecided = sum(record.review is None for record in writer.annotations.items.values())
+    return Merged(
+        counts[Decision.ACCEPT],
+        counts[Decision.MOVE],
+        counts[Decision.REJECT],
+        replaced,
+        unchanged,
+        undecided,
+    )
+
+
+def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item, Review]]:
+    """The decisions of an exported file, each checked against what was proposed.
+
+    Raises:
+        ReviewError: The first thing that is wrong.
+    """
+    value = _read(exported)
+    _fields(exported, "the file", value, _FIELDS)
+    if value["format"] != FORMAT or value["version"] != VERSION:
+        raise ReviewError(
+            f"{exported}: format {value['format']!r:.50} version {value['version']!r:.50} is not "
+            f"{FORMAT} {VERSION}: export it from a page made by this version of acpo"
+        )
+    if value["trace"] != annotations.header["trace"] or value["step"] != annotations.step:
+        raise ReviewError(f"{exported} is a review of another trace than {annotations.path}")
+    reviewer = value["reviewer"]
+    if not _is_text(reviewer, MAX_NAME) or not reviewer.strip() or not reviewer.isprintable():
+        raise ReviewError(f"{exported}: reviewer={reviewer!r:.50} is not a name: say who decided")
+    if type(value["decisions"]) is not list:
+        raise ReviewError(f"{exported}: decisions is not a list")
+    applied = datetime.now(UTC).isoformat(timespec="seconds")
+    decided: dict[Item, Review] = {}
+    for number, row in enumerate(value["decisions"], start=1):
+        where = f"decision {number}"
+        _fields(exported, where, row, _DECISION_FIELDS)
+        try:
+            item, review = _decision(row, annotations, reviewer.strip(), applied)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ReviewError(f"{exported}, {where}: {error}") from error
+        if item in decided:
+            raise ReviewError(f"{exported}, {where}: a second decision on {item}")
+        decided[item] = review
+    return list(decided.items())
+
+
+def _read(exported: Path) -> Any:
+    try:
+        if exported.stat().st_size > MAX_BYTES:
+            raise ReviewError(f"{exported} is larger than {MAX_BYTES >> 20} MiB: not a review")
+        return json.loads(exported.read_bytes())
+    except OSError as error:
+        raise ReviewError(f"{exported}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ReviewError):
+            raise
+        raise ReviewError(f"{exported} is not JSON ({error!r:.100}): export it again") from error
+
+
+def _fields(exported: Path, where: str, value: Any, names: set[str]) -> None:
+    if type(value) is not dict:
+        raise ReviewError(f"{exported}: {where} is not an object")
+    if odd := sorted(map(str, value.keys() ^ names)):
+        kind = "unknown" if odd[0] in value else "missing"
+        raise ReviewError(f"{exported}: {where}: {odd[0]!r:.50} is {kind}")
+
+
+def _decision(
+    row: dict[str, Any], annotations: Annotations, reviewer: str, applied: str
+) -> tuple[Item, Review]:
+    item = Item(row["prompt_id"], row["wrong"], row["right"])
+    numbers = (item.wrong,) if item.right is None else (item.wrong, item.right)
+    if type(item.prompt_id) is not str or any(type(number) is not int for number in numbers):
+        raise ValueError("prompt_id, wrong and right do not name completions")
+    record = annotations.items.get(item)
+    if record is None:
+        raise ValueError(f"{item!r:.200} is not in {annotations.path}")
+    decision = Decision(row["decision"])
+    span = span_in(row["span"], record.length)
+    _require_seen(row["proposed"], record)
+    if (span is None) != (decision is Decision.REJECT):
+        raise ValueError(f"span={row['span']!r:.50} does not go with {decision}")
+    annotator = row["annotator"]
+    if decision is Decision.ACCEPT:
+        if type(annotator) is not str or record.proposed.get(annotator) != span:
+            raise ValueError(f"annotator={annotator!r:.50} did not propose {row['span']!r:.50}")
+    elif annotator is not None:
+        raise ValueError(f"annotator={annotator!r:.50} does not go with {decision}")
+    if not _is_text(row["note"], MAX_NOTE):
+        raise ValueError(f"note={row['note']!r:.50} is not a text of {MAX_NOTE} characters")
+    when = _time(row["when"])
+    review = Review(
+        decision, span, annotator, record.proposed, reviewer, row["note"], when, applied
+    )
+    return item, review
+
+
+def _require_seen(seen: Any, record: Record) -> None:
+    """A decision is about the proposals a person saw, not about later ones."""
+    proposed = {name: list(span) for name, span in record.proposed.items()}
+    if seen != proposed or any(type(n) is not int for span in seen.values() for n in span):
+        raise ValueError(
+            f"proposed={seen!r:.100} is not what the annotations hold, {proposed!r:.100}: make the "
+            "review page anew"
+        )
+
+
+def _is_text(value: Any, limit: int) -> bool:
+    if type(value) is not str or len(value) > limit:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _time(value: Any) -> str:
+    if type(value) is not str or len(value) > 40:
+        raise ValueError(f"when={value!r:.50} is not a time")
+    return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,224 @@
+"""One OpenAI-compatible endpoint: a message in, a reply or a named failure out."""
+
+import json
+import os
+import random
+import threading
+import time
+from typing import Any, NamedTuple
+
+from acpo.annotate.outcomes import Status
+from acpo.errors import ACPOError
+
+MAX_REPLY_BYTES = 1 << 20
+MAX_PAUSE_SECONDS = 60.0
+MAX_RETRY_AFTER_SECONDS = 600.0
+FAILURES_IN_A_ROW = 5
+"""Questions given up in a row after which an endpoint is left alone for the rest of a run."""
+
+_PASSING_STATUS = (408, 409, 425)
+
+
+class Reply(NamedTuple):
+    """The message of a completed request, and the tokens it cost."""
+
+    text: str
+    refusal: str
+    finish: str
+    read: int
+    written: int
+
+
+class Failure(Exception):
+    """A request without a reply.
+
+    Attributes:
+        status: What to count it as.
+        passing: Whether another attempt may end better.
+        pause: Seconds the server asked for.
+    """
+
+    def __init__(
+        self, status: Status, detail: str, *, passing: bool = True, pause: float = 0.0
+    ) -> None:
+        super().__init__(detail[:300])
+        self.status, self.passing, self.pause = status, passing, pause
+
+
+class Endpoint:
+    """Sends messages at temperature 0 and asks for replies of a given form.
+
+    A server that rejects the form or the temperature is asked without.
+
+    Args:
+        base_url: Up to and including the version.
+        model: As the server calls it.
+        form: JSON schema of a reply.
+        api_key_env: Variable with the key; unset, none is sent.
+        timeout: Seconds one attempt may take.
+        retries: Further attempts after a passing failure (429, 408, 5xx, no connection, cut off,
+            not a chat completion, too slow), with growing pauses. `Retry-After` holds back every
+            message to the endpoint.
+        first_pause: Seconds before the second attempt.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str,
+        form: dict[str, Any],
+        api_key_env: str = "OPENAI_API_KEY",
+        timeout: float = 300.0,
+        retries: int = 5,
+        first_pause: float = 1.0,
+    ) -> None:
+        from openai import Omit, OpenAI
+
+        self.url, self.model = base_url.rstrip("/"), model
+        self._key_env = api_key_env
+        self._timeout, self._retries, self._first_pause = timeout, retries, first_pause
+        # No retries of the client's own: they would not hold back the other threads.
+        key = os.environ.get(api_key_env)
+        self._client = OpenAI(
+            base_url=self.url,
+            api_key=key or "none",
+            admin_api_key="",  # else the client takes one from the environment
+            timeout=timeout,
+            max_retries=0,
+        )
+        schema = {"name": "place", "strict": True, "schema": form}
+        self._options: dict[str, Any] = {
+            "temperature": 0.0,
+            "response_format": {"type": "json_schema", "json_schema": schema},
+        }
+        self._headers = {} if key else {"Authorization": Omit()}
+        self._lock = threading.Lock()
+        self._resume_at = 0.0
+        self._failed_in_a_row = 0
+
+    def complete(self, system: str, message: str) -> Reply:
+        """The reply to a message.
+
+        Raises:
+            Failure: There is none, after all attempts.
+            ACPOError: There can be none: wrong key, address or model.
+        """
+        for attempt in range(self._retries + 1):
+            self._wait_for_turn()
+            try:
+                reply = self._adapted(system, message)
+            except Failure as failure:
+                last = failure
+                if not failure.passing:
+                    break
+                self._hold(failure.pause)
+            else:
+                self._failed_in_a_row = 0
+                return reply
+            if attempt < self._retries:
+                longest = min(MAX_PAUSE_SECONDS, self._first_pause * 2**attempt)
+                time.sleep(longest * random.uniform(0.5, 1.0))
+        if last.passing:
+            with self._lock:
+                self._failed_in_a_row += 1
+        raise last
+
+    def _wait_for_turn(self) -> None:
+        if self._failed_in_a_row >= FAILURES_IN_A_ROW:
+            detail = f"not sent: {FAILURES_IN_A_ROW} questions in a row had no answer"
+            raise Failure(Status.UNAVAILABLE, detail, passing=False)
+        while (left := self._resume_at - time.monotonic()) > 0:
+            time.sleep(left)
+
+    def _hold(self, seconds: float) -> None:
+        with self._lock:
+            self._resume_at = max(self._resume_at, time.monotonic() + seconds)
+
+    def _adapted(self, system: str, message: str) -> Reply:
+        """One attempt, without the options that this server turns out not to know."""
+        while True:
+            options = dict(self._options)
+            try:
+                return self._send(system, message, options)
+            except Failure as failure:
+                said = str(failure).lower()
+                unknown = "temperature" if "temperature" in said else "response_format"
+                if failure.status is not Status.REJECTED or unknown not in options:
+                    raise
+            with self._lock:
+                self._options.pop(unknown, None)
+
+    def _send(self, system: str, message: str, options: dict[str, Any]) -> Reply:
+        import httpx2
+        import openai
+
+        create: Any = self._client.chat.completions.with_streaming_response.create
+        messages = [
+            {"role": "system", "content": system},
+            {"role": "user", "content": message},
+        ]
+        options |= {"model": self.model, "messages": messages, "extra_headers": self._headers}
+        try:
+            with create(**options) as response:
+                return _reply(self._body(response))
+        except (openai.APITimeoutError, httpx2.TimeoutException) as error:
+            raise Failure(Status.TIMEOUT, f"no reply in {self._timeout:g} s") from error
+        except openai.APIStatusError as error:
+            raise self._failure(error) from error
+        except (openai.APIConnectionError, httpx2.HTTPError) as error:
+            said = error.__cause__ or error
+            raise Failure(Status.CONNECTION, f"{type(said).__name__}: {said}") from error
+
+    def _body(self, response: Any) -> bytes:
+        """The body, within bounds: the client's time-out is one of silence, not of the whole."""
+        deadline = time.monotonic() + self._timeout
+        body = bytearray()
+        for piece in response.iter_bytes():
+            body += piece
+            if len(body) > MAX_REPLY_BYTES:
+                detail = f"a reply of more than {MAX_REPLY_BYTES} bytes"
+                raise Failure(Status.OVERSIZE, detail, passing=False)
+            if time.monotonic() > deadline:
+                raise Failure(Status.TIMEOUT, f"no whole reply in {self._timeout:g} s")
+        return bytes(body)
+
+    def _failure(self, error: Any) -> Failure:
+        code, said = error.status_code, f"status {error.status_code}: {error.message}"[:300]
+        if code in (401, 403, 404):
+            raise ACPOError(
+                f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
+                f"({'the one' if os.environ.get(self._key_env) else 'none'} in ${self._key_env})"
+            ) from error
+        pause = _retry_after(error.response.headers.get("retry-after"))
+        if code == 429:
+            return Failure(Status.RATE_LIMITED, said, pause=pause)
+        if code in _PASSING_STATUS or code >= 500:
+            return Failure(Status.SERVER_ERROR, said, pause=pause)
+        return Failure(Status.REJECTED, said, passing=False)
+
+
+def _reply(body: bytes) -> Reply:
+    """The message in the body of a chat completion."""
+    try:
+        value = json.loads(body)
+        choice = value["choices"][0]
+        message = choice["message"]
+        text, refusal = message.get("content") or "", message.get("refusal") or ""
+        usage = value.get("usage") or {}
+        read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+        finish = choice.get("finish_reason") or ""
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+        raise Failure(Status.MALFORMED, f"no chat completion: {body[:200]!r}") from error
+    words = all(isinstance(value, str) for value in (text, refusal, finish))
+    if not words or type(read) is not int or type(written) is not int:
+        raise Failure(Status.MALFORMED, f"no chat completion: {body[:200]!r}")
+    return Reply(text, refusal, finish, max(read, 0), max(written, 0))
+
+
+def _retry_after(header: str | None) -> float:
+    """Seconds; dates are rare, and the usual pause does for them."""
+    try:
+        return min(max(float(header or 0), 0.0), MAX_RETRY_AFTER_SECONDS)
+    except ValueError:
+        return 0.0

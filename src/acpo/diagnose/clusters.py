@@ -1,0 +1,127 @@
+"""Effects over prompts: a sign-flip test and intervals that resample whole prompts.
+
+Pairs of one prompt share completions, so they are no independent observations. A prompt is one:
+its pairs are averaged, prompts count equally, and only prompts are flipped or drawn again.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+EXACT_UP_TO = 16
+"""Prompts up to which every assignment of signs is tried."""
+FLIPS = 100_000
+RESAMPLES = 10_000
+_CHUNK = 1_000
+
+
+class Effect(NamedTuple):
+    """A mean over prompts.
+
+    Attributes:
+        pairs: Pairs it is made from.
+        prompts: Prompts they are of.
+        mean: Over prompts.
+        low, high: Its 95% interval, by the percentiles of a bootstrap over prompts.
+        size: Mean over standard deviation between prompts (Cohen's d_z).
+        size_low, size_high: Its 95% interval, likewise.
+        p_value: Two-sided, by flipping the signs of prompts.
+        exact: Whether every assignment of signs was tried.
+    """
+
+    pairs: int
+    prompts: int
+    mean: float
+    low: float
+    high: float
+    size: float
+    size_low: float
+    size_high: float
+    p_value: float
+    exact: bool
+
+
+def effect(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> Effect:
+    """The effect that `values`, one per pair, show over their prompts.
+
+    Args:
+        values: `[pairs]`; NaN where a pair has none.
+        prompts: The prompt of each pair.
+        seed: Of the random signs and draws.
+    """
+    means = cluster_means(values, prompts)
+    p_value, exact = sign_flip(means, seed=seed)
+    draws, sizes = _bootstrap(means, seed=seed)
+    return Effect(
+        int(np.isfinite(values).sum()),
+        len(means),
+        float(means.mean()) if len(means) else np.nan,
+        *_percentiles(draws),
+        _size(means),
+        *_percentiles(sizes),
+        p_value,
+        exact,
+    )
+
+
+def cluster_means(values: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
+    """The mean of each prompt's values, prompts without any left out."""
+    _, at = np.unique(np.asarray(prompts), return_inverse=True)
+    known = np.isfinite(values)
+    count = np.bincount(at[known], minlength=at.max(initial=-1) + 1)
+    total = np.bincount(at[known], weights=values[known], minlength=len(count))
+    return total[count > 0] / count[count > 0]
+
+
+def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
+    """The two-sided p-value of a mean of 0, and whether it is exact.
+
+    Under the null each prompt's mean is as likely to have the other sign.
+    """
+    means = means[means != 0]  # their sign changes nothing
+    if not len(means):
+        return 1.0, True
+    reached = abs(means.sum()) * (1 - 1e-12)
+    if len(means) <= EXACT_UP_TO:
+        numbers = np.arange(2 ** len(means))[:, None]
+        signs = 1 - 2 * (numbers >> np.arange(len(means)) & 1)
+        return float(np.mean(np.abs(signs @ means) >= reached)), True
+    rng = np.random.default_rng(seed)
+    hits = 0
+    for _ in range(FLIPS // _CHUNK):
+        signs = 1 - 2 * rng.integers(0, 2, (_CHUNK, len(means)), dtype=np.int8)
+        hits += int(np.sum(np.abs(signs @ means) >= reached))
+    return (hits + 1) / (FLIPS + 1), False
+
+
+def interval(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> tuple[float, float]:
+    """The 95% interval of the mean over prompts."""
+    return _percentiles(_bootstrap(cluster_means(values, prompts), seed=seed)[0])
+
+
+def _bootstrap(means: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and standardised means of prompts drawn again; nothing for fewer than two."""
+    n = len(means)
+    if n < 2:
+        return np.empty(0), np.empty(0)
+    rng = np.random.default_rng(seed)
+    first, second = [], []
+    for _ in range(RESAMPLES // _CHUNK):
+        drawn = means[rng.integers(0, n, (_CHUNK, n))]
+        spread = drawn.std(axis=1, ddof=1)
+        first.append(drawn.mean(axis=1))
+        second.append(first[-1][spread > 0] / spread[spread > 0])
+    return np.concatenate(first), np.concatenate(second)
+
+
+def _size(means: np.ndarray) -> float:
+    spread = means.std(ddof=1) if len(means) > 1 else 0.0
+    return float(means.mean() / spread) if spread > 0 else np.nan
+
+
+def _percentiles(draws: np.ndarray) -> tuple[float, float]:
+    if not len(draws):
+        return np.nan, np.nan
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)

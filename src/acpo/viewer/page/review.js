@@ -1,0 +1,340 @@
+// The review of first errors: one item after another, by keyboard or by pointer.
+
+const KEYS = [
+  ["a", "accept the chosen proposal, and go on"],
+  ["1 … 9", "choose a proposal"],
+  ["← → ↑ ↓ Home End", "move between tokens"],
+  ["m", "it begins at the active token"],
+  ["e", "it ends at the active token"],
+  ["r", "reject: there is no such place, and go on"],
+  ["u", "take the decision back"],
+  ["j k", "next and previous item"],
+  ["n", "next undecided item"],
+  ["w", "to the completion the question is about"],
+  ["i", "to the note; Escape leaves it"],
+  ["s", "export"],
+  ["t", "theme: as the system, light, dark"],
+  ["?", "these keys"],
+];
+
+function tokensOf([first, end]) {
+  return end - first === 1 ? `token ${first}` : `tokens ${first} to ${end - 1}`;
+}
+
+class ReviewPage {
+  constructor() {
+    this.page = readBlock("page");
+    this.decisions = new Decisions(this.page);
+    this.panes = [];
+    this.groups = new Map();
+    this.header();
+    this.controls();
+    this.open(Math.max(this.undecidedFrom(0), 0));
+    paintWhenIdle(() => this.panes);
+  }
+
+  get item() {
+    return this.page.items[this.index];
+  }
+
+  // Header -----------------------------------------------------------------------------------
+
+  header() {
+    $("model").textContent = this.page.model;
+    $("reviewer").value = this.decisions.reviewer;
+    fill($("items"), ...this.page.items.map((_, index) => make("option", "", this.title(index))));
+    const list = KEYS.flatMap(([keys, meaning]) => {
+      const term = make("dt");
+      term.append(...keys.split(" ").flatMap((key) => [make("kbd", "", key), " "]));
+      return [term, make("dd", "", meaning)];
+    });
+    fill($("keys"), ...list);
+    this.progress();
+    const { stored, restored } = this.decisions;
+    const again = restored ? `${count(restored, "decision")} of yours kept in this browser` : "";
+    $("kept").textContent = stored
+      ? again
+      : "This browser keeps nothing for local files: export before you close the page.";
+  }
+
+  title(index) {
+    const { prompt, wrong, right } = this.page.items[index];
+    const what = right === null ? `error of wrong ${wrong}` : `wrong ${wrong}, right ${right}`;
+    const decided = this.decisions.get(index)?.decision ?? this.page.items[index].earlier?.decision;
+    const mark = { accept: "✓", move: "→", reject: "✗" }[decided] ?? "·";
+    return `${mark} ${index + 1} / ${this.page.items.length}  ${what}  ${plainText(prompt, 32)}`;
+  }
+
+  progress() {
+    const made = this.decisions.byItem.size;
+    const open = this.page.items.filter((_, index) => this.isOpen(index)).length;
+    $("progress").textContent = `${made} decided here, ${open} undecided`;
+    if (this.index !== undefined) {
+      $("items").options[this.index].textContent = this.title(this.index);
+    }
+  }
+
+  isOpen(index) {
+    return !this.decisions.get(index) && !this.page.items[index].earlier;
+  }
+
+  undecidedFrom(start) {
+    const { items } = this.page;
+    for (let step = 0; step < items.length; step++) {
+      const index = (start + step) % items.length;
+      if (this.isOpen(index)) return index;
+    }
+    return -1;
+  }
+
+  // Item -------------------------------------------------------------------------------------
+
+  open(index) {
+    if (!this.page.items[index]) return;
+    this.index = index;
+    const { item } = this;
+    $("items").selectedIndex = index;
+    const group = this.group(item.group);
+    showText(fill($("prompt")), group.prompt ?? "", 20000);
+    if (group.answer) $("prompt").append(make("span", "gold muted", `gold ${group.answer}`));
+    $("question").textContent =
+      item.right === null
+        ? "Where is the first error?"
+        : "What corresponds to the error in the right completion?";
+    this.chosen = item.proposals.findIndex((one) => one.span);
+    $("note").value = this.decisions.get(index)?.note ?? "";
+    this.sides(group);
+    this.proposals();
+    this.state();
+    const place = this.place();
+    if (place) this.asked.activate(place[0]);
+    this.asked.element.focus({ preventScroll: true });
+  }
+
+  group(number) {
+    if (!this.groups.has(number)) this.groups.set(number, openGroup(`group-${number}`));
+    return this.groups.get(number);
+  }
+
+  sides(group) {
+    for (const pane of this.panes) pane.close();
+    const { item } = this;
+    const wrong = this.side(group.completions[item.wrongAt], `Wrong completion ${item.wrong}`, 0);
+    const sides = [wrong];
+    if (item.right !== null) {
+      const title = `Right completion ${item.right}`;
+      sides.push(this.side(group.completions[item.rightAt], title, 1));
+    }
+    this.panes = sides.map(({ pane }) => pane);
+    this.asked = this.panes.at(-1);
+    sides.at(-1).element.classList.add("asked");
+    fill($("sides"), ...sides.map(({ element }) => element));
+    const error = item.right === null ? null : this.errorPlace();
+    if (error) this.panes[0].activate(error[0]);
+  }
+
+  side(completion, title, number) {
+    const element = make("section", "side");
+    const asked = this.item.right === null ? 0 : 1;
+    const classOf = number === asked ? (i) => this.askedClass(i) : (i) => this.errorClass(i);
+    const pane = new TokenPane(completion, {
+      label: title,
+      classOf,
+      onActive: (i) => {
+        $("announcement").textContent = `token ${i}: ${plainText(completion.text(i))}`;
+      },
+    });
+    element.append(make("h2", "", title), pane.element);
+    return { element, pane };
+  }
+
+  askedClass(i) {
+    const inside = ([first, end]) => first <= i && i < end;
+    const place = this.place();
+    const classes = [];
+    if (place && inside(place)) classes.push("chosen");
+    if (this.item.proposals.some(({ span }) => span && inside(span))) classes.push("proposed");
+    return classes.join(" ");
+  }
+
+  errorClass(i) {
+    const place = this.errorPlace();
+    return place && place[0] <= i && i < place[1] ? "error" : "";
+  }
+
+  // The place of this item that counts now: decided, or chosen among the proposals.
+  place() {
+    const made = this.decisions.get(this.index) ?? this.item.earlier;
+    if (made) return made.span;
+    return this.item.proposals[this.chosen]?.span ?? null;
+  }
+
+  errorPlace() {
+    const { errorAt } = this.item;
+    const error = this.page.items[errorAt];
+    const made = this.decisions.get(errorAt) ?? error.earlier;
+    return made ? made.span : (error.proposals.find((one) => one.span)?.span ?? null);
+  }
+
+  // Proposals and decision -------------------------------------------------------------------
+
+  proposals() {
+    const rows = this.item.proposals.map((proposal, number) => {
+      const label = make("label");
+      const radio = make("input");
+      radio.type = "radio";
+      radio.name = "proposal";
+      radio.checked = number === this.chosen;
+      radio.disabled = !proposal.span;
+      radio.addEventListener("change", () => this.choose(number));
+      const where = proposal.span ? tokensOf(proposal.span) : proposal.status;
+      label.append(radio, ` ${number + 1}. ${proposal.annotator}: ${where}`);
+      label.append(make("span", "why", proposal.rationale || proposal.detail));
+      return label;
+    });
+    fill($("proposals"), make("legend", "", "Proposals"), ...rows);
+    $("accept").disabled = this.chosen < 0;
+  }
+
+  choose(number) {
+    const proposal = this.item.proposals[number];
+    if (!proposal?.span) return;
+    this.chosen = number;
+    this.proposals();
+    if (!this.decisions.get(this.index)) this.asked.activate(proposal.span[0]);
+    this.asked.repaint();
+    this.state();
+  }
+
+  state() {
+    const made = this.decisions.get(this.index);
+    const { earlier } = this.item;
+    const said = (one) =>
+      one.decision === "reject"
+        ? "rejected"
+        : `${one.decision === "accept" ? `accepted ${one.annotator}` : "moved"}: ${tokensOf(one.span)}`;
+    if (made) $("state").textContent = `You ${said(made)}`;
+    else if (earlier) $("state").textContent = `${earlier.reviewer} ${said(earlier)}`;
+    else $("state").textContent = "Not decided";
+    $("undo").disabled = !made;
+  }
+
+  decide(decision, span, annotator) {
+    const note = $("note").value;
+    this.decisions.set(this.index, { decision, span, annotator, note });
+    this.changed();
+  }
+
+  changed() {
+    this.state();
+    this.progress();
+    this.asked.repaint();
+    $("announcement").textContent = $("state").textContent;
+  }
+
+  accept() {
+    const proposal = this.item.proposals[this.chosen];
+    if (!proposal?.span) return;
+    this.decide("accept", proposal.span, proposal.annotator);
+    this.goOn();
+  }
+
+  reject() {
+    this.decide("reject", null, null);
+    this.goOn();
+  }
+
+  begin() {
+    const at = this.asked.active;
+    if (at < 0) return;
+    this.decide("move", [at, at + 1], null);
+  }
+
+  finish() {
+    const at = this.asked.active;
+    const [first] = this.place() ?? [at];
+    if (at < 0 || at < first) return;
+    this.decide("move", [first, at + 1], null);
+  }
+
+  undo() {
+    this.decisions.set(this.index, null);
+    this.changed();
+  }
+
+  goOn() {
+    const next = this.undecidedFrom(this.index + 1);
+    if (next >= 0) this.open(next);
+  }
+
+  // Export -----------------------------------------------------------------------------------
+
+  export() {
+    if (!this.decisions.reviewer.trim()) {
+      $("kept").textContent = "Say who you are before you export.";
+      $("reviewer").focus();
+      return;
+    }
+    const value = this.decisions.exported();
+    const text = JSON.stringify(value, null, 1);
+    $("exported-text").value = text;
+    $("exported-what").textContent = `${count(value.decisions.length, "decision")} by ${value.reviewer}`;
+    const link = make("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    link.download = "review.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    $("exported").showModal();
+    $("exported-text").select();
+  }
+
+  // Controls ---------------------------------------------------------------------------------
+
+  controls() {
+    const on = (id, type, action) => $(id).addEventListener(type, action);
+    on("previous", "click", () => this.open(this.index - 1));
+    on("next", "click", () => this.open(this.index + 1));
+    on("next-open", "click", () => this.open(this.undecidedFrom(this.index + 1)));
+    on("items", "change", (event) => this.open(event.target.selectedIndex));
+    on("reviewer", "input", (event) => this.decisions.name(event.target.value));
+    on("note", "input", (event) => this.decisions.note(this.index, event.target.value));
+    for (const name of ["accept", "reject", "begin", "finish", "undo", "export"]) {
+      on(name, "click", () => this[name]());
+    }
+    on("help-open", "click", () => $("help").showModal());
+    on("help-close", "click", () => $("help").close());
+    on("exported-close", "click", () => $("exported").close());
+    this.nextTheme = themeButton($("theme"), () => {});
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.target.matches("input[type=text]")) {
+      if (event.key === "Escape") this.asked.element.focus();
+      return;
+    }
+    if (event.target.matches("select")) return;
+    const keys = {
+      a: () => this.accept(),
+      m: () => this.begin(),
+      e: () => this.finish(),
+      r: () => this.reject(),
+      u: () => this.undo(),
+      j: () => this.open(this.index + 1),
+      k: () => this.open(this.index - 1),
+      n: () => this.open(this.undecidedFrom(this.index + 1)),
+      w: () => this.asked.element.focus(),
+      i: () => $("note").focus(),
+      s: () => this.export(),
+      t: () => this.nextTheme(),
+      "?": () => $("help").showModal(),
+    };
+    const action = /^[1-9]$/.test(event.key) ? () => this.choose(Number(event.key) - 1) : keys[event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+}
+
+new ReviewPage();

@@ -1,0 +1,164 @@
+"""The file of annotations: whole after any end, and nobody else's."""
+
+import json
+import threading
+
+import pytest
+
+from acpo.annotate.agreement import agreements
+from acpo.annotate.annotations import (
+    AnnotationError,
+    Annotations,
+    AnnotationWriter,
+    Decision,
+    Item,
+    Proposal,
+    Record,
+    Review,
+)
+from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.outcomes import Status
+from acpo.annotate.pairs import Span, select
+from acpo.annotate.run import propose
+from acpo.records import Trace
+from acpo.tasks.chain import chain_problems
+from annotate.traces import chain_rows, write_texts
+
+
+@pytest.fixture
+def selection(tmp_path):
+    return select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(2)))))
+
+
+@pytest.fixture
+def path(selection, tmp_path):
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        propose(selection, [ExactAnnotator()], writer)
+        item = next(iter(writer.annotations.items))
+        span = writer.annotations.items[item].proposed["exact"]
+        review = Review(Decision.ACCEPT, span, "exact", {"exact": span}, "Ada", "", "t", "t")
+        writer.add_review(item, review)
+    return tmp_path / "a.jsonl"
+
+
+def test_what_was_written_is_read(path, selection):
+    with AnnotationWriter(path, selection) as writer:
+        written = writer.annotations
+    read = Annotations.read(path)
+    assert read == written
+    assert len(read.items) == 4 + 8
+    assert sum(record.review is not None for record in read.items.values()) == 1
+
+
+def test_cut_anywhere_it_is_whole_up_to_there(path, selection):
+    text = path.read_bytes()
+    everything = text.count(b"\n") - 2  # without header and annotator
+    for cut in range(0, len(text), 37):
+        path.write_bytes(text[:cut])
+        whole = text[:cut].count(b"\n")
+        if whole:
+            said = Annotations.read(path)
+            found = sum(len(r.proposals) + len(r.reviews) for r in said.items.values())
+            assert found == max(whole - 2, 0)
+        with AnnotationWriter(path, selection) as writer:
+            propose(selection, [ExactAnnotator()], writer)
+        found = Annotations.read(path).items.values()
+        assert sum(len(record.proposals) for record in found) == everything - 1
+
+
+def test_another_trace_another_writer_and_another_annotator_are_refused(path, selection, tmp_path):
+    other = select(Trace.open(write_texts(tmp_path / "other", chain_rows(chain_problems(3)))))
+    with pytest.raises(AnnotationError, match="another trace"):
+        AnnotationWriter(path, other)
+    with AnnotationWriter(path, selection) as writer:
+        with pytest.raises(AnnotationError, match="another process"):
+            AnnotationWriter(path, selection)
+        with pytest.raises(AnnotationError, match="another name"):
+            writer.add_annotator("exact", {"kind": "model"})
+    (tmp_path / "thesis.tex").write_text("\\documentclass{article}\n")
+    for kept in (selection, None):
+        with pytest.raises(AnnotationError):
+            AnnotationWriter(tmp_path / "thesis.tex", kept)
+    assert (tmp_path / "thesis.tex").read_text() == "\\documentclass{article}\n"
+    with pytest.raises(AnnotationError, match="propose` makes one"):
+        Annotations.read(tmp_path / "nothing")
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("number", "change", "message"),
+    [
+        (0, {"version": 2}, "newer"),
+        (0, {"format": "other"}, ":1 is not a line"),
+        (0, {"trace": 3}, ":1 is not a line"),
+        (2, {"span": [3, 99]}, "not within"),
+        (2, {"span": [3, 3]}, "not within"),
+        (2, {"span": [-1, 3]}, "whole number"),
+        (2, {"span": [True, 3]}, "whole number"),
+        (2, {"span": "ab"}, "list of two"),
+        (2, {"status": "blessed"}, "blessed"),
+        (2, {"annotator": "nobody"}, "annotator"),
+        (2, {"rationale": "x" * 5000}, "longer than"),
+        (2, {"rationale": "\ud800"}, "surrogates"),
+        (2, {"kind": "wish"}, "wish"),
+        (-1, {"decision": "reject"}, "span"),
+        (-1, {"decision": "verified"}, "verified"),
+        (-1, {"wrong": 77}, "77"),
+    ],
+)
+def test_lines_that_are_not_ours_are_refused(path, number, change, message):
+    rows = lines_of(path)
+    rows[number] = {**rows[number], **change}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(AnnotationError, match=message):
+        Annotations.read(path)
+
+
+def test_writers_in_threads_do_not_mix_lines(path, selection):
+    with AnnotationWriter(path, selection) as writer:
+        writer.add_annotator("m", {"kind": "model"})
+        items = list(writer.annotations.items)
+
+        def write(item):
+            for _ in range(20):
+                proposal = Proposal("m", Status.REFUSED, None, "x" * 500, "", "now")
+                writer.add_proposal(item, writer.annotations.items[item].length, proposal)
+
+        threads = [threading.Thread(target=write, args=(item,)) for item in items]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert all("m" in record.proposals for record in Annotations.read(path).items.values())
+
+
+def test_agreement_by_hand(tmp_path):
+    def record(a, b, length=100):
+        spans = {"a": a, "b": b}
+        return Record(
+            length,
+            {
+                name: Proposal(name, Status.LOCATED if s else Status.NOTHING, s, "", "", "")
+                for name, s in spans.items()
+            },
+        )
+
+    annotations = Annotations(tmp_path, {}, {"a": {}, "b": {}})
+    annotations.items = {
+        Item("p", 0): record(Span(10, 12), Span(10, 30)),
+        Item("p", 1): record(Span(10, 12), Span(13, 14)),
+        Item("q", 0): record(Span(50, 51), Span(10, 11)),
+        Item("q", 1): record(Span(50, 51), None),
+        Item("q", 2): record(None, None),
+        Item("q", 0, 5): record(Span(0, 1), Span(0, 1)),
+    }
+    errors, others = agreements(annotations, within=5)
+    assert (errors.asked, errors.both, errors.neither, errors.prompts) == (5, 3, 1, 2)
+    assert errors.exact == pytest.approx(1 / 3)
+    assert errors.near == pytest.approx(2 / 3)
+    assert errors.distance == pytest.approx((0 + 3 + 40) / 3)
+    assert errors.by_chance == pytest.approx(11 / 100)
+    assert (others.both, others.exact, others.by_chance) == (1, 1.0, 6 / 100)

@@ -1,0 +1,215 @@
+"""Merging exported decisions: all or none, and only what a person could have decided."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
+from acpo.annotate.apply import Merged, ReviewError, apply
+from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.outcomes import Status
+from acpo.annotate.pairs import Span, select
+from acpo.annotate.run import propose
+from acpo.annotate.settled import Accept, Evidence, aligned_pairs
+from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.records import Trace
+from acpo.tasks.chain import chain_problems
+from annotate.traces import chain_rows, write_texts
+
+
+@pytest.fixture
+def case(tmp_path):
+    selection = select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(2)))))
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        propose(selection, [ExactAnnotator()], writer)
+        for name in ("m", "n"):
+            writer.add_annotator(name, {"kind": "model", "model": name})
+        for item, record in list(writer.annotations.items.items()):
+            proposal = Proposal("m", Status.LOCATED, Span(1, 3), "hm", "", "now")
+            writer.add_proposal(item, record.length, proposal)
+    return selection, tmp_path / "a.jsonl", tmp_path / "review.json"
+
+
+def decision(annotations, item, kind="accept", **changes):
+    proposed = {name: list(span) for name, span in annotations.items[item].proposed.items()}
+    row = {
+        **item._asdict(),
+        "decision": kind,
+        "span": proposed["exact"] if kind == "accept" else None,
+        "annotator": "exact" if kind == "accept" else None,
+        "proposed": proposed,
+        "note": "",
+        "when": "2026-11-16T04:30:00.123Z",
+    }
+    return {**row, **changes}
+
+
+def exported(annotations, *decisions, **changes):
+    return {
+        "format": "acpo-review",
+        "version": 1,
+        "trace": annotations.header["trace"],
+        "step": 0,
+        "reviewer": "Ada",
+        "exported": "2026-11-16T04:31:00Z",
+        "decisions": list(decisions),
+        **changes,
+    }
+
+
+def test_later_decisions_replace_earlier_ones_which_stay_on_record(case):
+    _, path, review = case
+    annotations = Annotations.read(path)
+    first, second = list(annotations.items)[:2]
+    rows = [decision(annotations, first), decision(annotations, second, "reject", note="no")]
+    review.write_text(json.dumps(exported(annotations, *rows)))
+    assert apply(path, review) == Merged(1, 0, 1, 0, 0, 10)
+    assert apply(path, review) == Merged(0, 0, 0, 0, 2, 10), "the same file again changes nothing"
+    moved = decision(annotations, first, "move", span=[2, 4])
+    review.write_text(json.dumps(exported(annotations, moved, reviewer="Bo")))
+    assert apply(path, review) == Merged(0, 1, 0, 1, 0, 10)
+    record = Annotations.read(path).items[first]
+    assert [(r.reviewer, r.decision) for r in record.reviews] == [("Ada", "accept"), ("Bo", "move")]
+    assert record.review.span == Span(2, 4)
+    assert record.review.proposed == record.proposed
+    assert record.review.when == "2026-11-16T04:30:00+00:00"
+
+
+BAD_FILES = {
+    "format": ({"format": "other"}, "format 'other'"),
+    "version": ({"version": 2}, "version 2"),
+    "trace": ({"trace": "0" * 32}, "another trace"),
+    "step": ({"step": 1}, "another trace"),
+    "no name": ({"reviewer": "  "}, "say who decided"),
+    "a name of lines": ({"reviewer": "Ada\nBo"}, "say who decided"),
+    "a long name": ({"reviewer": "A" * 201}, "say who decided"),
+    "a number for a name": ({"reviewer": 3}, "say who decided"),
+    "decisions": ({"decisions": {}}, "not a list"),
+    "more": ({"verified": True}, "'verified' is unknown"),
+}
+BAD_DECISIONS = {
+    "prompt": ({"prompt_id": "x"}, "is not in"),
+    "sample": ({"wrong": 99}, "is not in"),
+    "true for a sample": ({"wrong": True}, "do not name completions"),
+    "a list for a prompt": ({"prompt_id": []}, "do not name completions"),
+    "kind": ({"decision": "verify"}, "'verify'"),
+    "no span": ({"span": None}, "does not go with accept"),
+    "another span": ({"span": [0, 1]}, "did not propose"),
+    "outside": ({"decision": "move", "annotator": None, "span": [0, 999]}, "not within"),
+    "backwards": ({"decision": "move", "annotator": None, "span": [3, 2]}, "not within"),
+    "fractions": ({"decision": "move", "annotator": None, "span": [0.5, 2]}, "whole number"),
+    "a moved proposal": ({"decision": "move"}, "does not go with move"),
+    "a rejected span": ({"decision": "reject", "annotator": None}, "does not go with reject"),
+    "whose": ({"annotator": "nobody"}, "did not propose"),
+    "unseen": ({"proposed": {}}, "make the review page anew"),
+    "seen otherwise": ({"proposed": {"exact": [0, 1], "m": [1, 3]}}, "anew"),
+    "seen nonsense": ({"proposed": [1]}, "anew"),
+    "note": ({"note": "x" * 4001}, "note="),
+    "half a character": ({"note": "\ud800"}, "note="),
+    "time": ({"when": "yesterday"}, "Invalid isoformat"),
+    "no time": ({"when": 5}, "when=5"),
+    "more": ({"verified": True}, "'verified' is unknown"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
+def test_files_that_are_refused(case, change, message):
+    _, path, review = case
+    annotations = Annotations.read(path)
+    row = decision(annotations, next(iter(annotations.items)))
+    refused(path, review, {**exported(annotations, row), **change}, message)
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_DECISIONS.values(), ids=BAD_DECISIONS.keys())
+def test_decisions_that_are_refused_with_all_the_others(case, change, message):
+    _, path, review = case
+    annotations = Annotations.read(path)
+    first, second = list(annotations.items)[:2]
+    rows = [decision(annotations, first), {**decision(annotations, second), **change}]
+    refused(path, review, exported(annotations, *rows), message)
+
+
+def refused(path, review, value, message):
+    review.write_text(json.dumps(value))
+    before = path.read_bytes()
+    with pytest.raises(ReviewError, match=message):
+        apply(path, review)
+    assert path.read_bytes() == before
+
+
+def test_two_decisions_on_one_item_and_files_that_are_no_json(case):
+    _, path, review = case
+    annotations = Annotations.read(path)
+    row = decision(annotations, next(iter(annotations.items)))
+    refused(path, review, exported(annotations, row, row), "second decision")
+    for text in ("", "[" * 100_000, "NaN", '"x"', '{"format": "acpo-review"}'):
+        review.write_text(text)
+        with pytest.raises(ReviewError):
+            apply(path, review)
+    result = CliRunner().invoke(app, ["annotate", "apply", str(path), str(review.parent / "none")])
+    assert result.exit_code == 2 and "No such file" in result.output
+
+
+def pairs_by_evidence(selection, path, accept):
+    pairs, _ = aligned_pairs(selection, Annotations.read(path), accept)
+    return [pair.evidence for pair in pairs]
+
+
+def test_nothing_counts_as_verified_until_a_person_said_so(case):
+    selection, path, review = case
+    assert pairs_by_evidence(selection, path, Accept.SOUND) == [Evidence.COMPUTED] * 8
+    with pytest.raises(ACPOError, match="no pair counts"):
+        aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
+    annotations = Annotations.read(path)
+    error = Item(*next(key for key in annotations.items if key.right is None))
+    pair = next(key for key in annotations.items if key.right is not None and key[:2] == error[:2])
+    review.write_text(json.dumps(exported(annotations, decision(annotations, error))))
+    apply(path, review)
+    with pytest.raises(ACPOError, match="corresponding place: not verified"):
+        aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
+    review.write_text(json.dumps(exported(annotations, decision(annotations, pair))))
+    apply(path, review)
+    assert pairs_by_evidence(selection, path, Accept.VERIFIED_ONLY) == [Evidence.VERIFIED]
+    reject = decision(annotations, error, "reject")
+    review.write_text(json.dumps(exported(annotations, reject)))
+    apply(path, review)
+    assert len(pairs_by_evidence(selection, path, Accept.ALL_PROPOSALS)) == 6
+
+
+def test_what_corresponds_to_one_error_does_not_stand_for_another(case):
+    selection, path, review = case
+    annotations = Annotations.read(path)
+    error = next(key for key in annotations.items if key.right is None)
+    moved = decision(annotations, error, "move", span=[0, 1])
+    review.write_text(json.dumps(exported(annotations, moved)))
+    apply(path, review)
+    pairs, outcomes = aligned_pairs(selection, Annotations.read(path), Accept.SOUND)
+    assert len(pairs) == 6
+    assert outcomes["corresponding place: of a moved error, not verified"] == 2
+    by_m = decision(annotations, error, annotator="m", span=[1, 3])
+    review.write_text(json.dumps(exported(annotations, by_m)))
+    apply(path, review)
+    pairs, _ = aligned_pairs(selection, Annotations.read(path), Accept.ALL_PROPOSALS)
+    changed = [pair for pair in pairs if pair.wrong.sample == error.wrong][:2]
+    assert {pair.corresponding.annotator for pair in changed} == {"m"}
+
+
+def test_models_are_not_believed_unless_asked_to(tmp_path):
+    selection = select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(1)))))
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        writer.add_annotator("m", {"kind": "model"})
+        for group, wrong, right in selection.pairs:
+            for item, one in (
+                (Item(group.prompt_id, wrong.sample), wrong),
+                (Item(group.prompt_id, wrong.sample, right.sample), right),
+            ):
+                writer.add_proposal(
+                    item, one.length, Proposal("m", Status.LOCATED, Span(4, 5), "", "", "")
+                )
+    annotations = Annotations.read(tmp_path / "a.jsonl")
+    with pytest.raises(ACPOError, match=r"4 error: not verified.*--all-proposals"):
+        aligned_pairs(selection, annotations, Accept.SOUND)
+    pairs, _ = aligned_pairs(selection, annotations, Accept.ALL_PROPOSALS)
+    assert [pair.evidence for pair in pairs] == [Evidence.PROPOSED] * 4

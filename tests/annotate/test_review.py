@@ -1,0 +1,287 @@
+"""The review page in a real Chromium: decided by keyboard alone, exported, merged."""
+
+import json
+import time
+
+import pytest
+
+from acpo.annotate.annotations import Annotations, AnnotationWriter, Decision, Item, Proposal
+from acpo.annotate.apply import Merged, apply
+from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.outcomes import Status
+from acpo.annotate.pairs import Span, select
+from acpo.annotate.review import write_review_page
+from acpo.annotate.run import propose
+from acpo.annotate.settled import Accept, Evidence, aligned_pairs
+from acpo.records import Trace
+from acpo.tasks.chain import chain_problems
+from annotate.traces import chain_rows, write_texts
+from conftest import require_tool
+from viewer.browser import CHROMIUM, Browser
+
+
+@pytest.fixture(scope="module")
+def shared_browser():
+    require_tool(CHROMIUM is not None, "chromium")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(shared_browser):
+    """No page may have failed or asked for anything by the end of a test."""
+    yield shared_browser
+    assert not shared_browser.problems() and not shared_browser.requests()
+
+
+@pytest.fixture
+def case(tmp_path):
+    """A trace of two prompts, proposals by the exact annotator and one that is a token late."""
+    rows = chain_rows(chain_problems(2, seed=5), right=1, wrong=2)
+    trace = Trace.open(write_texts(tmp_path / "trace", rows))
+    selection = select(trace)
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        propose(selection, [ExactAnnotator()], writer)
+        writer.add_annotator("late", {"kind": "model", "model": "by hand"})
+        for item, record in list(writer.annotations.items.items()):
+            first, end = record.proposed["exact"]
+            late = Proposal("late", Status.LOCATED, Span(first + 1, end + 1), "later", "", "now")
+            writer.add_proposal(item, record.length, late)
+    return trace, selection, tmp_path
+
+
+def open_page(browser, case, name="review.html"):
+    trace, _, folder = case
+    write_review_page(trace, Annotations.read(folder / "a.jsonl"), folder / name)
+    browser.open(folder / name)
+    browser.run("localStorage.clear()")  # what an earlier test left
+    browser.open(folder / name)
+    return folder / name
+
+
+def text(browser, selector):
+    return browser.run(f"document.querySelector({json.dumps(selector)}).textContent")
+
+
+def type_text(browser, words):
+    for letter in words:
+        browser.press(letter)
+
+
+def name_oneself(browser, name="Ada Example"):
+    browser.run("document.getElementById('reviewer').focus()")
+    type_text(browser, name)
+    browser.press("Escape")
+
+
+def export(browser):
+    browser.press("s")
+    browser.frames()
+    return json.loads(browser.run("document.getElementById('exported-text').value"))
+
+
+def test_decided_by_keyboard_exported_and_merged(browser, case):
+    _, selection, folder = case
+    downloads = folder / "downloads"
+    downloads.mkdir()
+    browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
+    open_page(browser, case)
+    assert text(browser, "#progress") == "0 decided here, 8 undecided"
+    name_oneself(browser)
+    browser.press("a")  # item 1: the exact proposal
+    browser.press("2")  # item 2: that of `late`
+    browser.press("a")
+    browser.press("ArrowRight")  # item 3: two tokens on, three tokens long
+    browser.press("ArrowRight")
+    browser.press("m")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")
+    browser.press("e")
+    assert text(browser, "#state").startswith("You moved: tokens")
+    browser.press("i")
+    type_text(browser, "carried on")
+    browser.press("Escape")
+    browser.press("j")
+    browser.press("r")  # item 4
+    browser.press("r")  # item 5, taken back
+    browser.press("k")
+    browser.press("u")
+    assert text(browser, "#progress") == "4 decided here, 4 undecided"
+    value = export(browser)
+    assert [row["decision"] for row in value["decisions"]] == ["accept", "accept", "move", "reject"]
+
+    deadline = time.monotonic() + 10
+    while not (downloads / "review.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert json.loads((downloads / "review.json").read_text()) == value, "text and file are one"
+
+    path = folder / "a.jsonl"
+    before = Annotations.read(path)
+    assert apply(path, downloads / "review.json") == Merged(2, 1, 1, 0, 0, 4)
+    merged = Annotations.read(path)
+    items = list(merged.items)
+    reviews = [merged.items[item].review for item in _in_page_order(selection)]
+    assert [review.decision if review else None for review in reviews] == [
+        Decision.ACCEPT,
+        Decision.ACCEPT,
+        Decision.MOVE,
+        Decision.REJECT,
+        *[None] * 4,
+    ]
+    third = _in_page_order(selection)[2]
+    first = before.items[third].proposed["exact"].first
+    assert reviews[0].annotator == "exact" and reviews[1].annotator == "late"
+    assert reviews[2].span == Span(first + 2, first + 5)
+    assert reviews[2].note == "carried on" and reviews[2].reviewer == "Ada Example"
+    assert reviews[2].proposed == before.items[third].proposed
+    assert len(items) == 8
+    pairs, outcomes = aligned_pairs(selection, merged, Accept.VERIFIED_ONLY)
+    assert [pair.evidence for pair in pairs] == [Evidence.VERIFIED]
+    assert outcomes["error: not verified"] == 2
+
+    # The next page starts after what has been decided, and says who did.
+    open_page(browser, case, "again.html")
+    assert text(browser, "#progress") == "0 decided here, 4 undecided"
+    browser.run("document.getElementById('items').focus()")
+    browser.press("Home")
+    browser.frames()
+    assert text(browser, "#state").startswith("Ada Example accepted exact")
+
+
+def _in_page_order(selection):
+    return [
+        Item(group.prompt_id, wrong.sample, right)
+        for group in selection.groups
+        for wrong in group.wrong
+        for right in (None, *(right.sample for right in group.right))
+    ]
+
+
+def test_decisions_survive_closing_the_page(browser, case):
+    page = open_page(browser, case)
+    name_oneself(browser, "Bo")
+    browser.press("a")
+    browser.press("r")
+    browser.open(page)
+    assert "2 decisions of yours" in text(browser, "#kept")
+    assert text(browser, "#progress") == "2 decided here, 6 undecided"
+    value = export(browser)
+    assert value["reviewer"] == "Bo" and len(value["decisions"]) == 2
+
+
+def test_what_others_left_in_the_browser_is_not_believed(browser, case):
+    page = open_page(browser, case)
+    name_oneself(browser, "Bo")
+    browser.press("a")
+    browser.run(
+        "(() => { const key = Object.keys(localStorage).find((k) => k.startsWith('acpo-review'));"
+        "const kept = JSON.parse(localStorage[key]); const [[, good]] = kept.decisions;"
+        "kept.decisions.push([1, {...good, span: [0, 9999]}], [2, {...good, annotator: 'x'}],"
+        "[99, good], ['3', good], [4, null], [5, {...good, decision: 'bless'}]);"
+        "localStorage[key] = JSON.stringify(kept); })()"
+    )
+    browser.open(page)
+    assert text(browser, "#progress") == "1 decided here, 7 undecided"
+
+
+def test_without_storage_it_says_so(browser, case):
+    page = open_page(browser, case)
+    script = "Object.defineProperty(window, 'localStorage', { get() { throw new Error('no'); } });"
+    added = browser.send("Page.addScriptToEvaluateOnNewDocument", source=script)
+    try:
+        browser.open(page)
+        assert "export before you close" in text(browser, "#kept")
+        browser.press("a")
+        assert text(browser, "#progress") == "1 decided here, 7 undecided"
+        leave = "(() => { const e = new Event('beforeunload', {cancelable: true});"
+        leave += "window.dispatchEvent(e); return e.defaultPrevented; })()"
+        assert browser.run(leave), "leaving is warned about"
+        name_oneself(browser)
+        export(browser)
+        assert not browser.run(leave), "after the export there is nothing to lose"
+    finally:
+        browser.send("Page.removeScriptToEvaluateOnNewDocument", **added)
+
+
+def test_no_export_without_a_name(browser, case):
+    open_page(browser, case)
+    browser.press("a")
+    browser.press("s")
+    assert browser.run("document.activeElement.id") == "reviewer"
+    assert text(browser, "#kept") == "Say who you are before you export."
+    assert not browser.run("document.getElementById('exported').open")
+
+
+def test_every_control_is_reached_by_tab(browser, case):
+    open_page(browser, case)
+    reached = set()
+    for _ in range(40):
+        browser.press("Tab")
+        reached.add(browser.run("document.activeElement.id || document.activeElement.className"))
+    buttons = {"export", "theme", "help-open", "previous", "next", "next-open", "accept", "begin"}
+    assert buttons | {"finish", "reject", "reviewer", "items", "note", "pane"} <= reached
+
+
+def test_long_completions_open_at_the_place(browser, tmp_path):
+    words = " ".join(f"w{number}" for number in range(16_000))
+    base = {"prompt_id": "q", "prompt": "long", "answer": "1"}
+    rows = [
+        {**base, "sample": s, "completion": f"{words} {s}", "reward": 1.0 - s} for s in range(2)
+    ]
+    trace = Trace.open(write_texts(tmp_path / "trace", rows, split=r"\S+|\s+"))
+    selection = select(trace)
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        writer.add_annotator("m", {"kind": "model"})
+        for item in (Item("q", 1), Item("q", 1, 0)):
+            proposal = Proposal("m", Status.LOCATED, Span(30_000, 30_002), "", "", "now")
+            writer.add_proposal(item, selection.groups[0].wrong[0].length, proposal)
+    page = tmp_path / "review.html"
+    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    began = time.monotonic()
+    browser.open(page)
+    assert time.monotonic() - began < 5.0  # about 1 s, and more on a busy machine
+    browser.press("a")  # to the pair: two panes of 32k tokens
+    place = "document.querySelector('.asked .chosen').getBoundingClientRect().top"
+    assert 0 < browser.run(place) < 900, "the place is in view"
+
+
+HOSTILE = [
+    "<script>window.hit=1</script>",
+    "</script><script>window.hit=2</script>",
+    "<img src=x onerror=window.hit=3>",
+    "javascript:window.hit=4",
+    "<!--",
+    "\u202e abc",
+    "]]>",
+    "{{7*7}}",
+]
+
+
+def test_hostile_text_does_nothing(browser, tmp_path):
+    body = " ".join(HOSTILE)
+    base = {"prompt_id": body, "prompt": body, "answer": body}
+    rows = [
+        {**base, "sample": 0, "completion": f"{body} right", "reward": 1.0},
+        {**base, "sample": 1, "completion": f"{body} wrong", "reward": 0.0},
+    ]
+    trace = Trace.open(write_texts(tmp_path / "trace", rows, split=r"\S+|\s+"))
+    selection = select(trace)
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        writer.add_annotator("m", {"kind": "model"})
+        for item in (Item(body, 1), Item(body, 1, 0)):
+            proposal = Proposal("m", Status.LOCATED, Span(0, 2), body, body, "now")
+            length = selection.groups[0].wrong[0].length
+            writer.add_proposal(item, length, proposal)
+    page = tmp_path / "review.html"
+    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    browser.open(page)
+    name_oneself(browser, "<b>Eve</b>")
+    browser.press("a")
+    browser.press("a")
+    value = export(browser)
+    assert browser.run("window.hit") is None
+    assert browser.run("document.querySelectorAll('img, iframe, b, link').length") == 1  # our h1's
+    (tmp_path / "review.json").write_text(json.dumps(value))
+    assert apply(tmp_path / "a.jsonl", tmp_path / "review.json").accepted == 2
+    record = Annotations.read(tmp_path / "a.jsonl").items[Item(body, 1)]
+    assert record.review.reviewer == "<b>Eve</b>"

@@ -1,0 +1,172 @@
+"""The first-error analysis on traces whose answer is known."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from acpo.annotate.annotations import Annotations, AnnotationWriter
+from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.pairs import select
+from acpo.annotate.run import propose
+from acpo.cli import app
+from acpo.diagnose.first_error import (
+    Aligned,
+    Settings,
+    compared,
+    first_error,
+    measure,
+    representative,
+    smoothed,
+)
+from acpo.errors import ACPOError
+from acpo.records import Trace
+from acpo.tasks.chain import ChainProblem, chain_problems
+from annotate.traces import chain_rows, write_texts
+
+
+def case(tmp_path, *, rise, problems=12, seed=0):
+    """Entropies of a flat 0.5 with noise; `rise` more after the first error of wrong ones."""
+    rng = np.random.default_rng(seed)
+
+    def entropy(row, count):
+        values = 0.5 + rng.normal(0, 0.05, count)
+        if not row["reward"]:
+            problem = ChainProblem.parse(row["prompt"])
+            pairs = zip(problem.solution, row["completion"], strict=True)
+            error = next(i for i, (a, b) in enumerate(pairs) if a != b)
+            values[error + 1 :] += rise
+        return values
+
+    rows = chain_rows(chain_problems(problems, seed=9), wrong=3)
+    trace = Trace.open(write_texts(tmp_path / "trace", rows, entropy=entropy))
+    with AnnotationWriter(tmp_path / "a.jsonl", select(trace)) as writer:
+        propose(select(trace), [ExactAnnotator()], writer)
+    return trace, Annotations.read(tmp_path / "a.jsonl")
+
+
+def effects_of(finding):
+    return {(row["quantity"], row["effect"]): row for row in finding.extra["effects"]}
+
+
+CHANGE = ("entropy", "after minus before, wrong minus right")
+
+
+def test_a_planted_rise_is_found_with_its_size(tmp_path):
+    around, _ = first_error(*case(tmp_path, rise=0.3), settings=Settings(window=8))
+    found = effects_of(around)
+    assert found[CHANGE]["mean"] == pytest.approx(0.3, abs=0.03)
+    assert found[CHANGE]["low"] < 0.3 < found[CHANGE]["high"]
+    assert found[CHANGE]["p_value"] < 0.001
+    assert found["delta", CHANGE[1]]["mean"] == pytest.approx(0.15, abs=0.015)
+    before = found["entropy", "before, wrong minus right"]
+    assert before["low"] < 0 < before["high"]
+    assert any("entropy: it rises after the error" in fact for fact in around.facts)
+    assert found["entropy", "after minus before, right"]["mean"] == pytest.approx(0, abs=0.03)
+
+
+def test_no_rise_is_not_found_and_a_fall_is(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    flat, _ = first_error(*case(tmp_path / "a", rise=0.0), settings=Settings(window=8))
+    assert effects_of(flat)[CHANGE]["p_value"] > 0.05
+    assert any("no rise after the error is shown" in fact for fact in flat.facts)
+    fallen, _ = first_error(*case(tmp_path / "b", rise=-0.2), settings=Settings(window=8))
+    assert any("entropy: it falls after the error" in fact for fact in fallen.facts)
+
+
+def test_the_units_are_stated(tmp_path):
+    around, profiles = first_error(*case(tmp_path, rise=0.3), settings=Settings(profiles=3))
+    assert around.facts[0].startswith(
+        "72 pairs of 36 (36 different) wrong and 24 (12 different) right completions, from 12"
+    )
+    assert "places of 72 pairs: 72 computed by the task's checker" in around.source
+    assert len({row["prompt_id"] for row in profiles.rows}) == 3
+
+
+def test_effects_of_one_pair_by_hand():
+    nan = np.nan
+    wrong = np.array([[nan, 1.0, 2.0, 8.0, 9.0, 7.0, 4.0]])
+    right = np.array([[5.0, 0.5, 1.0, 6.0, 1.0, 2.0, nan]])
+    aligned = Aligned(np.arange(-3, 4), wrong, right)
+    found = {name: float(values[0]) for name, values in measure(aligned, 1).items()}
+    assert found["before"] == pytest.approx((0.5 + 1.0) / 2)
+    assert found["at"] == 2.0
+    assert found["after"] == pytest.approx((8.0 + 5.0) / 2)
+    assert found["change"] == pytest.approx(6.5 - 0.75)
+    assert found["wrong"] == pytest.approx(8.0 - 1.5)
+    assert found["right"] == pytest.approx(1.5 - 0.75)
+    second = {name: float(values[0]) for name, values in measure(aligned, 2).items()}
+    assert (second["before"], second["after"]) == (0.5, 5.0)
+    assert compared(aligned, 1).sum() == 5
+
+
+def test_a_pair_without_tokens_after_the_error_is_left_out():
+    values = np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]])
+    change = measure(Aligned(np.arange(-1, 2), values, values), 1)["change"]
+    assert np.isnan(change[0]) and change[1] == 0
+
+
+def test_the_pair_in_the_middle():
+    assert representative(np.array([5.0, np.nan, 1.0, 3.0])) == 3
+    assert representative(np.array([2.0, 1.0, 1.0, 0.0])) == 1, "the first of those that tie"
+
+
+def test_smoothing_keeps_a_constant_and_averages():
+    np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4), 2.0)
+    np.testing.assert_allclose(smoothed(np.array([0.0, 3.0, 0.0]), 3), [1.5, 1.0, 1.5])
+    np.testing.assert_allclose(smoothed(np.array([1.0, 2.0]), 1), [1.0, 2.0])
+    assert len(smoothed(np.array([1.0, 2.0]), 16)) == 2
+    assert len(smoothed(np.empty(0), 16)) == 0
+
+
+def test_the_command_writes_its_files(tmp_path):
+    case(tmp_path, rise=0.3)
+    arguments = ["diagnose", "first-error", str(tmp_path / "trace"), "--window", "8"]
+    arguments += ["--annotations", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
+    arguments += ["--profiles", "1"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "it rises after the error" in result.output
+    for name in ("first-error", "first-error-profiles"):
+        for kind in ("csv", "png", "pdf", "md"):
+            assert (tmp_path / "out" / f"{name}.{kind}").stat().st_size > 0
+    with (tmp_path / "out" / "first-error.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    after = [float(r["difference"]) for r in rows if r["quantity"] == "entropy" and r["t"] == "4"]
+    assert after == [pytest.approx(0.3, abs=0.05)]
+    assert {int(row["t"]) for row in rows} == set(range(-8, 9))
+    refused = CliRunner().invoke(app, [*arguments, "--verified-only"])
+    assert refused.exit_code == 2 and "no pair counts" in refused.output
+    both = CliRunner().invoke(app, [*arguments, "--verified-only", "--all-proposals"])
+    assert both.exit_code == 2 and "exclude each other" in both.output
+
+
+def test_another_trace_and_empty_windows_are_refused(tmp_path):
+    _, annotations = case(tmp_path, rise=0.0)
+    rows = chain_rows(chain_problems(3, seed=10))
+    other = Trace.open(write_texts(tmp_path / "other", rows))
+    with pytest.raises(ACPOError, match="another trace"):
+        first_error(other, annotations)
+    trace = Trace.open(tmp_path / "trace")
+    with pytest.raises(ACPOError, match="both sides"):
+        first_error(trace, annotations, settings=Settings(window=3, every=4))
+
+
+def test_proposals_of_models_are_named_as_such(tmp_path):
+    trace, _ = case(tmp_path, rise=0.0, problems=3)
+    path = tmp_path / "a.jsonl"
+    text = path.read_text().replace('"annotator": "exact"', '"annotator": "m"')
+    model = {"kind": "annotator", "name": "m", "settings": {"kind": "model"}}
+    lines = text.splitlines()
+    path.write_text("\n".join([lines[0], json.dumps(model), *lines[2:], ""]))
+    arguments = ["diagnose", "first-error", str(trace.path), "--annotations", str(path)]
+    arguments += ["--output", str(tmp_path / "out"), "--profiles", "1", "--window", "4"]
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 2 and "pass --all-proposals" in refused.output
+    result = CliRunner().invoke(app, [*arguments, "--all-proposals"])
+    assert result.exit_code == 0, result.output
+    summary = (tmp_path / "out" / "first-error.md").read_text()
+    assert "18 proposed by a model and verified by NOBODY" in summary
