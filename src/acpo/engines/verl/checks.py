@@ -1,10 +1,12 @@
 """Wrong combinations end here, when verl builds the actor's configuration, before any rollout."""
 
+import difflib
 import functools
 import importlib
 from collections.abc import Collection
 from typing import Any
 
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import ActorConfig
 
 from acpo.engines.verl.config import configured_row
@@ -78,6 +80,27 @@ def _check_clipping(actor: Any, row: Method, where: str) -> None:
         raise ACPOError(f"actor.{key}={value} with {where} has no effect; {remedy}")
 
 
+def asks_for_row(mode: Any, rows: Collection[str]) -> bool:
+    """Whether a loss mode is one of our rows.
+
+    Raises:
+        ACPOError: it is none, but was certainly meant to be.
+    """
+    if mode in rows:
+        return True
+    if str(mode) in rows:
+        raise ACPOError(
+            f"policy_loss.loss_mode={mode} is read as a number; quote it for the shell and for "
+            f"hydra: policy_loss.loss_mode=\"'{mode}'\""
+        )
+    if mode in POLICY_LOSS_REGISTRY:
+        return False
+    near = difflib.get_close_matches(str(mode), rows, n=1, cutoff=0.7)
+    if near:
+        raise ACPOError(f"policy_loss.loss_mode={mode} is unknown; did you mean {near[0]}?")
+    return False
+
+
 def watch_actor_configs(rows: Collection[str]) -> None:
     """Have every actor configuration that names one of our rows checked, and its engine extended.
 
@@ -91,7 +114,7 @@ def watch_actor_configs(rows: Collection[str]) -> None:
     @functools.wraps(stock)
     def post_init(self: Any) -> None:
         stock(self)
-        if self.policy_loss.get("loss_mode", None) in rows:
+        if asks_for_row(self.policy_loss.get("loss_mode", None), rows):
             row = check_actor(self)
             # Engines take seconds to import; only those who train need them.
             engines = importlib.import_module("acpo.engines.verl.engines")
