@@ -10,6 +10,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def _pick(z: Tensor, index: Tensor) -> Tensor:
+    """z at one place of its last dimension. `gather` would keep z, which is later overwritten."""
+    rows = z.reshape(-1, z.shape[-1])
+    place = torch.arange(len(rows), device=z.device)
+    return rows[place, index.reshape(-1)].view(index.shape).float()
+
+
 def mode_margin(
     *, logits: Tensor, tokens: Tensor, temperature: Tensor, differentiable: bool
 ) -> Tensor:
@@ -19,16 +26,10 @@ def mode_margin(
         logits: `[..., V]`, not yet divided by the temperature.
         tokens: `[...]` sampled ids.
         temperature: of the rollout, broadcastable to `[...]`.
-        differentiable: whether gradient flows through z_y and z_max. The mode is fixed by a gather:
-            what runs later may overwrite the logits in place.
+        differentiable: whether gradient flows through z_y and z_max.
     """
     z = logits if differentiable else logits.detach()
-    if differentiable:
-        z_max = z.gather(-1, z.detach().argmax(-1, keepdim=True)).squeeze(-1)
-    else:
-        z_max = z.amax(-1)
-    z_y = z.gather(-1, tokens[..., None]).squeeze(-1)
-    return (z_y.float() - z_max.float()) / temperature.clamp(min=1e-8)
+    return (_pick(z, tokens) - _pick(z, z.detach().argmax(-1))) / temperature.clamp(min=1e-8)
 
 
 def sharded_mode_margin(
@@ -52,8 +53,8 @@ def sharded_mode_margin(
     z = logits if differentiable else logits.detach()
     local = tokens - dist.get_rank(group) * width
     inside = (local >= 0) & (local < width)
-    z_y = z.gather(-1, local.clamp(0, width - 1)[..., None]).squeeze(-1).float()
-    z_max = z.gather(-1, z.detach().argmax(-1, keepdim=True)).squeeze(-1).float()
+    z_y = _pick(z, local.clamp(0, width - 1))
+    z_max = _pick(z, z.detach().argmax(-1))
     here = torch.stack([z_max.detach(), torch.where(inside, z_y.detach(), -torch.inf)])
     whole = here.clone()
     dist.all_reduce(whole, op=dist.ReduceOp.MAX, group=group)
