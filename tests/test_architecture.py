@@ -20,6 +20,7 @@ ALLOWED = {
     "evaluate": {"errors", "verify", "tasks"},
     "train": {"errors", "objectives", "head", "verify", "tasks", "engines"},
     "catalogue": {"errors", "objectives"},
+    "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
 TORCH_FREE = ("errors", "verify", "evaluate")

@@ -4,12 +4,12 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.evaluate.parquet import write_verl
 from acpo.verify import read_problem
-from typer.testing import CliRunner
 
 PAPER = ("aime24", "aime25", "math500", "hmmt25", "beyondaime", "humaneval_pro")
 
@@ -55,11 +55,9 @@ def test_rows_by_hand(small):
 
 
 def test_the_command_says_what_it_wrote(small):
-    result = CliRunner().invoke(
-        app,
-        ["data", "verl", str(small / "verl"), "--task", "custom"]
-        + ["--data", str(small / "train.jsonl"), "--benchmarks", str(small / "mine.jsonl")],
-    )
+    command = ["data", "verl", str(small / "verl"), "--task", "custom"]
+    command += ["--data", str(small / "train.jsonl"), "--benchmarks", str(small / "mine.jsonl")]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "1 repeats" in result.output and "2 rows of 1 problems with conflicting" in result.output
     assert "1 of them left out" in result.output

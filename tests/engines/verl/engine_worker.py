@@ -1,4 +1,4 @@
-"""One rank: every case through verl's FSDP2 engine and stock `ppo_loss`; loss and gradient saved."""
+"""One rank: every case through the FSDP2 engine and stock `ppo_loss`; loss and gradient saved."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""Loss and gradient through verl's FSDP2 engine and stock `ppo_loss` are those of the definition."""
+"""Loss and gradient through verl's FSDP2 engine and `ppo_loss` are those of the definition."""
 
 import warnings
 

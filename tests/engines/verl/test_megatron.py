@@ -16,7 +16,8 @@ CASES = {
 }
 CASES |= {f"{name}, T=0.7": {**case, "temperature": 0.7} for name, case in CASES.items()}
 CASES |= {
-    name: {"method": name, "options": {"entropy_norm": 4.2}} for name in ("shannon", "shannon_offset")
+    name: {"method": name, "options": {"entropy_norm": 4.2}}
+    for name in ("shannon", "shannon_offset")
 }
 
 

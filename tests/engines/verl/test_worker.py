@@ -49,8 +49,14 @@ def results(tmp_path_factory):
     for script in SHARED:
         method = script.removeprefix("qwen3-8b-base-").removesuffix(".sh")
         jobs[f"recipe {method}"] = {
-            "overrides": [*arguments(script, folder), *ON_A_CPU, save(folder / "model")]
-            + [f"{ACTOR}.optim.lr=1e-2", "actor_rollout_ref.rollout.n=4", *MORE.get(method, [])],
+            "overrides": [
+                *arguments(script, folder),
+                *ON_A_CPU,
+                save(folder / "model"),
+                f"{ACTOR}.optim.lr=1e-2",
+                "actor_rollout_ref.rollout.n=4",
+                *MORE.get(method, []),
+            ],
             "tensors": two_engines.load("acpo"),
             "settings": {"temperature": 1.0, "mini_batch_size": 4, "global_batch_size": 4},
         }

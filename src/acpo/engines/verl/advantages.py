@@ -1,6 +1,6 @@
-"""Group-relative advantages for verl that leave completions without a verdict out of their group."""
+"""Group-relative advantages for verl; completions without a verdict leave their group."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def group_relative(
     """
     rewards = token_level_rewards.sum(-1)
     centred_only = config is not None and not config.get("norm_adv_by_std_in_grpo", True)
-    scale = "none" if centred_only else "std"
+    scale: Literal["none", "std"] = "none" if centred_only else "std"
     groups: dict[Any, list[int]] = {}
     for row, name in enumerate(index):
         groups.setdefault(name, []).append(row)
