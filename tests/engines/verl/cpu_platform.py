@@ -3,6 +3,7 @@
 verl imports it by `VERL_USE_EXTERNAL_MODULES` and picks it by `VERL_PLATFORM=cpu`.
 """
 
+import functools
 import types
 from contextlib import contextmanager
 
@@ -82,13 +83,21 @@ class PlatformCPU(PlatformBase):
         return None
 
     def ray_resource_name(self):
-        return "CPU"
+        return "NPU"  # verl counts GPUs and NPUs; a local Ray can be told that it has one
 
     def ray_noset_envvars(self):
         return []
 
     def ray_resource_options(self, num_gpus):
-        return {"num_cpus": num_gpus}
+        return {"resources": {"NPU": num_gpus}}
 
     def is_ipc_supported(self):
         return False
+
+
+from verl.utils import distributed  # noqa: E402, after there is a device to ask for
+
+# verl would ask for "cpu:gloo,cpu:gloo", which torch refuses.
+distributed.initialize_global_process_group_ray = functools.partial(
+    distributed.initialize_global_process_group_ray, backend="gloo"
+)
