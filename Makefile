@@ -40,7 +40,7 @@ VERL := .venv-verl
 VERL_PIP = $(VERL)/bin/python -m pip install --quiet --disable-pip-version-check
 
 test-verl: $(VERL)/.installed
-	$(VERL)/bin/python -m pytest -q tests/engines/verl $(PYTEST_ARGS)
+	$(VERL)/bin/python -m pytest -q -n auto --dist loadfile tests/engines/verl $(PYTEST_ARGS)
 
 $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	@echo "Installing verl into $(VERL) (a few minutes, once) ..."

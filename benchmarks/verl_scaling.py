@@ -3,8 +3,8 @@
     python benchmarks/verl_scaling.py --output results/verl_scaling.json
 
 Counts what FSDP2 with full sharding keeps and sends for one update of the paper's mini-batch, and
-what our rows add to it. Bytes are decimal (1 GB = 1e9 bytes). Left out: CUDA context, fragmentation,
-vLLM's cache, and buffers below 100 MB.
+what our rows add to it. Bytes are decimal (1 GB = 1e9 bytes). Left out: CUDA context,
+fragmentation, vLLM's cache, and buffers below 100 MB.
 """
 
 import argparse

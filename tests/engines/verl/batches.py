@@ -43,7 +43,9 @@ def nested(data: TensorDict) -> TensorDict:
 
     for name in ("responses", "response_mask", "old_log_probs", "ref_log_prob", "advantages"):
         data[name] = jagged([row[:n] for row, n in zip(data[name], lengths, strict=True)])
-    data["prompts"] = jagged([row[keep] for row, keep in zip(data["prompts"], prompts, strict=True)])
+    data["prompts"] = jagged(
+        [row[keep] for row, keep in zip(data["prompts"], prompts, strict=True)]
+    )
     data["loss_mask"] = data["response_mask"]
     del data["attention_mask"], data["max_response_len"]
     return data

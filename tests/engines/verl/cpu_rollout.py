@@ -1,4 +1,4 @@
-"""A rollout server on a CPU for verl's trainer: transformers' `generate` behind verl's interface."""
+"""A rollout server on a CPU for verl: transformers behind the interface of its trainer."""
 
 from typing import Any
 
@@ -26,6 +26,7 @@ class Server:
 
     def __init__(self, path: str, longest: int) -> None:
         torch.set_num_threads(1)
+        torch.manual_seed(0)
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.longest, self.updates, self.step = longest, 0, 0
 

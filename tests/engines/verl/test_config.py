@@ -35,6 +35,11 @@ def test_every_recipe_is_valid(tmp_path, script):
     assert config.algorithm.norm_adv_by_std_in_grpo == (method.advantage_scale == "std")
 
 
+def test_a_driver_without_accelerator_validates(tmp_path, monkeypatch):
+    monkeypatch.delenv("VERL_ENGINE_DEVICE")
+    validated(arguments("qwen3-8b-base-acpo.sh", tmp_path))
+
+
 def test_the_last_arguments_win(tmp_path):
     config = validated(arguments(SCRIPTS[0], tmp_path, "trainer.total_epochs=7"))
     assert config.trainer.total_epochs == 7

@@ -196,19 +196,22 @@ EXTENSIONS: dict[str, type[RowEngine]] = {
 }
 
 
-def install(strategy: str, row: Method) -> type[RowEngine]:
+def install(strategy: str, row: Method) -> type[RowEngine] | None:
     """Put the extended engine in front of verl's for this machine's device; its class.
 
-    verl prefers an engine registered for (device, vendor) to one registered for the device.
+    verl prefers an engine registered for (device, vendor) to one registered for the device. A
+    driver without an accelerator validates configurations too, and has no engine to extend.
 
     Args:
         strategy: the actor's.
         row: what it trains.
     """
-    stock = EngineRegistry.get_engine_cls("language_model", strategy)
-    extended = stock
-    if not issubclass(stock, RowEngine):
-        extended = type(f"ACPO{stock.__name__}", (EXTENSIONS[strategy], stock), {})
+    try:
+        extended = EngineRegistry.get_engine_cls("language_model", strategy)
+    except (AssertionError, ValueError):  # a worker gets the same from verl when it asks
+        return None
+    if not issubclass(extended, RowEngine):
+        extended = type(f"ACPO{extended.__name__}", (EXTENSIONS[strategy], extended), {})
         device = os.getenv("VERL_ENGINE_DEVICE") or get_device_name()
         vendor = os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
         EngineRegistry._engines["language_model"][strategy][(device, vendor)] = extended
