@@ -78,10 +78,12 @@ def build_engine(folder: Path) -> Any:
 def run_case(engine: Any, rollouts: Any, case: dict[str, Any]) -> dict[str, torch.Tensor]:
     rank, world = dist.get_rank(), dist.get_world_size()
     share = len(rollouts.mask) // world
+    # Scattered: every group has responses on every rank.
+    whole_groups = slice(rank * share, (rank + 1) * share)
     data = verl_batch(
         rollouts,
         case["method"],
-        slice(rank * share, (rank + 1) * share),
+        slice(rank, None, world) if case.get("scattered") else whole_groups,
         temperature=case.get("temperature", 1.0),
         use_remove_padding=case.get("remove_padding", True),
         use_dynamic_bsz=case.get("dynamic", False),

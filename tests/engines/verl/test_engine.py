@@ -34,6 +34,9 @@ CASES |= {
 CASES |= {
     "gtpo": {"method": "gtpo", **UNFILTERED},
     "gtpo, nested": {"method": "gtpo", "nested": True, **UNFILTERED},
+    "gtpo, scattered": {"method": "gtpo", "scattered": True, **UNFILTERED},
+    "gtpo_entropy, scattered": {"method": "gtpo_entropy", "scattered": True},
+    "8020, scattered": {"method": "8020", "scattered": True},
     "gtpo_entropy, dynamic": {"method": "gtpo_entropy", "dynamic": True},
     "acpo, options": {"method": "acpo", "options": {"offset": 1.5, "mismatch_scale": "auto"}},
     "sapo of verl": {"method": "sapo"},

@@ -7,7 +7,7 @@ check itself. The engines are extended only where an actor with one of our rows 
 
 from acpo.engines.verl.versions import check_version
 
-check_version()
+check_version()  # first: another verl may lack what is imported below
 
 from acpo.engines.verl.advantages import group_relative  # noqa: E402
 from acpo.engines.verl.checks import watch_actor_configs  # noqa: E402
