@@ -1,11 +1,11 @@
-# Both commands set up .venv by themselves; nothing else is needed but Python (>= 3.11) and make.
+# Every command sets up what it needs by itself; nothing else is needed but Python (>= 3.11) and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test check pytest clean
+.PHONY: quickstart test test-verl check pytest clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/acpo train recipes/quickstart.yaml
@@ -35,5 +35,19 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) -e ".[dev]"
 	@touch $@
 
+# verl cannot share an environment with TRL.
+VERL := .venv-verl
+VERL_PIP = $(VERL)/bin/python -m pip install --quiet --disable-pip-version-check
+
+test-verl: $(VERL)/.installed
+	$(VERL)/bin/python -m pytest -q -n auto --dist loadfile tests/engines/verl $(PYTEST_ARGS)
+
+$(VERL)/.installed: pyproject.toml constraints-verl.txt
+	@echo "Installing verl into $(VERL) (a few minutes, once) ..."
+	@$(PYTHON) -m venv $(VERL)
+	@$(VERL_PIP) -c constraints.txt torch
+	@$(VERL_PIP) --no-deps -r constraints-verl.txt -e .
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) .mypy_cache .pytest_cache .ruff_cache .hypothesis

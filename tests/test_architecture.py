@@ -40,6 +40,7 @@ ALLOWED = {
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},
     "viewer": {"errors", "records"},
+    "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
 TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer", "annotate")

@@ -178,6 +178,27 @@ def check_data(
         raise typer.Exit(1)
 
 
+@data_app.command("verl")
+def write_verl_data(
+    folder: Path = typer.Argument(help="Where train.parquet and validation.parquet go."),
+    task: str = typer.Option("dapo_math", help="What to train on: dapo_math, gsm8k, math, custom."),
+    data: str | None = typer.Option(None, help="Its file or hub id [default: the task's own]."),
+    benchmarks: str = BENCHMARKS,
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Write training and validation data for verl, every problem once."""
+    from acpo.evaluate.parquet import write_verl
+
+    names = _names(benchmarks)
+    done = write_verl(folder, task=task, data=data, benchmarks=names, data_dir=data_dir)
+    typer.echo(f"{task}: {done.cleaning}")
+    if done.asked:
+        typer.echo(f"{done.asked} of them left out: a benchmark asks the same")
+    counts = ", ".join(f"{name} {rows}" for name, rows in done.validation.items())
+    typer.echo(f"{folder / 'train.parquet'}: {done.train} rows")
+    typer.echo(f"{folder / 'validation.parquet'}: {sum(done.validation.values())} rows ({counts})")
+
+
 def _names(benchmarks: str) -> list[str]:
     from acpo.errors import ACPOError
 

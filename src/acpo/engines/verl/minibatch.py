@@ -1,0 +1,155 @@
+"""Rows that look at a whole mini-batch: gather it from the data-parallel ranks, shape, scatter."""
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
+
+from acpo.errors import ACPOError
+from acpo.objectives import Method, token_advantages
+from acpo.objectives.batch import entropy_maximum
+
+
+class RolloutEntropy:
+    """Entropies of the rollout policy, kept from the pass that computed old log-probabilities.
+
+    verl drops them before the update. A sequence is found by its tokens, so it does not matter how
+    the update orders them.
+    """
+
+    def __init__(self, rows: dict[bytes, Tensor]) -> None:
+        self._rows = rows
+
+    @classmethod
+    def of(cls, data: TensorDict, entropy: Tensor) -> "RolloutEntropy":
+        """From a log-probability pass over `data` and the entropies it gave."""
+        padded = no_padding_2_padding(entropy, data).float().cpu()
+        return cls(dict(zip(_sequences(data), padded, strict=True)))
+
+    def look_up(self, data: TensorDict) -> Tensor:
+        """`[B, T]` for the rows of a mini-batch."""
+        mask = _padded(data, "response_mask")
+        found = torch.zeros(mask.shape, device=mask.device)
+        for row, name in enumerate(_sequences(data)):
+            if name not in self._rows:
+                raise ACPOError(
+                    "a sequence of this mini-batch was not in the log-probability pass of its "
+                    "rollout; use trainer.v1.trainer_mode=sync"
+                )
+            known = self._rows[name][: mask.shape[1]]
+            found[row, : len(known)] = known.to(found)
+        return found
+
+
+def _sequences(data: TensorDict) -> list[bytes]:
+    """The tokens of each sequence, prompt and response, as a key."""
+    return [row.cpu().numpy().tobytes() for row in data["input_ids"].unbind()]
+
+
+def mini_batch_entropy_max(
+    data: TensorDict, row: Method, *, entropy: Tensor, dp: Any
+) -> float | None:
+    """H_max over the valid tokens of all ranks."""
+    largest = entropy_maximum(row, entropy, _padded(data, "response_mask").bool())
+    if not isinstance(largest, Tensor):
+        return largest
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=dp)
+    return float(largest)
+
+
+def shape_advantages(
+    data: TensorDict,
+    row: Method,
+    *,
+    group_size: int,
+    entropy: Tensor | None = None,
+    old_entropy: Tensor | None = None,
+    dp: Any,
+) -> None:
+    """Replace the mini-batch's advantages by the row's token advantages.
+
+    Args:
+        data: this rank's rows.
+        row: a method with shaping.
+        group_size: responses per prompt.
+        entropy: `[B, T]` under the current policy.
+        old_entropy: `[B, T]` under the rollout policy.
+        dp: the data-parallel group that shares the mini-batch.
+    """
+    mask = _padded(data, "response_mask").bool()
+    advantages = _sequence_advantages(_padded(data, "advantages"), mask)
+    grouped = row.shaping in ("conflict", "entropy_reward")
+    names = _group_names(data) if grouped else torch.zeros(len(mask), dtype=torch.int64)
+    all_names = _gather(names.to(mask.device), dp)
+    order = all_names.argsort(stable=True)
+    if grouped:
+        _check_groups(all_names, group_size, row)
+
+    def whole(x: Tensor | None) -> Tensor | None:
+        return None if x is None else _gather(x, dp)[order]
+
+    shaped = token_advantages(
+        row,
+        advantages=_gather(advantages, dp)[order],
+        mask=_gather(mask, dp)[order],
+        entropy=whole(entropy),
+        old_entropy=whole(old_entropy),
+        tokens=whole(_padded(data, "responses")) if grouped else None,
+        group_size=group_size,
+    )
+    mine = shaped[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
+    nested = data["response_mask"].is_nested
+    data["advantages"] = response_to_nested(mine, data["response_mask"]) if nested else mine
+
+
+def _sequence_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
+    """`[B]` from verl's `[B, T]`, which repeats one number over a response."""
+    first = advantages.gather(1, mask.int().argmax(1, keepdim=True))
+    if not torch.where(mask, advantages == first, True).all():
+        raise ACPOError(
+            "advantages differ within a response, but the row shapes one per sequence; set "
+            "algorithm.adv_estimator=acpo"
+        )
+    return torch.where(mask.any(1), first[:, 0], 0.0)
+
+
+def _group_names(data: TensorDict) -> Tensor:
+    """`[B]` numbers, equal for responses to one prompt."""
+    uids = tu.get(data, "uid")
+    if uids is None:
+        raise ACPOError("the batch has no 'uid', so groups cannot be told apart; verl sets it")
+    digests = [hashlib.blake2b(str(uid).encode(), digest_size=8).digest() for uid in uids]
+    return torch.tensor([int.from_bytes(digest, signed=True) for digest in digests])
+
+
+def _check_groups(names: Tensor, group_size: int, row: Method) -> None:
+    sizes = set(Counter(names.tolist()).values())
+    if sizes != {group_size}:
+        raise ACPOError(
+            f"policy_loss.loss_mode={row.name} compares all {group_size} responses to a prompt, "
+            f"and this mini-batch holds only {min(sizes)} of one: set trainer.use_v1=False "
+            "trainer.balance_batch=False and a ppo_mini_batch_size that the number of "
+            "data-parallel ranks divides"
+        )
+
+
+def _padded(data: TensorDict, name: str) -> Tensor:
+    """A per-response field, `[B, T]`."""
+    return data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
+
+
+def _gather(x: Tensor, dp: Any) -> Tensor:
+    """Rows of all ranks, in rank order, padded on the right to the longest."""
+    if x.dim() == 2:
+        width = torch.tensor(x.shape[1], device=x.device)
+        dist.all_reduce(width, op=dist.ReduceOp.MAX, group=dp)
+        x = torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
+    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(dp))]
+    dist.all_gather(parts, x.contiguous(), group=dp)
+    return torch.cat(parts)

@@ -1,0 +1,86 @@
+"""Two tensor-parallel ranks: Megatron's output head as verl runs it, each with half the vocabulary.
+
+The model behind the head needs a GPU; the head, its process groups and verl's loss do not.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from verl.utils import tensordict_utils as tu
+from verl.workers.config import McoreActorConfig, PolicyLossConfig
+from verl.workers.engine import EngineRegistry
+from verl.workers.utils.losses import ppo_loss
+
+from acpo.engines.verl.config import configured_row
+from acpo.engines.verl.engines import RowLoss
+from acpo.verl import ACPOPolicyLossConfig
+from engines.verl.batches import verl_batch
+from engines.verl.rollouts import GROUP, VOCABULARY
+
+
+def actor_config(case: dict[str, Any]) -> McoreActorConfig:
+    section = PolicyLossConfig(loss_mode=case["method"])
+    if "options" in case:
+        section = ACPOPolicyLossConfig(loss_mode=case["method"], options=case["options"])
+    return McoreActorConfig(
+        rollout_n=GROUP,
+        ppo_micro_batch_size_per_gpu=2,
+        policy_loss=section,
+        loss_agg_mode="token-mean" if case["method"] == "dapo" else "seq-mean-token-mean",
+    )
+
+
+def run_case(rollouts: Any, logits: torch.Tensor, case: dict[str, Any]) -> dict[str, torch.Tensor]:
+    actor = actor_config(case)
+    row = configured_row(actor)
+    engine = object.__new__(EngineRegistry.get_engine_cls("language_model", "megatron"))
+    engine.engine_config = SimpleNamespace(entropy_from_logits_with_chunking=False)
+    data = verl_batch(rollouts, case["method"], slice(None))
+    count = int(rollouts.mask.sum())
+    rows = len(rollouts.mask)
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=count, global_batch_size=rows)
+    entropy_max = float(row.options["entropy_norm"]) if "entropy_norm" in row.options else None
+    loss_function = RowLoss(partial(ppo_loss, config=actor), row, entropy_max)
+    width = VOCABULARY // dist.get_world_size()
+    mine = logits[:, dist.get_rank() * width :][:, :width].clone().requires_grad_()
+    ids = data["input_ids"]
+    outputs = engine._lm_head_logits_processor(
+        (mine * 1.0)[None],  # verl writes into the logits
+        torch.roll(ids.values(), -1)[None],
+        torch.full((1, len(mine)), case.get("temperature", 1.0)),
+        calculate_sum_pi_squared=False,
+        calculate_entropy=row.credit.differentiates_entropy,
+        distillation_use_topk=False,
+        distillation_only=False,
+        logits_processor_func=loss_function,
+        batch=data,
+        data_format="thd",
+    )
+    outputs = {
+        name: torch.nested.nested_tensor_from_jagged(value[0], ids.offsets())
+        for name, value in outputs.items()
+    }
+    loss, _ = loss_function(model_output=outputs, data=data)
+    loss.backward()
+    return {"loss": loss.detach(), "gradient": mine.grad, "engine": type(engine).__name__}
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=dist.get_world_size())
+    job = torch.load(folder / "job.pt", weights_only=False)
+    results = {
+        name: run_case(job["rollouts"], job["logits"], case) for name, case in job["cases"].items()
+    }
+    torch.save(results, folder / f"head_worker{dist.get_world_size()}_{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""Loss and gradient through verl's FSDP2 engine and `ppo_loss` are those of the definition."""
+
+import warnings
+
+import pytest
+import torch
+
+from acpo.errors import ACPOWarning
+from acpo.objectives import METHODS
+from engines.verl.launch import run_ranks
+from engines.verl.rollouts import by_definition, sample, save_model
+
+# verl's own losses of these names are not ours: cispo clamps the ratio from both sides.
+THEIRS = ("gspo", "sapo", "cispo")
+ROWS = [name for name in METHODS if name not in THEIRS]
+
+# A random policy is so uncertain that GTPO would filter every completion.
+UNFILTERED = {"options": {"initial_entropy": 1.0}}
+
+CASES = {name: {"method": name} for name in ROWS}
+CASES |= {
+    f"{method}, {label}": {"method": method, **settings}
+    for method in ("acpo", "acpo_no_routing", "shannon", "8020")
+    for label, settings in {
+        "padded": {"remove_padding": False},
+        "T=0.7": {"temperature": 0.7},
+        "T=0.7, padded": {"temperature": 0.7, "remove_padding": False},
+        "dynamic": {"dynamic": True},
+        "entropy bonus": {"entropy_coeff": 0.01},
+        "KL": {"beta": 0.05},
+        "nested": {"nested": True, "dynamic": True},
+    }.items()
+}
+CASES |= {
+    "gtpo": {"method": "gtpo", **UNFILTERED},
+    "gtpo, nested": {"method": "gtpo", "nested": True, **UNFILTERED},
+    "gtpo, scattered": {"method": "gtpo", "scattered": True, **UNFILTERED},
+    "gtpo_entropy, scattered": {"method": "gtpo_entropy", "scattered": True},
+    "8020, scattered": {"method": "8020", "scattered": True},
+    "gtpo_entropy, dynamic": {"method": "gtpo_entropy", "dynamic": True},
+    "acpo, options": {"method": "acpo", "options": {"offset": 1.5, "mismatch_scale": "auto"}},
+    "sapo of verl": {"method": "sapo"},
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("engine")
+    model = save_model(folder / "model")
+    rollouts = {t: sample(model, temperature=t) for t in (1.0, 0.7)}
+    torch.save({"cases": CASES, "rollouts": rollouts}, folder / "job.pt")
+    expected = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ACPOWarning)
+        for name, case in CASES.items():
+            batch = rollouts[case.get("temperature", 1.0)]
+            expected[name] = by_definition(model, batch, **case)
+    return folder, expected
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["world1", "world2"])
+def results(job, request):
+    return run_ranks("engine_worker", job[0], world=request.param)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_are_the_definition(job, results, name):
+    expected = job[1][name]
+    for found in results:
+        got = dict(found[name])
+        got.pop("metrics")
+        assert got.keys() == expected.keys()
+        torch.testing.assert_close(got["loss"], expected["loss"], rtol=1e-5, atol=1e-5)
+        for parameter, gradient in expected.items():
+            torch.testing.assert_close(got[parameter], gradient, rtol=1e-4, atol=1e-5)
+        both = [torch.cat([x[k].flatten() for k in expected]) for x in (got, expected)]
+        assert both[1].norm() > 1e-3
+        assert (both[0] - both[1]).norm() / both[1].norm() < 1e-5
+
+
+def test_the_engine_is_the_extended_one_and_reports_the_mode(results):
+    assert results[0]["engine"] == "ACPOFSDPEngineWithLMHead"
+    aligned = results[0]["acpo"]["metrics"]["actor/acpo/aligned"].aggregate()
+    assert 0.3 < aligned < 0.9

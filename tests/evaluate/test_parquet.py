@@ -1,0 +1,85 @@
+"""`acpo data verl`: every problem once, and what verl needs to judge it."""
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.evaluate.parquet import write_verl
+from acpo.verify import read_problem
+
+PAPER = ("aime24", "aime25", "math500", "hmmt25", "beyondaime", "humaneval_pro")
+
+
+@pytest.fixture
+def small(tmp_path):
+    train = [("What is 1+1?", "2"), ("What is 1+1?", "2"), ("What is 2+3?", "5")]
+    train += [("Is it odd?", "yes"), ("Is it odd?", "no"), ("What  is 3+4?", "7")]
+    rows = [json.dumps({"problem": p, "answer": a}) for p, a in train]
+    (tmp_path / "train.jsonl").write_text("\n".join(rows))
+    asked = {"problem": "What is 3+4?", "answer": "7"}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(asked))
+    return tmp_path
+
+
+def test_rows_by_hand(small):
+    output = small / "verl"
+    done = write_verl(
+        output,
+        task="custom",
+        data=str(small / "train.jsonl"),
+        benchmarks=[str(small / "mine.jsonl")],
+    )
+    assert (done.train, done.asked, done.validation) == (2, 1, {"mine": 1})
+    train = pq.read_table(output / "train.parquet").to_pylist()
+    assert [row["reward_model"]["ground_truth"] for row in train] == ["2", "5"]
+    assert train[1] == {
+        "data_source": "custom",
+        "prompt": [
+            {
+                "role": "user",
+                "content": "What is 2+3?\n\nPlease reason step by step, and put your final answer "
+                "within \\boxed{}.",
+            }
+        ],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "5"},
+        "extra_info": {"judge": "math", "split": "train", "index": 1},
+    }
+    (question,) = pq.read_table(output / "validation.parquet").to_pylist()
+    assert question["data_source"] == "mine"
+    assert question["extra_info"]["split"] == "validation"
+
+
+def test_the_command_says_what_it_wrote(small):
+    command = ["data", "verl", str(small / "verl"), "--task", "custom"]
+    command += ["--data", str(small / "train.jsonl"), "--benchmarks", str(small / "mine.jsonl")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "1 repeats" in result.output and "2 rows of 1 problems with conflicting" in result.output
+    assert "1 of them left out" in result.output
+
+
+def test_chains_have_no_file(small):
+    with pytest.raises(ACPOError, match="chain is made on the fly"):
+        write_verl(small / "verl", task="chain", benchmarks=[str(small / "mine.jsonl")])
+
+
+def test_the_paper_s_data(shared_data, tmp_path):
+    done = write_verl(
+        tmp_path,
+        data=str(shared_data / "dapo_math_17k.jsonl"),
+        benchmarks=PAPER,
+        data_dir=shared_data,
+    )
+    assert done.validation == dict(zip(PAPER, (30, 30, 500, 30, 100, 164), strict=True))
+    train = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    texts = [row["prompt"][0]["content"] for row in train]
+    assert len(set(texts)) == len(texts) == done.train == done.cleaning.kept - done.asked
+    rows = pq.read_table(tmp_path / "validation.parquet").to_pylist()
+    code = [row for row in rows if row["extra_info"]["judge"] == "code"]
+    assert len(code) == 164
+    read_problem(json.loads(code[0]["reward_model"]["ground_truth"]))
