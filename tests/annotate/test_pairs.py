@@ -31,6 +31,7 @@ def test_every_right_one_is_paired_with_every_wrong_one(tmp_path):
     rows += [row("all wrong", 0, 0.0)]
     rows += [row("cut", 0, 1.0), row("cut", 1, 0.0, truncated=True)]
     rows += [row("mixed", 0, 1.0, truncated=True), row("mixed", 1, 0.0), row("mixed", 2, None)]
+    rows += [row("mixed", 3, float("nan"))]
     selection = select(Trace.open(write_texts(tmp_path / "t", rows)))
     assert chosen(selection) == [
         ("a", 1, 0),
@@ -40,8 +41,8 @@ def test_every_right_one_is_paired_with_every_wrong_one(tmp_path):
         ("mixed", 1, 0),
     ]
     assert selection.counts == {
-        "completions": 12,
-        "no_verdict": 1,
+        "completions": 13,
+        "no_verdict": 2,
         "length_failures": 1,
         "one_sided_prompts": 3,
         "prompts": 2,

@@ -17,6 +17,7 @@ from acpo.annotate.models import ModelAnnotator, parse_annotators
 from acpo.annotate.outcomes import Status
 from acpo.annotate.pairs import select
 from acpo.annotate.questions import SCHEMA
+from acpo.annotate.replies import read_reply
 from acpo.annotate.run import propose
 from acpo.cli import app
 from acpo.errors import ACPOError
@@ -164,6 +165,25 @@ def test_replies_that_place_nothing(tmp_path):
     assert found == {name: status for name, (_, status) in REPLIES.items()}
     assert others == {Status.NOT_ASKED: 2 * len(REPLIES)}
     assert not any(record.proposed for record in annotations.items.values())
+
+
+def test_a_reply_of_white_space_costs_no_time():
+    # In a process of its own: a pattern that backtracks holds every thread.
+    code = (
+        "from acpo.annotate.replies import read_reply\n"
+        "for blank in ('\\n', ' \\n', ' '):\n"
+        "    assert read_reply('```' + blank * 500_000 + 'x', 'a').status == 'malformed'\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=20).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "frame", ["{}", "```\n{}\n```", "```json\n{}\n```", " ```json \n{}\n ``` "]
+)
+def test_the_object_may_stand_in_a_code_fence_and_in_nothing_else(frame):
+    value = '{"found": false, "line": 0, "quote": "", "rationale": ""}'
+    assert read_reply(frame.replace("{}", value), "a").status == Status.NOTHING
+    assert read_reply("so: " + frame.replace("{}", value), "a").status == Status.MALFORMED
 
 
 def test_a_code_fence_around_the_object_is_no_mistake(selection, tmp_path):

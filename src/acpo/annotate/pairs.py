@@ -6,6 +6,7 @@ right and wrong completions, and every right one is paired with every wrong one.
 
 import hashlib
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -131,13 +132,14 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
         digest.update(json.dumps([row[name] for name in named]).encode())
         counts["completions"] += 1
         split[row["prompt_id"]]
-        if row["reward"] is None or row["completion"] is None:
+        reward = math.nan if row["reward"] is None else row["reward"]
+        if math.isnan(reward) or row["completion"] is None:
             counts["no_verdict"] += 1
-        elif row["reward"] <= 0 and row["truncated"]:
+        elif reward <= 0 and row["truncated"]:
             counts["length_failures"] += 1
         else:
             trajectory = _trajectory(trace, number, row, columns)
-            split[row["prompt_id"]][row["reward"] <= 0].append(trajectory)
+            split[row["prompt_id"]][reward <= 0].append(trajectory)
     both = [
         Group(prompt, tuple(right), tuple(wrong))
         for prompt, (right, wrong) in split.items()

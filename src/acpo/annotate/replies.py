@@ -11,7 +11,7 @@ MAX_QUOTE = 4000
 MAX_RATIONALE = 2000
 """Characters; a longer rationale is cut, a longer quote is none."""
 
-_FENCED = re.compile(r"\A\s*```(?:json)?\s*\n(.*)\n\s*```\s*\Z", re.S)
+_FENCE = "```"
 
 
 def read_reply(text: str, completion: str) -> Answer:
@@ -62,8 +62,10 @@ def locate(text: str, line: int, quote: str) -> Chars | Status:
 
 
 def _without_code_fence(text: str) -> str:
-    match = _FENCED.match(text)
-    return match[1] if match else text
+    """By hand: a pattern that skips white space tries every way to divide a megabyte of it."""
+    opening, newline, inside = text.strip().partition("\n")
+    fenced = opening.rstrip() in (_FENCE, f"{_FENCE}json") and inside.endswith(_FENCE)
+    return inside.removesuffix(_FENCE) if newline and fenced else text
 
 
 def _problem(value: Any) -> str | None:
