@@ -26,7 +26,7 @@ def read_jsonl(path: Path) -> list[Row]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ACPOError(f"{path}:{number}: not JSON: {error}") from error
         if not isinstance(row, dict):
             raise ACPOError(f"{path}:{number}: {type(row).__name__}, not a JSON object")

@@ -25,6 +25,7 @@ def test_means_of_prompts_by_hand():
         ([0.0, 0.0], 1.0),
         ([0.0, 0.0, 1.0, 1.0, 1.0, 1.0], 2 / 16),
         ([], 1.0),
+        ([0.1, 0.2, -0.3, 1e-14], 1.0),  # 0.1 + 0.2 - 0.3 is rounding, and no evidence
     ],
 )
 def test_exact_sign_flips_by_hand(means, p_value):

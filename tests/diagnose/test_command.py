@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -11,7 +12,7 @@ from acpo.cli import app
 from diagnose.test_dynamics import make_run
 from diagnose.traces import make_trace
 
-HOSTILE = "</td><script>alert(1)</script>`|\n# x [a](javascript:b) $\\frac{"
+HOSTILE = "</td><script>alert(1)</script>`|\n# x [a](javascript:b) $\\frac{ &lt;b&gt; ~~no~~"
 
 
 def run(*arguments: object, status: int = 0):
@@ -63,6 +64,7 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path):
         text = file.read_text()
         assert "<script" not in text.replace("\\<script", "")
         assert "\n# x" not in text
+        assert "&lt;b" not in text.replace("\\&lt;b", ""), "an entity is not what was written"
     assert HOSTILE.splitlines()[0] in (tmp_path / "out" / "dynamics.csv").read_text()
 
 
@@ -74,13 +76,25 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path):
         (("dynamics", "nowhere"), "acpo train"),
         (("envelope", "--support", "1"), "at least 2"),
         (("coupling", "--tau-pos", "0"), "must be positive"),
+        (("coupling", "--offset", "nan"), "offset=nan"),
+        (("mismatch", "TRACE", "--tau-pos", "0"), "tau_pos=0.0 must be positive"),
+        (("mismatch", "TRACE", "--tau-neg", "nan"), "tau_neg=nan must be positive"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
+    make_trace(tmp_path / "TRACE", parts=1, length=4)
     result = run(*arguments, status=2)
     assert message in result.output
     assert result.output.count("\n") == 1
+
+
+def test_all_of_a_trace_that_no_analysis_can_use_says_why(tmp_path):
+    nothing = dict.fromkeys(("logp", "log_pmax", "old_logp"), np.full(120, np.nan))
+    trace = make_trace(tmp_path / "t", parts=1, length=30, change=nothing).path
+    result = run("all", trace, "--output", tmp_path / "out")
+    assert "0 analyses" in result.output
+    assert "none of its 120 tokens" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_the_command_is_light_to_import():

@@ -86,6 +86,7 @@ def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
         ('{"log_history": [3]}', "no log_history"),
         ('{"log_history": []}', "logged none"),
         ('{"log_history": [{"step": 1, "reward": NaN}]}', "logged none"),
+        ('{"log_history": [{"step": 1, "reward": 1' + "0" * 400 + "}]}", "logged none"),
         ('{"log_history": [{"step": "1", "reward": 1}]}', "logged none"),
         ('{"log_history": [{"step": 1, "reward": "high"}]}', "logged none"),
     ],

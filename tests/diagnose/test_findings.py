@@ -172,12 +172,19 @@ def test_coupling_on_policy_has_no_reversal(tmp_path):
     assert "(0.0000%)" in " ".join(coupling(near).facts)
 
 
+@pytest.mark.parametrize("tau", [0.5, 0.9])
+def test_coupling_claims_no_onset_where_updates_reverse_at_once(tau):
+    facts = " ".join(coupling(None, Gate(tau_pos=tau)).facts)
+    assert "only beyond" not in facts
+    at = 3 / (1 + 2 / tau)  # 2 + 1 - p - p C(1) = 0
+    assert f"at w = 1 already, where π(y) > {at:.4g}" in facts
+
+
 def test_coupling_without_a_trace():
     finding = coupling()
     assert any("2.2564" in fact and "0.4432" in fact for fact in finding.facts)
     at_one = min(finding.rows, key=lambda row: abs(row["w"] - 1))
     assert at_one["C_pos"] == pytest.approx(2, abs=0.02)
-    assert "any w" in " ".join(coupling(gate=Gate(tau_pos=0.5)).facts)
     with pytest.raises(ACPOError, match=r"tau_pos=0.*positive"):
         coupling(gate=Gate(tau_pos=0))
 

@@ -105,7 +105,11 @@ def test_coupling_and_reversal():
         edge = theory.reversal_probability(w)
         assert theory.positive_modulation(w * (edge - 1e-6), w) > 0
         assert theory.positive_modulation(w * (edge + 1e-6), w) < 0
-    assert theory.reversal_onset(tau=0.5) == 0.0, "tau < 1 with offset 2 reverses already at w = 1"
+    for tau in (0.5, 0.9, 0.99):
+        assert float(theory.positive_modulation(1.0, 1.0, tau=tau)) < 0
+        assert theory.reversal_onset(tau=tau) == 0.0, "tau < 1 with offset 2 reverses at w = 1"
+    assert theory.reversal_onset(tau=2.0, offset=1.0) == pytest.approx(1.0)
+    assert theory.reversal_onset(tau=1e-6, offset=3e6) > 1, "found without a million steps"
 
 
 def local_coefficient(gradient, p, token):

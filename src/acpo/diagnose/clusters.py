@@ -82,7 +82,8 @@ def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
     means = means[means != 0]  # their sign changes nothing
     if not len(means):
         return 1.0, True
-    reached = abs(means.sum()) * (1 - 1e-12)
+    # Less what rounding makes of sums that are equal: it grows with the terms, not with their sum.
+    reached = abs(means.sum()) - 1e-12 * np.abs(means).sum()
     if len(means) <= EXACT_UP_TO:
         numbers = np.arange(2 ** len(means))[:, None]
         signs = 1 - 2 * (numbers >> np.arange(len(means)) & 1)

@@ -191,6 +191,7 @@ def everything(
         else:
             findings[-1].write(folder, command=_command())
     page = html(findings, missing, source=describe(opened), command=_command())
+    folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
     (folder / "report.html").write_text(page, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 

@@ -1,12 +1,13 @@
 """Away from w = 1: the proxy's term grows beside the local one, and may reverse an update."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from acpo.diagnose.finding import Finding, Table, number, percent
-from acpo.diagnose.source import describe
+from acpo.diagnose.source import describe, require_temperatures
 from acpo.diagnose.stream import chunks
 from acpo.diagnose.style import REVERSED, legend, letter, look, panels
 from acpo.errors import ACPOError
@@ -67,9 +68,9 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     from acpo.objectives.theory import reversal_onset
 
     gate = gate or Gate()
-    for name in ("tau_pos", "tau_neg"):
-        if not getattr(gate, name) > 0:
-            raise ACPOError(f"{name}={getattr(gate, name)} must be positive")
+    require_temperatures(tau_pos=gate.tau_pos, tau_neg=gate.tau_neg)
+    if not math.isfinite(gate.offset):
+        raise ACPOError(f"offset={gate.offset} must be a finite number")
     onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
     seen = None if trace is None else _observe(trace, gate)
     settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
@@ -172,7 +173,7 @@ def _table(gate: Gate) -> Table:
 
 
 def _facts(gate: Gate, onset: float, seen: Observed | None) -> list[str]:
-    pos, neg, _ = _couplings(np.array([1.0]), gate)
+    pos, neg, threshold = _couplings(np.array([1.0]), gate)
     facts = [f"At w = 1, C = {pos[0]:.4f} on the positive branch, {neg[0]:.4f} on the other."]
     if onset:
         facts.append(
@@ -180,7 +181,10 @@ def _facts(gate: Gate, onset: float, seen: Observed | None) -> list[str]:
             f"π_old(y) < {1 / onset:.4f}."
         )
     else:
-        facts.append("With this temperature and offset aligned positive updates reverse at any w.")
+        facts.append(
+            "With this temperature and offset an aligned positive update reverses at w = 1 "
+            f"already, where π(y) > {number(threshold[0])}."
+        )
     if seen is None:
         return facts
     facts.append(

@@ -115,12 +115,16 @@ def _cell(value: Any) -> str:
         return "" if math.isnan(value) else f"{value:.9g}"
     # A spreadsheet must not take a model's or a run's name for a formula.
     text = str(value)
-    return f"'{text}" if isinstance(value, str) and text[:1] in ("=", "+", "-", "@") else text
+    return (
+        f"'{text}"
+        if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r")
+        else text
+    )
 
 
 def escape(text: str) -> str:
     """Text from data as Markdown that says just that."""
-    return re.sub(r"([\\`*_\[\]<>|#$])", r"\\\1", one_line(text))
+    return re.sub(r"([\\`*_\[\]<>|#$&~])", r"\\\1", one_line(text))
 
 
 def one_line(text: str, limit: int = 2000) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from acpo.diagnose import geometry
 from acpo.diagnose.finding import Finding, Table, number, percent
 from acpo.diagnose.series import Series, linear_axis
-from acpo.diagnose.source import describe
+from acpo.diagnose.source import describe, require_temperatures
 from acpo.diagnose.stream import Survey, chunks, survey
 from acpo.diagnose.style import REVERSED, draw_series, legend, letter, look, panels, say_empty
 from acpo.records import Trace
@@ -43,10 +43,11 @@ def mismatch(
         every_token: evaluate both branches at all mismatched tokens, whatever their advantage.
 
     Raises:
-        ACPOError: The trace lacks columns or usable tokens.
+        ACPOError: A temperature that is not positive, or a trace without columns or tokens.
     """
     from acpo.objectives.theory import mismatch_reversal_gap
 
+    require_temperatures(tau_pos=tau_pos, tau_neg=tau_neg)
     counted = survey(trace, every_token=every_token)
     series = _empty_series(counted)
     for chunk in chunks(trace, *geometry.COLUMNS):

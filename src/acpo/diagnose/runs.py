@@ -83,6 +83,14 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:  # JSON's integers have no end
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[int, float]:
     names = [key for row in history for key in row if pattern.fullmatch(key)]
     if not names:
@@ -90,6 +98,7 @@ def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[
     points = {}
     for row in history:
         step, value = row.get("step"), row.get(names[0])
-        if type(step) is int and isinstance(value, int | float) and math.isfinite(value):
-            points[step] = float(value)
+        number = _number(value)
+        if type(step) is int and number is not None:
+            points[step] = number
     return points

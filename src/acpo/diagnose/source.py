@@ -1,5 +1,6 @@
 """Which trace was looked at."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,17 @@ def describe(trace: Trace | None) -> str:
     if steps - {0}:
         named.append(f"step {min(steps)}" + (f" to {max(steps)}" if len(steps) > 1 else ""))
     return ", ".join([*named, f"{rollouts:,} completions", f"{len(trace):,} tokens"])
+
+
+def require_temperatures(**temperatures: float) -> None:
+    """Refuse gate temperatures that make no gate.
+
+    Raises:
+        ACPOError: naming the first.
+    """
+    for name, value in temperatures.items():
+        if not 0 < value < math.inf:
+            raise ACPOError(f"{name}={value} must be positive and finite")
 
 
 def vocabulary(header: dict[str, Any]) -> int:

@@ -99,18 +99,19 @@ def reversal_probability(w: Number, *, tau: float = 1.0, offset: float = 2.0) ->
 def reversal_onset(*, tau: float = 1.0, offset: float = 2.0) -> float:
     """The ratio beyond which some aligned positive token reverses (2.2564 for τ = 1, offset 2).
 
-    The larger root of offset · w = C(w); 0.0 if every ratio already allows a reversal.
+    The larger root of offset · w = C(w). 0.0 if some token reverses at w = 1 already, that is, if
+    C(1) = 2/τ > offset.
     """
+    if offset < 2 / tau:
+        return 0.0
 
     def excess(w: float) -> float:
         return offset * w - float(coupling(w, tau))
 
-    peak = 1 + math.log(offset) / tau if offset > 0 else 0.0
-    if excess(peak) <= 0:
-        return 0.0
-    low, high = peak, peak + 1
-    while excess(high) > 0:
-        high += 1
+    low = peak = 1 + math.log(offset) / tau
+    reach = 1.0
+    while excess(high := peak + reach) > 0:
+        reach *= 2
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > 0 else (low, middle)

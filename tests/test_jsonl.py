@@ -1,0 +1,36 @@
+"""Rows of JSON Lines, and what is none."""
+
+import pytest
+
+from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
+
+
+def test_rows_may_hold_separators_that_are_no_newline(tmp_path):
+    (tmp_path / "f").write_text('{"a": "x\u2028y"}\n\n{"a": 2}', encoding="utf-8")
+    assert read_jsonl(tmp_path / "f") == [{"a": "x\u2028y"}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[1]", ":2: list, not a JSON object"),
+        ("{", ":2: not JSON"),
+        ("[" * 100_000, ":2: not JSON"),
+        ('{"a": ' + "9" * 5000 + "}", ":2: not JSON"),
+    ],
+    ids=["list", "cut", "deep", "long number"],
+)
+def test_what_is_no_row_is_named(tmp_path, line, message):
+    (tmp_path / "f").write_text('{"a": 1}\n' + line + "\n")
+    with pytest.raises(ACPOError, match=message):
+        read_jsonl(tmp_path / "f")
+
+
+def test_nothing_to_read(tmp_path):
+    (tmp_path / "f").write_text("\n")
+    with pytest.raises(ACPOError, match="no rows"):
+        read_jsonl(tmp_path / "f")
+    (tmp_path / "f").write_bytes(b"\xff")
+    with pytest.raises(ACPOError, match="utf-8"):
+        read_jsonl(tmp_path / "f")
