@@ -17,6 +17,20 @@ def test_student_quantile_equals_the_printed_table(freedom, table):
     assert student_quantile(freedom) == pytest.approx(table, abs=6e-4)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "level", "table"),
+    [(7, 0.99, 3.499), (30, 0.999, 3.646), (1, 0.999, 636.619), (2, 0.5, 0.816)],
+)
+def test_student_quantile_at_other_levels(freedom, level, table):
+    assert student_quantile(freedom, level) == pytest.approx(table, abs=6e-4)
+
+
+def test_student_quantile_refuses_what_has_none():
+    for freedom, level in ((-1, 0.95), (3, 0.0), (3, 1.0)):
+        with pytest.raises(ValueError, match="freedom="):
+            student_quantile(freedom, level)
+
+
 def test_student_quantile_tends_to_the_normal():
     normal = NormalDist().inv_cdf(0.975)
     assert student_quantile(9_999) == pytest.approx(normal, abs=3e-4)

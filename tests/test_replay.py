@@ -5,8 +5,14 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, aggregation_weights, get_method, logit_gradient
-from acpo.records import Trace
+from acpo.objectives import (
+    METHODS,
+    aggregation_weights,
+    get_method,
+    group_advantages,
+    logit_gradient,
+)
+from acpo.records import Trace, TraceWriter
 from acpo.replay import methods_to_show, replay
 from viewer.traces import write_trace
 
@@ -76,10 +82,33 @@ def test_methods_to_show(tmp_path):
     assert [m.name for m in methods_to_show(scored, None)] == ["sapo", "grpo"]
     assert [m.name for m in methods_to_show(scored, "acpo, dapo,acpo")] == ["acpo", "dapo"]
     assert methods_to_show(bare, None) == []
+    write_trace(tmp_path / "newer", header={"method": "of a later version"})
+    newer = methods_to_show(Trace.open(tmp_path / "newer"), None)
+    assert [m.name for m in newer] == ["sapo", "acpo"]
     with pytest.raises(ACPOError, match="did you mean 'sapo'"):
         methods_to_show(scored, "sapoo")
     with pytest.raises(ACPOError, match="has no logp: `acpo trace`"):
         replay(bare, "sapo")
+
+
+def test_advantages_are_scaled_as_the_method_does_whoever_made_the_trace(tmp_path):
+    """GTPO only centres rewards; its trace must not lend SAPO unscaled advantages."""
+    rewards = [1.0, 0.0, 0.0, 0.0]
+    centred, standard = (group_advantages(rewards, 4, scale=s).numpy() for s in ("none", "std"))
+    one = {"token_id": [1] * 4, "logp": [-1.0] * 4, "log_pmax": [-0.5] * 4}
+    one |= {"is_mode": [False] * 4, "entropy": [1.0] * 4}
+    for own, stored in (("gtpo", centred), ("acpo", standard)):
+        with TraceWriter(tmp_path / own, {"method": own}) as writer:
+            rows = [
+                {"prompt_id": "q", "sample": i, "tokens": 1, "reward": r, "advantage": float(a)}
+                for i, (r, a) in enumerate(zip(rewards, stored, strict=True))
+            ]
+            writer.append(rows, one)
+        trace = Trace.open(tmp_path / own)
+        np.testing.assert_allclose(replay(trace, "sapo").advantage, standard, rtol=1e-6)
+        np.testing.assert_allclose(replay(trace, "dapo").advantage, standard, rtol=1e-6)
+    ours, theirs = (replay(Trace.open(tmp_path / name), "gtpo") for name in ("gtpo", "acpo"))
+    np.testing.assert_allclose(ours.advantage, theirs.advantage, rtol=1e-6)
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""95% intervals for shares and differences of which there is one per question.
+"""Student's quantile, and 95% intervals for shares and differences of one per question.
 
 A question is the unit of chance: its samples share its difficulty, so `k` samples of it are not
 `k` questions. Everything that reports an accuracy takes its interval from here.
@@ -7,6 +7,7 @@ A question is the unit of chance: its samples share its difficulty, so `k` sampl
 import functools
 import math
 from collections.abc import Sequence
+from statistics import NormalDist
 from typing import NamedTuple
 
 LEVEL = 0.95
@@ -73,15 +74,19 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
 
 
-@functools.lru_cache(maxsize=1024)
-def student_quantile(freedom: int) -> float:
-    """The 97.5% quantile of Student's t; the normal's for 0 degrees, which have no t."""
-    if freedom < 1 or freedom > 10_000:
-        return 1.959963984540054
-    low, high = 0.0, 20.0
-    while high - low > 1e-12:
+@functools.lru_cache(maxsize=4096)
+def student_quantile(freedom: int, level: float = LEVEL) -> float:
+    """t such that P(|T| < t) = level; the normal's for 0 degrees, which have no t."""
+    if freedom < 0 or not 0 < level < 1:
+        raise ValueError(f"freedom={freedom}, level={level}: need freedom >= 0 and 0 < level < 1")
+    if freedom == 0 or freedom > 10_000:
+        return NormalDist().inv_cdf((1 + level) / 2)
+    low, high = 0.0, 1.0
+    while _central_probability(high, freedom) < level:
+        high *= 2
+    while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        if _central_probability(middle, freedom) < LEVEL:
+        if _central_probability(middle, freedom) < level:
             low = middle
         else:
             high = middle

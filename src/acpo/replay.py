@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives import Method, TokenStats, get_method, group_advantages
+from acpo.objectives import METHODS, Method, TokenStats, get_method, group_advantages
 from acpo.objectives.batch import entropy_maximum
 from acpo.objectives.gates import segment_mean
 from acpo.objectives.loss import TokenCoefficients, token_coefficients
@@ -41,7 +41,7 @@ def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
     """
     if names is None:
         own = trace.header.get("method")
-        default = f"sapo,{own if isinstance(own, str) and own else 'acpo'}"
+        default = f"sapo,{own if isinstance(own, str) and own in METHODS else 'acpo'}"
         names = default if trace.columns >= set(NEEDED) else ""
     return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
 
@@ -109,13 +109,20 @@ def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
 def _advantages(trace: Trace, method: Method, rows: list[int]) -> Tensor:
     """One per completion of a group: the trace's, or made of the rewards as the method scales them.
 
-    A completion with neither gets 0, as in training.
+    The trace's are as its own method scales them. A completion with neither gets 0, as in training.
     """
     stored = trace.rollouts["advantage"].take(rows).to_pylist()
-    if method.advantage_scale == "std" and all(a is not None and np.isfinite(a) for a in stored):
+    known = all(a is not None and np.isfinite(a) for a in stored)
+    if known and _stored_scale(trace) == method.advantage_scale:
         return torch.tensor(stored, dtype=torch.float64)
     rewards = trace.rollouts["reward"].take(rows).to_pylist()
     return group_advantages(rewards, len(rows), scale=method.advantage_scale).double()
+
+
+def _stored_scale(trace: Trace) -> str:
+    """How the trace's advantages are scaled; as most are, if it does not say by what method."""
+    own = METHODS.get(str(trace.header.get("method")))
+    return "std" if own is None else own.advantage_scale
 
 
 def _replay_step(

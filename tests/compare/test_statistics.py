@@ -9,23 +9,8 @@ from acpo.compare.statistics import (
     paired_difference,
     ranks,
     simultaneous_level,
-    student_quantile,
 )
 from acpo.compare.summary import verdict
-
-
-@pytest.mark.parametrize(
-    ("freedom", "level", "value"),
-    [  # from printed tables of Student's t
-        (1, 0.95, 12.706),
-        (4, 0.95, 2.776),
-        (7, 0.95, 2.365),
-        (7, 0.99, 3.499),
-        (30, 0.999, 3.646),
-    ],
-)
-def test_quantiles(freedom, level, value):
-    assert student_quantile(freedom, level) == pytest.approx(value, abs=6e-4)
 
 
 def test_interval_by_hand():

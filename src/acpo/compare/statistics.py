@@ -4,12 +4,11 @@ The seed is the unit of chance: one number per row and seed. Rows are compared s
 runs of one seed share prompts, rollout randomness and evaluation problems.
 """
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-LEVEL = 0.95
+from acpo.intervals import LEVEL, student_quantile
 
 
 class Estimate(NamedTuple):
@@ -57,35 +56,3 @@ def ranks(values: Mapping[str, float]) -> dict[str, int]:
     return {
         name: 1 + sum(other > value for other in values.values()) for name, value in values.items()
     }
-
-
-@functools.lru_cache(maxsize=4096)
-def student_quantile(freedom: int, level: float = LEVEL) -> float:
-    """t such that P(|T| < t) = level, by bisection."""
-    if freedom < 1 or not 0 < level < 1:
-        raise ValueError(f"freedom={freedom}, level={level}")
-    low, high = 0.0, 1.0
-    while central_probability(high, freedom) < level:
-        high *= 2
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        if central_probability(middle, freedom) < level:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def central_probability(t: float, freedom: int) -> float:
-    """P(|T| < t), by the finite series for whole degrees (Abramowitz & Stegun 26.7.3, 26.7.4)."""
-    theta = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(theta)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for step in range(2 + odd, freedom - 1, 2):
-        term *= cosine * cosine * (step - 1) / step
-        total += term
-    if odd:
-        return 2 / math.pi * (theta + math.sin(theta) * total)
-    return math.sin(theta) * total
