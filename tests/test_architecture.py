@@ -14,7 +14,8 @@ ALLOWED = {
     "errors": set(),
     "intervals": set(),
     "jsonl": {"errors"},
-    "records": {"errors"},
+    "record_columns": {"errors"},
+    "records": {"record_columns"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "verify": {"errors", "jsonl"},
@@ -46,7 +47,17 @@ ALLOWED = {
     "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
-TORCH_FREE = ("errors", "intervals", "jsonl", "records", "verify", "evaluate", "viewer", "annotate")
+TORCH_FREE = (
+    "errors",
+    "intervals",
+    "jsonl",
+    "record_columns",
+    "records",
+    "verify",
+    "evaluate",
+    "viewer",
+    "annotate",
+)
 
 
 def packages() -> list[str]:

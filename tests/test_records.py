@@ -1,5 +1,6 @@
 """A trace survives its writer's death, refuses what it is not, and reads what is asked of it."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -7,9 +8,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from acpo.records import Trace, TraceError, TraceWriter
+from acpo.records import Trace, TraceError, TraceWriter, has_begun
 
 HEADER = {"model": "tiny", "temperature": 1.0, "vocab_size": 16}
 
@@ -81,6 +84,85 @@ def test_a_half_written_part_does_not_count_and_the_writer_goes_on(tmp_path):
     with TraceWriter(path, HEADER) as writer:
         writer.append(rollouts(4), write_again, step=1)
     assert Trace.open(path).tokens("token_id")["token_id"][-4:].tolist() == [0, 1, 2, 3]
+
+
+def test_a_trace_cut_off_before_its_first_line_has_not_begun(tmp_path):
+    path = tmp_path / "t"
+    write(path, (3,))
+    header = path / "header.jsonl"
+    assert has_begun(path) and not has_begun(tmp_path)
+    first = header.read_bytes().index(b"\n")
+    for cut in (0, 1, first):
+        header.write_bytes(header.read_bytes()[:cut])
+        assert not has_begun(path)
+        with pytest.raises(TraceError, match="cut off before it began"):
+            Trace.open(path)
+        write(path, (2,))
+        assert has_begun(path) and len(Trace.open(path)) == 2
+
+
+def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(tmp_path):
+    class Full:
+        """A file that takes three bytes, then none."""
+
+        def __init__(self, file):
+            self.file, self.left = file, 3
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if not self.left:
+                raise OSError(28, "No space left on device")
+            taken, self.left = data[: self.left], 0
+            return self.file.write(taken)
+
+    with TraceWriter(tmp_path / "t", HEADER) as writer:
+        writer.append(rollouts(1), columns(1))
+        whole, writer._file = writer._file, Full(writer._file)
+        with pytest.raises(OSError, match="No space"):
+            writer.append(rollouts(2), columns(2))
+        writer._file = whole
+        writer.append(rollouts(3), columns(3))
+    assert [part["tokens"] for part in Trace.open(tmp_path / "t").parts] == [1, 3]
+
+
+def test_a_writer_that_raced_with_a_rewritten_header_is_refused(tmp_path, monkeypatch):
+    """Its lock would be on a file that no longer has a name, and its parts would be lost."""
+    path = tmp_path / "t"
+    write(path, (1,), (2,))
+    lock = fcntl.flock
+
+    def late(file, operation):
+        monkeypatch.setattr(fcntl, "flock", lock)
+        with TraceWriter(path, HEADER) as other:
+            other.drop_from(1)
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(TraceError, match="another process"):
+        TraceWriter(path, HEADER)
+    with TraceWriter(path, HEADER) as writer:
+        writer.drop_from(0)
+        with pytest.raises(TraceError, match="another process"):
+            TraceWriter(path, HEADER)
+
+
+def test_half_characters_of_a_data_set_are_replaced(tmp_path):
+    with TraceWriter(tmp_path / "t", HEADER) as writer:
+        writer.append([{**rollouts(1)[0], "answer": json.loads('"4\\ud800"')}], columns(1))
+    assert Trace.open(tmp_path / "t").rollouts["answer"].to_pylist() == ["4?"]
+
+
+def test_text_that_is_none_is_refused(tmp_path):
+    write(tmp_path / "t", (1,))
+    file = tmp_path / "t" / "rollouts-00000.parquet"
+    table = pq.read_table(file)
+    broken = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    index = table.schema.get_field_index("prompt")
+    pq.write_table(table.set_column(index, "prompt", broken), file)
+    with pytest.raises(TraceError, match=r"(?i)damaged"):
+        _ = Trace.open(tmp_path / "t").rollouts
 
 
 def test_resuming_forgets_later_steps(tmp_path):
@@ -163,6 +245,7 @@ def test_damaged_parts_are_refused(tmp_path):
         (rollouts(1), {"token_id": [1], "delta": [0.5, 0.5]}, "do not fit"),
         ([{"prompt_id": "q", "tokens": 1}], {"token_id": [1]}, "no sample"),
         ([{**rollouts(1)[0], "note": "x"}], {"token_id": [1]}, "note"),
+        ([{**rollouts(1)[0], "sample": -1}], {"token_id": [1]}, "sample below 0"),
     ],
 )
 def test_what_does_not_fit_is_not_written(tmp_path, rows, tokens, message):
@@ -186,13 +269,16 @@ def test_killed_at_any_moment_a_trace_is_whole(tmp_path):
     committed = 0
     for _ in range(3):
         process = subprocess.Popen([sys.executable, "-c", code, str(path)])
-        deadline = time.monotonic() + 30
-        while not (path / "header.jsonl").exists() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while committed_parts(path) <= committed and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(rng.uniform(0.5, 1.5))
+        time.sleep(rng.uniform(0.0, 0.5))
         process.kill()
         process.wait()
-        trace = Trace.open(path)
-        assert len(trace.parts) >= committed
-        committed = len(trace.parts)
-    assert len(trace.tokens("token_id")["token_id"]) == 100 * committed > 0
+        assert committed_parts(path) > committed
+        committed = committed_parts(path)
+        assert len(Trace.open(path).tokens("token_id")["token_id"]) == 100 * committed
+
+
+def committed_parts(path: Path) -> int:
+    return len(Trace.open(path).parts) if has_begun(path) else 0

@@ -22,59 +22,34 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from acpo.errors import ACPOError
+from acpo.record_columns import (
+    COUNTS,
+    REQUIRED,
+    ROLLOUT_COLUMNS,
+    TOKEN_COLUMNS,
+    TraceError,
+    column_names,
+    read_table,
+    rollout_table,
+    sync_folder,
+    token_table,
+    write_table,
+)
+
+__all__ = [
+    "HEADER",
+    "ROLLOUT_COLUMNS",
+    "TOKEN_COLUMNS",
+    "Trace",
+    "TraceError",
+    "TraceWriter",
+    "has_begun",
+]
 
 FORMAT = "acpo-trace"
 VERSION = 1
 HEADER = "header.jsonl"
-
-ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
-    "prompt_id": pa.string(),  # completions of one prompt share it
-    "sample": pa.int32(),  # number of the completion among its prompt's
-    "step": pa.int32(),  # optimizer step the policy had reached
-    "prompt": pa.string(),
-    "completion": pa.string(),
-    "answer": pa.string(),  # gold
-    "reward": pa.float64(),  # null: no verdict
-    "verdict": pa.string(),
-    "advantage": pa.float64(),
-    "truncated": pa.bool_(),  # cut off at the length limit
-    "tokens": pa.int32(),  # length in tokens; makes the link to the token rows
-}
-"""Columns of a completion. All but `prompt_id`, `sample`, `step` and `tokens` may be null."""
-
-TOKEN_COLUMNS: dict[str, pa.DataType] = {
-    "token_id": pa.int32(),
-    "piece": pa.binary(),  # the token's own bytes, which need not be UTF-8
-    "start": pa.int32(),  # characters of the completion the token belongs to
-    "end": pa.int32(),
-    "logp": pa.float32(),  # log-probability under the policy that was scored
-    "old_logp": pa.float32(),  # under the policy that sampled it
-    "log_pmax": pa.float32(),
-    "mode_id": pa.int32(),
-    "is_mode": pa.bool_(),
-    "entropy": pa.float32(),  # nats
-    "delta": pa.float32(),  # 1 - p_max
-    "credit": pa.float32(),  # the multiplier c of the header's method
-    "advantage": pa.float32(),  # of the token, after the method's shaping
-    "top_ids": pa.list_(pa.int32()),  # the k likeliest tokens
-    "top_logps": pa.list_(pa.float32()),
-    "top_pieces": pa.list_(pa.binary()),
-    # Sums over all tokens but the mode: what the closed forms of gradient geometry need.
-    "tail_p2": pa.float64(),  # Σ p²
-    "tail_p2_logp": pa.float64(),  # Σ p² log p
-    "tail_p2_logp2": pa.float64(),  # Σ p² (log p)²
-}
-"""Columns of a token. A trace has `token_id` and those its header names."""
-
-REQUIRED = ("prompt_id", "sample", "step", "tokens")
-NESTED = ("piece", "top_ids", "top_logps", "top_pieces")
-
-
-class TraceError(ACPOError):
-    """A trace that is damaged, too new, or lacks what was asked of it."""
 
 
 class TraceWriter:
@@ -115,6 +90,9 @@ class TraceWriter:
         except OSError as error:
             file.close()
             raise TraceError(f"{self.path}: another process writes to it: wait for it") from error
+        if not os.path.samestat(os.fstat(file.fileno()), self._file_path.stat()):
+            file.close()  # `drop_from` put another in its place: lines in this one would be lost
+            raise TraceError(f"{self.path}: another process writes to it: wait for it")
         return file
 
     def append(
@@ -128,16 +106,15 @@ class TraceWriter:
             step: The optimizer step of the policy.
         """
         rows: list[dict[str, Any]] = [{**row, "step": step} for row in rollouts]
-        rollout_table = _table(rows, ROLLOUT_COLUMNS)
-        token_table = _token_table(tokens)
-        total = int(rollout_table["tokens"].to_numpy().sum())
-        if total != token_table.num_rows:
+        completions, columns = rollout_table(rows), token_table(tokens)
+        total = int(completions["tokens"].to_numpy().sum())
+        if total != columns.num_rows:
             raise TraceError(
-                f"tokens has {token_table.num_rows} rows where the completions have {total} tokens"
+                f"tokens has {columns.num_rows} rows where the completions have {total} tokens"
             )
-        number = self.parts[-1]["part"] + 1 if self.parts else 0
-        _write(rollout_table, _rollout_file(self.path, number))
-        _write(token_table, _token_file(self.path, number))
+        number = max((part["part"] for part in self.parts), default=-1) + 1
+        write_table(completions, _rollout_file(self.path, number))
+        write_table(columns, _token_file(self.path, number))
         line = {"part": number, "step": step, "rollouts": len(rows), "tokens": total}
         self._write_line(line)
         self.parts.append(line)
@@ -148,13 +125,14 @@ class TraceWriter:
         if len(kept) == len(self.parts):
             return
         partial = self._file_path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            file.write(b"".join(_line(row) for row in (self.header, *kept)))
-            file.flush()
-            os.fsync(file.fileno())
+        file = open(partial, "w+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
+        _write_all(file, b"".join(_line(row) for row in (self.header, *kept)))
+        os.fsync(file.fileno())
         partial.replace(self._file_path)
+        sync_folder(self.path)
         self._file.close()
-        self._file = self._open()
+        self._file = file
         self.parts = kept
 
     def _resume(self) -> list[dict[str, Any]]:
@@ -175,8 +153,13 @@ class TraceWriter:
         return parts
 
     def _write_line(self, line: Mapping[str, Any]) -> None:
-        self._file.write(_line(line))
-        os.fsync(self._file.fileno())
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            _write_all(self._file, _line(line))
+            os.fsync(self._file.fileno())
+        except OSError:
+            self._file.truncate(size)  # the next line must not join half of this one
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -191,6 +174,15 @@ class TraceWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def has_begun(path: Path | str) -> bool:
+    """Whether a folder holds a trace. One whose writer died before the first line does not."""
+    try:
+        with open(Path(path) / HEADER, "rb") as file:
+            return file.readline().endswith(b"\n")
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -228,7 +220,7 @@ class Trace:
     @cached_property
     def columns(self) -> frozenset[str]:
         """Token columns that every part has."""
-        schemas = [set(_schema(_token_file(self.path, part["part"])).names) for part in self.parts]
+        schemas = [set(column_names(_token_file(self.path, part["part"]))) for part in self.parts]
         return frozenset(set.intersection(*schemas) if schemas else set()) & TOKEN_COLUMNS.keys()
 
     @cached_property
@@ -237,14 +229,15 @@ class Trace:
         tables = []
         for part in self.parts:
             file = _rollout_file(self.path, part["part"])
-            table = _read(file, list(ROLLOUT_COLUMNS), ROLLOUT_COLUMNS)
+            table = read_table(file, list(ROLLOUT_COLUMNS), ROLLOUT_COLUMNS)
             lengths = table["tokens"].to_numpy()
             if table.num_rows != part["rollouts"] or lengths.sum() != part["tokens"]:
                 raise TraceError(f"{file} is not the part the header describes: it was changed")
-            if (lengths < 0).any() or any(table[name].null_count for name in REQUIRED):
-                raise TraceError(f"{file}: {', '.join(REQUIRED)} must be there and tokens >= 0")
+            absent = any(table[name].null_count for name in REQUIRED)
+            if absent or any((table[name].to_numpy() < 0).any() for name in COUNTS):
+                raise TraceError(f"{file}: {', '.join(REQUIRED)} must be there, and not below 0")
             tables.append(table)
-        return pa.concat_tables(tables) if tables else _table([], ROLLOUT_COLUMNS)
+        return pa.concat_tables(tables) if tables else rollout_table([])
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -285,14 +278,15 @@ class Trace:
         for part in self.parts:
             low, high = max(first - offset, 0), min(last - offset, part["tokens"])
             offset += part["tokens"]
-            if low >= high and tables:
+            if low >= high:
                 continue
             file = _token_file(self.path, part["part"])
-            table = _read(file, list(names), TOKEN_COLUMNS)
+            table = read_table(file, list(names), TOKEN_COLUMNS)
             if table.num_rows != part["tokens"]:
                 raise TraceError(f"{file} is not the part the header describes: it was changed")
-            tables.append(table.slice(low, max(high - low, 0)))
-        return pa.concat_tables(tables)
+            tables.append(table.slice(low, high - low))
+        schema = pa.schema([(name, TOKEN_COLUMNS[name]) for name in names])
+        return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -311,11 +305,18 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
             raise TraceError(f"{file}:{number} is not a line of a trace's header")
         lines.append(row)
     if not lines:
-        raise TraceError(f"{file} is empty: the trace was cut off before it began")
+        raise TraceError(f"{file} is empty: the trace was cut off before it began; make it again")
     version = lines[0]["version"]
     if version > VERSION:
         raise TraceError(f"{file}: version {version} is newer than {VERSION}: update acpo")
     return lines[0], lines[1:]
+
+
+def _write_all(file: Any, data: bytes) -> None:
+    """All of it: a raw file may take less, on a full disk for instance."""
+    written = 0
+    while written < len(data):
+        written += file.write(data[written:])
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
@@ -328,81 +329,3 @@ def _rollout_file(path: Path, number: int) -> Path:
 
 def _token_file(path: Path, number: int) -> Path:
     return path / f"tokens-{number:05d}.parquet"
-
-
-def _table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, pa.DataType]) -> pa.Table:
-    unknown = sorted({name for row in rows for name in row} - columns.keys())
-    if unknown:
-        raise TraceError(f"completions have {', '.join(unknown)}, which a trace has no column for")
-    try:
-        table = pa.Table.from_pylist(list(rows), schema=pa.schema(list(columns.items())))
-    except (pa.ArrowException, TypeError) as error:
-        raise TraceError(f"a completion does not fit the trace: {error}") from error
-    absent = [name for name in REQUIRED if table[name].null_count]
-    if absent:
-        raise TraceError(f"a completion has no {', '.join(absent)}")
-    return table
-
-
-def _token_table(tokens: Mapping[str, Any]) -> pa.Table:
-    unknown = sorted(tokens.keys() - TOKEN_COLUMNS.keys())
-    if unknown or "token_id" not in tokens:
-        raise TraceError(f"token columns {', '.join(unknown) or '(no token_id)'} are not a trace's")
-    try:
-        arrays = {name: _array(name, values) for name, values in tokens.items()}
-        return pa.table(arrays)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TraceError(f"token columns do not fit the trace: {error}") from error
-
-
-def _array(name: str, values: Any) -> pa.Array:
-    kind = TOKEN_COLUMNS[name]
-    if isinstance(values, np.ndarray) and values.ndim == 2:
-        flat = pa.array(values.ravel(), kind.value_type)
-        ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-        return pa.ListArray.from_arrays(ends, flat, type=kind)
-    return pa.array(values, kind)
-
-
-def _write(table: pa.Table, file: Path) -> None:
-    """Uncompressed where numbers are: they are read by memory map."""
-    words = [
-        field.name for field in table.schema if field.name in NESTED or field.type == pa.string()
-    ]
-    partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
-        pq.write_table(
-            table,
-            stream,
-            use_dictionary=[_leaf(table, name) for name in words],
-            compression={_leaf(table, name): "zstd" for name in words} or "none",
-        )
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
-
-
-def _leaf(table: pa.Table, name: str) -> str:
-    """Parquet's name of a column's values."""
-    return f"{name}.list.element" if pa.types.is_list(table.schema.field(name).type) else name
-
-
-def _schema(file: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(file)
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
-
-
-def _read(file: Path, names: list[str], columns: Mapping[str, pa.DataType]) -> pa.Table:
-    present = _schema(file).names
-    schema = pa.schema([(name, columns[name]) for name in names if name in present])
-    try:
-        table = pq.read_table(file, columns=schema.names, memory_map=True, partitioning=None)
-        table = table.select(schema.names).cast(schema)
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
-    for name in names:
-        if name not in present:
-            table = table.append_column(name, pa.nulls(table.num_rows, columns[name]))
-    return table.select(names)

@@ -74,6 +74,8 @@ def test_a_trace_is_the_same_again(chain, tmp_path):
 
 def test_steps_of_training_in_one_trace(chain, tmp_path):
     folder = tmp_path / "steps"
+    folder.mkdir()
+    (folder / "header.jsonl").touch()  # a writer that died before its first line
     acpo("trace", CHAIN, *SMALL, "--output", folder)
     assert "holds step 0 already" in acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
     other = AutoModelForCausalLM.from_pretrained(resolve_model(CHAIN, tmp_path))

@@ -1,4 +1,4 @@
-"""Token columns of a trace in chunks, so that memory does not grow with the number of tokens."""
+"""Token columns of a trace in chunks: memory grows with its largest part, not with its parts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field

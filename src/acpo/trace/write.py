@@ -1,6 +1,6 @@
 """Traces of a model: of what it is made to sample, and of what an evaluation sampled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,10 @@ from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.objectives import get_method
-from acpo.records import HEADER, Trace, TraceError, TraceWriter
+from acpo.records import Trace, TraceError, TraceWriter, has_begun
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import score, trace_rows
+from acpo.scoring.rollouts import Rollout, score, trace_rows
+from acpo.tasks.registry import Task
 from acpo.trace.sample import choose_questions, sample_rollouts, verify
 from acpo.train.policy import resolve_model
 from acpo.train.recipe import TaskArguments
@@ -87,14 +88,7 @@ def write_sampled_trace(
         batch_size=batch_size,
         watch=watch,
     )
-    texts = [
-        str(source.checkpoint.tokenizer.decode(list(r.completion_ids), skip_special_tokens=True))
-        for r in rollouts
-    ]
-    judged = verify(kind, texts, [str(r.answer) for r in rollouts])
-    rollouts = [
-        replace(r, reward=j[0], verdict=j[1]) for r, j in zip(rollouts, judged, strict=True)
-    ]
+    rollouts = _judged(rollouts, kind, source.checkpoint.tokenizer)
     scored = score(
         loaded,
         rollouts,
@@ -110,10 +104,22 @@ def write_sampled_trace(
         method=method,
         group_size=options.group,
     )
-    if (output / HEADER).exists():
+    if has_begun(output):
         header = first_header(output)
     with TraceWriter(output, header) as writer:
         writer.append(rows, columns, step=options.step)
+
+
+def _judged(rollouts: Sequence[Rollout], task: Task, tokenizer: Any) -> list[Rollout]:
+    """The same with reward and verdict, as training gives them."""
+    texts = [
+        str(tokenizer.decode(list(r.completion_ids), skip_special_tokens=True)) for r in rollouts
+    ]
+    judged = verify(task, texts, [str(r.answer) for r in rollouts])
+    return [
+        replace(rollout, reward=reward, verdict=verdict)
+        for rollout, (reward, verdict) in zip(rollouts, judged, strict=True)
+    ]
 
 
 def _header(model: str, loaded: Any, task: TaskArguments, options: Options) -> dict[str, Any]:
@@ -145,7 +151,7 @@ def require_new_step(output: Path, header: dict[str, Any], step: int) -> None:
 
     Models may differ: that is what steps are for. The header keeps the first one's name.
     """
-    if not (output / HEADER).exists():
+    if not has_begun(output):
         return
     for name, value in first_header(output).items():
         if name != "model" and value != header.get(name):

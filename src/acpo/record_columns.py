@@ -1,0 +1,180 @@
+"""The columns of a trace, as tables and as Parquet files."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from acpo.errors import ACPOError
+
+ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
+    "prompt_id": pa.string(),  # completions of one prompt share it
+    "sample": pa.int32(),  # number of the completion among its prompt's
+    "step": pa.int32(),  # optimizer step the policy had reached
+    "prompt": pa.string(),
+    "completion": pa.string(),
+    "answer": pa.string(),  # gold
+    "reward": pa.float64(),  # null: no verdict
+    "verdict": pa.string(),
+    "advantage": pa.float64(),
+    "truncated": pa.bool_(),  # cut off at the length limit
+    "tokens": pa.int32(),  # length in tokens; makes the link to the token rows
+}
+"""Columns of a completion. All but `prompt_id`, `sample`, `step` and `tokens` may be null."""
+
+TOKEN_COLUMNS: dict[str, pa.DataType] = {
+    "token_id": pa.int32(),
+    "piece": pa.binary(),  # the token's own bytes, which need not be UTF-8
+    "start": pa.int32(),  # characters of the completion the token belongs to
+    "end": pa.int32(),
+    "logp": pa.float32(),  # log-probability under the policy that was scored
+    "old_logp": pa.float32(),  # under the policy that sampled it
+    "log_pmax": pa.float32(),
+    "mode_id": pa.int32(),
+    "is_mode": pa.bool_(),
+    "entropy": pa.float32(),  # nats
+    "delta": pa.float32(),  # 1 - p_max
+    "credit": pa.float32(),  # the multiplier c of the header's method
+    "advantage": pa.float32(),  # of the token, after the method's shaping
+    "top_ids": pa.list_(pa.int32()),  # the k likeliest tokens
+    "top_logps": pa.list_(pa.float32()),
+    "top_pieces": pa.list_(pa.binary()),
+    # Sums over all tokens but the mode: what the closed forms of gradient geometry need.
+    "tail_p2": pa.float64(),  # Σ p²
+    "tail_p2_logp": pa.float64(),  # Σ p² log p
+    "tail_p2_logp2": pa.float64(),  # Σ p² (log p)²
+}
+"""Columns of a token. A trace has `token_id` and those its header names."""
+
+COUNTS = ("sample", "step", "tokens")
+REQUIRED = ("prompt_id", *COUNTS)
+NESTED = ("piece", "top_ids", "top_logps", "top_pieces")
+
+
+class TraceError(ACPOError):
+    """A trace that is damaged, too new, or lacks what was asked of it."""
+
+
+def rollout_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Completions as a table.
+
+    Raises:
+        TraceError: naming what does not fit.
+    """
+    columns = ROLLOUT_COLUMNS
+    unknown = sorted({name for row in rows for name in row} - columns.keys())
+    if unknown:
+        raise TraceError(f"completions have {', '.join(unknown)}, which a trace has no column for")
+    try:
+        texts = [{name: _text(value) for name, value in row.items()} for row in rows]
+        table = pa.Table.from_pylist(texts, schema=pa.schema(list(columns.items())))
+    except (pa.ArrowException, TypeError) as error:
+        raise TraceError(f"a completion does not fit the trace: {error}") from error
+    absent = [name for name in REQUIRED if table[name].null_count]
+    if absent:
+        raise TraceError(f"a completion has no {', '.join(absent)}")
+    for name in COUNTS:
+        if (table[name].to_numpy() < 0).any():
+            raise TraceError(f"a completion has {name} below 0")
+    return table
+
+
+def _text(value: Any) -> Any:
+    """Without halves of characters: JSON can hold them, and so a data set's answers."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def token_table(tokens: Mapping[str, Any]) -> pa.Table:
+    """Token columns as a table.
+
+    Raises:
+        TraceError: naming what does not fit.
+    """
+    unknown = sorted(tokens.keys() - TOKEN_COLUMNS.keys())
+    if unknown or "token_id" not in tokens:
+        raise TraceError(f"token columns {', '.join(unknown) or '(no token_id)'} are not a trace's")
+    try:
+        arrays = {name: _array(name, values) for name, values in tokens.items()}
+        return pa.table(arrays)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise TraceError(f"token columns do not fit the trace: {error}") from error
+
+
+def _array(name: str, values: Any) -> pa.Array:
+    kind = TOKEN_COLUMNS[name]
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        flat = pa.array(values.ravel(), kind.value_type)
+        ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
+        return pa.ListArray.from_arrays(ends, flat, type=kind)
+    return pa.array(values, kind)
+
+
+def write_table(table: pa.Table, file: Path) -> None:
+    """Write a file, all of it or none. Uncompressed where numbers are: they are memory-mapped."""
+    words = [
+        field.name for field in table.schema if field.name in NESTED or field.type == pa.string()
+    ]
+    partial = file.with_suffix(".partial")
+    with partial.open("wb") as stream:
+        pq.write_table(
+            table,
+            stream,
+            use_dictionary=[_leaf(table, name) for name in words],
+            compression={_leaf(table, name): "zstd" for name in words} or "none",
+        )
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+    sync_folder(file.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Put what a folder's names stand for on disk: a file's own sync does not."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _leaf(table: pa.Table, name: str) -> str:
+    """Parquet's name of a column's values."""
+    return f"{name}.list.element" if pa.types.is_list(table.schema.field(name).type) else name
+
+
+def column_names(file: Path) -> list[str]:
+    """The columns of a file.
+
+    Raises:
+        TraceError: It cannot be read.
+    """
+    try:
+        return list(pq.read_schema(file).names)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+
+
+def read_table(file: Path, names: list[str], columns: Mapping[str, pa.DataType]) -> pa.Table:
+    """Columns of a file; absent ones are null.
+
+    Raises:
+        TraceError: It cannot be read, or holds text that is not UTF-8.
+    """
+    present = column_names(file)
+    schema = pa.schema([(name, columns[name]) for name in names if name in present])
+    try:
+        table = pq.read_table(file, columns=schema.names, memory_map=True, partitioning=None)
+        table = table.select(schema.names).cast(schema)
+        for name in schema.names:
+            if schema.field(name).type == pa.string():
+                table[name].validate(full=True)
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+    for name in names:
+        if name not in present:
+            table = table.append_column(name, pa.nulls(table.num_rows, columns[name]))
+    return table.select(names)
