@@ -10,6 +10,7 @@ from acpo.annotate.apply import Merged, ReviewError, apply
 from acpo.annotate.exact import ExactAnnotator
 from acpo.annotate.outcomes import Status
 from acpo.annotate.pairs import Span, select
+from acpo.annotate.review import write_review_page
 from acpo.annotate.run import propose
 from acpo.annotate.settled import Accept, Evidence, aligned_pairs
 from acpo.cli import app
@@ -95,6 +96,7 @@ BAD_DECISIONS = {
     "true for a sample": ({"wrong": True}, "do not name completions"),
     "a list for a prompt": ({"prompt_id": []}, "do not name completions"),
     "kind": ({"decision": "verify"}, "'verify'"),
+    "before all time": ({"when": "0001-01-01T00:00:00+23:00"}, "not a time"),
     "no span": ({"span": None}, "does not go with accept"),
     "another span": ({"span": [0, 1]}, "did not propose"),
     "outside": ({"decision": "move", "annotator": None, "span": [0, 999]}, "not within"),
@@ -213,3 +215,11 @@ def test_models_are_not_believed_unless_asked_to(tmp_path):
         aligned_pairs(selection, annotations, Accept.SOUND)
     pairs, _ = aligned_pairs(selection, annotations, Accept.ALL_PROPOSALS)
     assert [pair.evidence for pair in pairs] == [Evidence.PROPOSED] * 4
+
+
+def test_a_page_that_cannot_be_written_is_told(case, tmp_path):
+    _, path, _ = case
+    trace, annotations = Trace.open(tmp_path / "trace"), Annotations.read(path)
+    with pytest.raises(ACPOError, match="cannot be written"):
+        write_review_page(trace, annotations, tmp_path / "trace")
+    assert write_review_page(trace, annotations, tmp_path / "new" / "page.html")

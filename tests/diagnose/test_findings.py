@@ -1,6 +1,7 @@
 """Every analysis: right numbers, sound files, and a plain word for what cannot be analysed."""
 
 import csv
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_clustered_intervals_cover():
 def test_envelope_of_a_trace(tmp_path):
     trace = make_trace(tmp_path / "t", length=150)
     finding = envelope(trace)
-    assert any("0 of 1,200 tokens lie outside" in fact for fact in finding.facts)
+    assert any(fact.startswith("0 of 1,200 tokens lie outside") for fact in finding.facts)
     assert sum(row["tokens"] for row in finding.extra["tokens"]) == 1200
     rollout = finding.extra["rollout"]
     assert len(rollout) == 150
@@ -117,10 +118,24 @@ def test_envelope_of_a_trace(tmp_path):
     assert np.isnan(rollout[48]["delta_average"])
     assert rollout[49]["delta_average"] == pytest.approx(delta[:50].mean())
     assert rollout[149]["delta_average"] == pytest.approx(delta[100:].mean())
-    wrong = make_trace(tmp_path / "w", length=150, change={"entropy": np.full(600, 3.6)})
-    assert any("1,200 of 1,200 tokens" not in f for f in envelope(wrong).facts)
-    outside = next(fact for fact in envelope(wrong).facts if "outside" in fact)
-    assert not outside.startswith("0 of")
+    wrong = make_trace(tmp_path / "w", length=150, change={"entropy": np.full(600, 1.0)})
+    delta = wrong.tokens("delta")["delta"].astype(float)
+    most = -(1 - delta) * np.log1p(-delta) - delta * np.log(delta / 39)  # the rest spread evenly
+    outside = int(((most < 1 - 1e-4) | (-np.log1p(-delta) > 1 + 1e-4)).sum())
+    assert 0 < outside < 1200
+    assert any(fact.startswith(f"{outside:,} of 1,200 tokens") for fact in envelope(wrong).facts)
+
+
+def test_certain_tokens_have_no_place_between_the_bounds(tmp_path):
+    """Where p_max is 1 the bounds meet: such tokens must not pull the mean place to 0."""
+    half = {"log_pmax": np.log(np.full(400, 0.5)), "entropy": np.full(400, 2.0)}
+    told = _place(envelope(make_trace(tmp_path / "all", parts=1, change=half)))
+    half["log_pmax"][::2], half["entropy"][::2] = 0.0, 0.0
+    assert _place(envelope(make_trace(tmp_path / "some", parts=1, change=half))) == told != "0.0%"
+
+
+def _place(finding):
+    return re.search(r"a token lies (\S+) of the way", " ".join(finding.facts))[1]
 
 
 def test_envelope_without_a_trace():

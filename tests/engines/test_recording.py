@@ -5,11 +5,13 @@ import pytest
 import torch
 
 from acpo.engines.trl import checkpoint
+from acpo.engines.trl.recording import RolloutRecorder
+from acpo.objectives import get_method, stats_from_logits
 from acpo.records import Trace
 from acpo.scoring.rollouts import Rollout, score
 from engines import resume_worker
 from engines.test_resume import killed
-from engines.tiny import odd_tokens, prompts, recorded, tiny_model
+from engines.tiny import odd_tokens, prompts, recorded, tiny_model, tiny_tokenizer
 
 COLUMNS = ("token_id", "logp", "old_logp", "log_pmax", "entropy", "is_mode", "credit", "advantage")
 
@@ -78,6 +80,29 @@ def test_recorded_rows_say_what_was_trained_on(run):
     found = np.array(trace.rollouts["advantage"].to_pylist()).reshape(-1, 4)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert (found != 0).any()
+
+
+def test_what_a_tool_wrote_is_not_recorded(tmp_path):
+    recorder = RolloutRecorder(tmp_path / "t", {}, every=1, tokenizer=tiny_tokenizer())
+    assert recorder.begin(0)
+    ids = torch.tensor([[2, 3, 4, 5], [2, 3, 4, 0]])
+    rollout = {
+        "prompt_ids": torch.tensor([[6], [6]]),
+        "prompt_mask": torch.ones(2, 1),
+        "completion_ids": ids,
+        "completion_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 0, 1], [1, 1, 1, 0]]),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+    recorder.note(rollout, [{"answer": "5"}] * 2, torch.tensor([1.0, 0.0]))
+    stats = stats_from_logits(logits=torch.randn(2, 4, 8), tokens=ids)
+    settings = {"method": get_method("acpo"), "group_size": 2, "ends": [5], "step": 0}
+    recorder.write(rollout, stats, **settings, is_main=True)
+    trace = Trace.open(tmp_path / "t")
+    assert trace.tokens("token_id")["token_id"].tolist() == [2, 5, 2, 3, 4]
+    assert trace.rollouts["truncated"].to_pylist() == [False, True]
+    logp = torch.cat([stats.logp[0, [0, 3]], stats.logp[1, :3]])
+    np.testing.assert_allclose(trace.tokens("logp")["logp"], logp, rtol=1e-6)
 
 
 def test_recording_changes_nothing_and_is_off_by_default(tmp_path):

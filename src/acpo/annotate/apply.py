@@ -193,4 +193,7 @@ def _is_text(value: Any, limit: int) -> bool:
 def _time(value: Any) -> str:
     if type(value) is not str or len(value) > 40:
         raise ValueError(f"when={value!r:.50} is not a time")
-    return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
+    try:
+        return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
+    except OverflowError as error:  # the first and last hours of the calendar
+        raise ValueError(f"when={value!r:.50} is not a time") from error

@@ -14,7 +14,7 @@ from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.viewer.payload import Group as ShownGroup
 from acpo.viewer.payload import TracePayload
-from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "credit.css", "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
@@ -45,7 +45,8 @@ def write_review_page(
         How many items the page asks about.
 
     Raises:
-        ACPOError: The annotations are of another trace, or nothing was proposed.
+        ACPOError: The annotations are of another trace, nothing was proposed, or the file cannot
+            be written.
     """
     selection = select(trace, step=annotations.step, limit=limit)
     annotations.require(selection)
@@ -76,8 +77,7 @@ def write_review_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(html, encoding="utf-8", newline="\n")
+    write_page(html, output)
     return len(items)
 
 

@@ -42,7 +42,7 @@ class Cloud:
         self.support = support
         self.edges = (np.linspace(0, 1, 81), np.linspace(0, np.log(support) * 1.0001, 81))
         self.counts = np.zeros((80, 80), dtype=np.int64)
-        self.tokens = self.left_out = self.outside = self.below_exact = 0
+        self.tokens = self.left_out = self.outside = self.below_exact = self.placed = 0
         self.sums = np.zeros(5)
         self.used = 0.0
 
@@ -52,12 +52,18 @@ class Cloud:
         self.outside += int(((entropy < lower - TOLERANCE) | (entropy > upper + TOLERANCE)).sum())
         self.below_exact += int((entropy < exact - TOLERANCE).sum())
         width = upper - exact
-        with np.errstate(invalid="ignore", divide="ignore"):
-            place = np.where(width > 0, (entropy - exact) / width, 0.0)
+        wide = width > 0  # where p_max is 1 there is no way to be part of
+        place = (entropy[wide] - exact[wide]) / width[wide]
+        self.placed += len(place)
         self.used += float(np.clip(place, 0, 1).sum())
         self.counts += np.histogram2d(delta, entropy, bins=self.edges)[0].astype(np.int64)
         products = (delta, entropy, delta**2, entropy**2, delta * entropy)
         self.sums += [values.sum() for values in products]
+
+    @property
+    def place(self) -> float:
+        """Mean way from the exact minimum (0) to the upper bound (1); NaN if they never differ."""
+        return self.used / self.placed if self.placed else float("nan")
 
     @property
     def correlation(self) -> float:
@@ -204,7 +210,7 @@ def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str
         facts += [
             f"{cloud.outside:,} of {cloud.tokens:,} tokens lie outside the bounds by more than "
             f"{TOLERANCE:g} nats, {cloud.below_exact:,} below the exact minimum.",
-            f"On average a token lies {percent(cloud.used / cloud.tokens, 1)} of the way from the "
+            f"On average a token lies {percent(cloud.place, 1)} of the way from the "
             f"exact minimum to the upper bound; correlation of δ and H: "
             f"{number(cloud.correlation)}.",
         ]

@@ -9,7 +9,7 @@ import numpy as np
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
-from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 MOST_TOKENS = 500_000  # about 85 MB
 
@@ -70,12 +70,7 @@ def write_credit_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    try:
-        output.write_text(html, encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise ACPOError(
-            f"{output} cannot be written ({error.strerror}): name another file"
-        ) from error
+    write_page(html, output)
     return len(shown)
 
 

@@ -12,11 +12,14 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from acpo.errors import ACPOError
 
 TOKEN_STYLES = ("base.css", "tokens.css")
 """Style sheets of a page that shows tokens."""
@@ -61,6 +64,21 @@ def render_page(
             **context,
         )
     )
+
+
+def write_page(html: str, output: Path) -> None:
+    """Write a page, and the folder it is in.
+
+    Raises:
+        ACPOError: It cannot be written.
+    """
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(html, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise ACPOError(
+            f"{output} cannot be written ({error.strerror}): name another file"
+        ) from error
 
 
 def content_security_policy(*, style: str, script: str) -> str:

@@ -113,6 +113,8 @@ class RolloutRecorder:
         for row, source in enumerate(sources):
             answer, reward = self._sources[source]
             mask = rollout["completion_mask"][row].bool()
+            if "tool_mask" in rollout:  # what a tool wrote, no policy sampled
+                mask = mask & rollout["tool_mask"][row].bool()
             prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
             columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
             found.append(

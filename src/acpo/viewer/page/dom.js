@@ -28,7 +28,7 @@ function number(value, digits = 3, signed = false) {
 }
 
 // "1", "0.5": as short as it is exact to two digits.
-const short = (value) => number(value, 2).replace(/\.?0+$/, "");
+const short = (value) => number(value, 2).replace(/\.0+$|(\.\d*[1-9])0+$/, "$1");
 
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
