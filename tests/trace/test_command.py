@@ -159,6 +159,22 @@ def test_eval_writes_a_trace_of_its_samples(evaluated):
     assert any("\N{REPLACEMENT CHARACTER}" in row["completion"] for row in rows)
 
 
+def test_questions_of_two_files_are_not_confused(evaluated, tmp_path):
+    """Files without ids number their rows: each keeps its own prompts and golds."""
+    first = sums(tmp_path / "first.jsonl", 2)
+    second = tmp_path / "second.jsonl"
+    second.write_text('{"problem": "Name a digit.", "answer": 7}\n')
+    acpo(
+        *("eval", evaluated / "model", "--benchmarks", f"{first},{second}", "--k", 2),
+        *("--max-tokens", 4, "--output", tmp_path / "run", "--trace", tmp_path / "trace"),
+        *("--device", "cpu", "--workers", 1, "--temperature", 0.9),
+    )
+    rows = Trace.open(tmp_path / "trace").rollouts.to_pylist()
+    golds = {row["prompt_id"]: (row["answer"], "digit" in row["prompt"]) for row in rows}
+    assert golds == {"first/0": ("1", False), "1": ("3", False), "second/0": ("7", True)}
+    assert len({(row["prompt_id"], row["sample"]) for row in rows}) == len(rows) == 6
+
+
 def test_samples_scored_by_another_model_have_no_old_logp(evaluated, tmp_path):
     acpo(
         "trace", evaluated / "model", "--samples", evaluated / "run", "--output", tmp_path / "same"

@@ -120,7 +120,7 @@ def run_eval(
     if trace is not None:
         from acpo.evaluate.traces import trace_samples
 
-        golds = {q.id: q.row.get("answer") for wanted in plans for q in wanted.questions}
+        golds = {(p.name, q.id): q.row.get("answer") for p in plans for q in p.questions}
         trace_samples(model, folder, trace, answers=golds, **options)
 
 

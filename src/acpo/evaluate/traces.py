@@ -1,7 +1,8 @@
 """Traces of what an evaluation sampled."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def trace_samples(
     top_k: int = 5,
     device: str | None = None,
     batch_size: int = 32,
-    answers: Mapping[str, str | None] | None = None,
+    answers: Mapping[tuple[str, str], Any] | None = None,
 ) -> None:
     """Score the samples of an evaluation under a model and write them as a trace.
 
@@ -43,7 +44,7 @@ def trace_samples(
         top_k: how many of the likeliest tokens are kept for each token.
         device: where the model runs; None takes CUDA when there is one.
         batch_size: sequences that run together.
-        answers: gold answers by question, where they are known.
+        answers: gold answers by benchmark and question, where they are known.
 
     Raises:
         ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
@@ -69,8 +70,11 @@ def trace_samples(
     }
     with TraceWriter(output, header) as writer:
         writer.drop_from(0)
-        for _, found in runs.values():
-            rollouts, group = _rollouts(found, source, answers or {})
+        names = _prompt_ids(runs)
+        for benchmark, (_, found) in runs.items():
+            golds = {question: (answers or {}).get((benchmark, question)) for question, _ in found}
+            rollouts, group = _rollouts(found, source, golds)
+            rollouts = [replace(r, prompt_id=names[benchmark, r.prompt_id]) for r in rollouts]
             scored = score(
                 loaded,
                 rollouts,
@@ -107,13 +111,25 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
     return runs
 
 
+def _prompt_ids(
+    runs: Mapping[str, tuple[dict[str, Any], Samples]],
+) -> dict[tuple[str, str], str]:
+    """A name of its own for every question: files without ids all number their rows from 0."""
+    questions = [(name, question) for name, (_, found) in runs.items() for question, _ in found]
+    counts = Counter(question for _, question in set(questions))
+    return {
+        (name, question): question if counts[question] == 1 else f"{name}/{question}"
+        for name, question in questions
+    }
+
+
 def _has_ids(sample: dict[str, Any]) -> bool:
     ids = sample.get("ids")
     return isinstance(ids, list) and bool(ids) and all(type(token) is int for token in ids)
 
 
 def _rollouts(
-    samples: Samples, source: TransformersBackend, answers: Mapping[str, str | None]
+    samples: Samples, source: TransformersBackend, answers: Mapping[str, Any]
 ) -> tuple[list[Rollout], int]:
     questions: dict[str, list[int]] = defaultdict(list)
     for question, number in samples:
@@ -124,7 +140,7 @@ def _rollouts(
         prompt = source.checkpoint.tokens(samples[question, numbers[0]]["prompt"])
         for number in sorted(numbers)[:group]:
             sample = samples[question, number]
-            verdict = sample.get("verdict")
+            verdict, answer = sample.get("verdict"), answers.get(question)
             rollouts.append(
                 Rollout(
                     prompt_id=question,
@@ -132,7 +148,7 @@ def _rollouts(
                     prompt_ids=prompt,
                     completion_ids=sample["ids"],
                     truncated=sample["finish"] == "length",
-                    answer=answers.get(question),
+                    answer=None if answer is None else str(answer),
                     reward=None if verdict is None else Verdict(Outcome(verdict)).reward(),
                     verdict=verdict,
                 )
