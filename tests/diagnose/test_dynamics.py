@@ -49,9 +49,23 @@ def test_only_common_steps_are_averaged(tmp_path):
     ]
     steps = [row["step"] for row in dynamics(runs).rows if row["curve"] == "reward"]
     assert steps == [2]
+    told = "training reward was logged up to step 4, but by all runs up to step 2 only"
+    assert any(told in fact for fact in dynamics(runs).facts)
     apart = [make_run(tmp_path / "c", steps=(1, 3)), make_run(tmp_path / "d", seed=1, steps=(2, 4))]
     with pytest.raises(ACPOError, match="no common step"):
         dynamics(apart)
+
+
+def test_curves_that_some_runs_did_not_log_say_so(tmp_path):
+    runs = [make_run(tmp_path / f"r{seed}", seed=seed) for seed in range(2)]
+    state = json.loads((runs[1] / "trainer_state.json").read_text())
+    state["log_history"] = [row for row in state["log_history"] if "reward" in row]
+    (runs[1] / "trainer_state.json").write_text(json.dumps(state))
+    finding = dynamics(runs)
+    assert finding.tables[0].rows[0][2] == "0.5 (1 seed only)"
+    assert "held-out accuracy 0.1 to 0.5 (1 seed only); entropy" in finding.facts[0]
+    shown = [axes.get_legend().get_texts()[0].get_text() for axes in finding.figure.axes]
+    assert shown == ["acpo (1 seed)", *["acpo (2 seeds)"] * 3]
 
 
 def test_equal_seeds_are_refused(tmp_path):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
@@ -196,6 +197,16 @@ def test_samples_scored_by_another_model_have_no_old_logp(evaluated, tmp_path):
     other = Trace.open(tmp_path / "other-trace")
     assert other.columns == TOKEN_COLUMNS.keys() - {"old_logp"}
     assert not np.allclose(other.tokens("logp")["logp"], before.tokens("logp")["logp"])
+
+
+def test_samples_left_out_are_told(evaluated, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    lines = (evaluated / "run" / "sums.jsonl").read_text().splitlines(keepends=True)
+    (run / "sums.jsonl").write_text("".join(lines[:-1]))
+    with pytest.warns(ACPOWarning, match="2 of 8 samples are left out"):
+        acpo("trace", evaluated / "model", "--samples", run, "--output", tmp_path / "t")
+    assert Trace.open(tmp_path / "t").rollouts.num_rows == 6
 
 
 def test_samples_of_a_server_are_refused(evaluated, tmp_path):

@@ -31,10 +31,12 @@ class Band:
     Attributes:
         steps: at which every run of the group logged it.
         values: `[runs, steps]`.
+        last: the last step at which any of them did.
     """
 
     steps: np.ndarray
     values: np.ndarray
+    last: int
 
 
 def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
@@ -57,7 +59,7 @@ def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
     }
     figure, grid = panels(len(CURVES), columns=2, size=(4.2, 2.9))
     for axes, curve in zip(grid, CURVES, strict=True):
-        _draw(axes, {group: bands[group, curve] for group in groups}, curve, groups)
+        _draw(axes, {group: bands[group, curve] for group in groups}, curve)
     letter(grid, [LABELS[curve] for curve in CURVES])
     names = ", ".join(f"{group} ({_seeds(runs)})" for group, runs in groups.items())
     return Finding(
@@ -89,7 +91,7 @@ def _groups(runs: list[Run], by_run: bool) -> dict[str, list[Run]]:
     return dict(groups)
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[Run] | np.ndarray) -> str:
     return f"{len(runs)} {'seed' if len(runs) == 1 else 'seeds'}"
 
 
@@ -102,12 +104,10 @@ def _band(group: str, runs: Sequence[Run], curve: str) -> Band | None:
     if not steps:
         raise ACPOError(f"the runs of {group} logged {curve} at no common step: draw them apart")
     values = [[points[step] for step in steps] for points in logged]
-    return Band(np.array(steps), np.array(values))
+    return Band(np.array(steps), np.array(values), max(max(points) for points in logged))
 
 
-def _draw(
-    axes: "Axes", bands: dict[str, Band | None], curve: str, groups: dict[str, list[Run]]
-) -> None:
+def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
     for i, (group, band) in enumerate(bands.items()):
         if band is None:
             continue
@@ -120,7 +120,7 @@ def _draw(
             marker=style.marker,
             markevery=max(1, len(band.steps) // 8),
             markersize=3.5,
-            label=f"{plain(group)} ({_seeds(groups[group])})",
+            label=f"{plain(group)} ({_seeds(band.values)})",
         )
         if len(band.values) > 1:
             low, high = band.values.min(0), band.values.max(0)
@@ -157,10 +157,22 @@ def _facts(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | Non
             band = bands[group, curve]
             if band and len(band.steps) > 1:
                 first, last = band.values[:, 0].mean(), band.values[:, -1].mean()
-                parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}")
+                parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}{_of(band, runs)}")
         if parts:
             facts.append(f"{group} ({_seeds(runs)}), first to last logged: {'; '.join(parts)}.")
+        for curve in CURVES:
+            band = bands[group, curve]
+            if band and band.last > band.steps[-1]:
+                facts.append(
+                    f"{group}: {LABELS[curve]} was logged up to step {band.last}, but by all runs "
+                    f"up to step {band.steps[-1]} only; the rest is not shown."
+                )
     return facts
+
+
+def _of(band: Band, runs: Sequence[Run]) -> str:
+    """How many runs logged it, where not all did."""
+    return f" ({_seeds(band.values)} only)" if len(band.values) < len(runs) else ""
 
 
 def _table(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | None]) -> Table:
@@ -174,7 +186,7 @@ def _table(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | Non
                 continue
             last = band.values[:, -1]
             span = f" [{number(last.min())}, {number(last.max())}]" if len(last) > 1 else ""
-            cells.append(number(last.mean()) + span)
+            cells.append(number(last.mean()) + span + _of(band, runs))
         rows.append([group, str(len(runs)), *cells])
     head = ["group", "runs", *(LABELS[curve] for curve in CURVES)]
     return Table("Last logged value, mean over runs [lowest, highest]", head, rows)

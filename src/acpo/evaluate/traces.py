@@ -1,12 +1,13 @@
 """Traces of what an evaluation sampled."""
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.samples import Key, read_samples
@@ -135,6 +136,13 @@ def _rollouts(
     for question, number in samples:
         questions[question].append(number)
     group = min(map(len, questions.values()))
+    if len(samples) > group * len(questions):
+        warnings.warn(
+            f"{len(samples) - group * len(questions)} of {len(samples)} samples are left out: a "
+            f"question has {group} only, and groups must be equal. Run the evaluation to its end",
+            ACPOWarning,
+            stacklevel=3,
+        )
     rollouts = []
     for question, numbers in questions.items():
         prompt = source.checkpoint.tokens(samples[question, numbers[0]]["prompt"])
