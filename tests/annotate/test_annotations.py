@@ -37,7 +37,7 @@ def path(selection, tmp_path):
         item = next(iter(writer.annotations.items))
         span = writer.annotations.items[item].proposed["exact"]
         review = Review(Decision.ACCEPT, span, "exact", {"exact": span}, "Ada", "", "t", "t")
-        writer.add_review(item, review)
+        writer.add_reviews([(item, review)])
     return tmp_path / "a.jsonl"
 
 

@@ -217,6 +217,42 @@ def test_models_are_not_believed_unless_asked_to(tmp_path):
     assert [pair.evidence for pair in pairs] == [Evidence.PROPOSED] * 4
 
 
+def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
+    class Full:
+        """A file that takes the first line and half of the second, then nothing."""
+
+        def __init__(self, file):
+            self.file, self.left = file, None
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if self.left == 0:
+                raise OSError(28, "No space left on device")
+            self.left = 0
+            return self.file.write(data[: data.index(b"\n") + 20])
+
+    _, path, review = case
+    annotations = Annotations.read(path)
+    rows = [decision(annotations, item) for item in list(annotations.items)[:3]]
+    review.write_text(json.dumps(exported(annotations, *rows)))
+    before = path.read_bytes()
+    resume = AnnotationWriter._resume
+
+    def full(writer, *arguments):
+        found = resume(writer, *arguments)
+        writer._file = Full(writer._file)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AnnotationWriter, "_resume", full)
+        with pytest.raises(OSError, match="No space"):
+            apply(path, review)
+    assert path.read_bytes() == before
+    assert apply(path, review).accepted == 3
+
+
 def test_a_page_that_cannot_be_written_is_told(case, tmp_path):
     _, path, _ = case
     trace, annotations = Trace.open(tmp_path / "trace"), Annotations.read(path)

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -216,17 +216,23 @@ class AnnotationWriter:
             record = self.annotations.items.setdefault(item, Record(length))
             record.proposals[proposal.annotator] = proposal
 
-    def add_review(self, item: Item, review: Review) -> None:
-        """Keep what a person said."""
-        self._write(_review_line(item, review))
-        self.annotations.items[item].reviews.append(review)
+    def add_reviews(self, reviews: Sequence[tuple[Item, Review]]) -> None:
+        """Keep what a person said: all of it, or none."""
+        self._write(*(_review_line(item, review) for item, review in reviews))
+        for item, review in reviews:
+            self.annotations.items[item].reviews.append(review)
 
-    def _write(self, row: Mapping[str, Any]) -> None:
-        line = _line(row)
+    def _write(self, *rows: Mapping[str, Any]) -> None:
+        data = b"".join(map(_line, rows))
         with self._lock:
+            size = os.fstat(self._file.fileno()).st_size
             written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
+            try:
+                while written < len(data):
+                    written += self._file.write(data[written:])
+            except OSError:
+                self._file.truncate(size)  # the next line must not join half of this one
+                raise
 
     def close(self) -> None:
         os.fsync(self._file.fileno())

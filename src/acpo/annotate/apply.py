@@ -65,6 +65,7 @@ def apply(path: Path, exported: Path) -> Merged:
         decided = read_decisions(exported, writer.annotations)
         counts = {decision: 0 for decision in Decision}
         replaced = unchanged = 0
+        merged: list[tuple[Item, Review]] = []
         for item, review in decided:
             before = writer.annotations.items[item].review
             if before is not None and before._replace(applied=review.applied) == review:
@@ -72,7 +73,8 @@ def apply(path: Path, exported: Path) -> Merged:
                 continue
             replaced += before is not None
             counts[review.decision] += 1
-            writer.add_review(item, review)
+            merged.append((item, review))
+        writer.add_reviews(merged)
         undecided = sum(record.review is None for record in writer.annotations.items.values())
     return Merged(
         counts[Decision.ACCEPT],
