@@ -94,6 +94,7 @@ def lines_of(path):
         (0, {"version": 2}, "newer"),
         (0, {"format": "other"}, ":1 is not a line"),
         (0, {"trace": 3}, ":1 is not a line"),
+        (1, {"name": "e\x1b[2J"}, "name"),
         (2, {"span": [3, 99]}, "not within"),
         (2, {"span": [3, 3]}, "not within"),
         (2, {"span": [-1, 3]}, "whole number"),

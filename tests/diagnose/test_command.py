@@ -89,6 +89,12 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     assert result.output.count("\n") == 1
 
 
+def test_names_do_not_reach_the_terminal_s_commands(tmp_path):
+    hostile = make_run(tmp_path / "run", method="acpo\x1b]0;owned\x07\x1b[2J")
+    said = run("dynamics", hostile, "--output", tmp_path / "out").output
+    assert "owned" in said and not {"\x1b", "\x07"} & set(said)
+
+
 def test_all_of_a_trace_that_no_analysis_can_use_says_why(tmp_path):
     nothing = dict.fromkeys(("logp", "log_pmax", "old_logp"), np.full(120, np.nan))
     trace = make_trace(tmp_path / "t", parts=1, length=30, change=nothing).path

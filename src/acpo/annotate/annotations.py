@@ -300,7 +300,10 @@ def _header(path: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _take(annotations: Annotations, row: dict[str, Any]) -> None:
     if row["kind"] == "annotator":
-        annotations.annotators[_text(row["name"])] = dict(row["settings"])
+        name = _text(row["name"])
+        if not name.isprintable():  # it is shown in terminals, which obey other characters
+            raise ValueError(f"name {name!r:.50}")
+        annotations.annotators[name] = dict(row["settings"])
         return
     item = Item(_unbounded(row["prompt_id"]), _whole(row["wrong"]), _whole_or_none(row["right"]))
     if row["kind"] == "proposal":

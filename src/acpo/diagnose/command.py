@@ -175,6 +175,7 @@ def everything(
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.everything import analyses
+    from acpo.diagnose.finding import one_line
     from acpo.diagnose.report import html
     from acpo.diagnose.source import describe, open_trace
     from acpo.errors import ACPOError
@@ -187,7 +188,7 @@ def everything(
             findings.append(measure())
         except ACPOError as error:
             missing.append((name, str(error)))
-            typer.secho(f"{name}: {error}", fg="yellow", err=True)
+            typer.secho(f"{name}: {one_line(str(error))}", fg="yellow", err=True)
         else:
             findings[-1].write(folder, command=_command())
     page = html(findings, missing, source=describe(opened), command=_command())
@@ -205,6 +206,10 @@ def _command() -> str:
 
 
 def _write(finding: "Finding", folder: Path) -> None:
+    from acpo.diagnose.finding import one_line
+
     paths = finding.write(folder, command=_command())
-    typer.echo("\n".join([finding.title, "", *(f"- {fact}" for fact in finding.facts), ""]))
+    # Names from data may hold what a terminal would obey.
+    facts = (f"- {one_line(fact)}" for fact in finding.facts)
+    typer.echo("\n".join([finding.title, "", *facts, ""]))
     typer.echo(", ".join(str(path) for path in paths))
