@@ -407,7 +407,7 @@ def test_a_trace_of_bare_ids_still_shows(tmp_path, view, browser):
 
 
 def test_odd_facts_show_as_they_are(tmp_path, view, browser):
-    odd = [("constructor", float("nan")), ("__proto__", -1e9), (None, None), ("\u202e<b>", 0.5)]
+    odd = [("constructor", float("nan")), ("__proto__", -1e10), (None, None), ("\u202e<b>", 0.5)]
     rows = [
         {"prompt_id": "q", "sample": i, "tokens": i, "verdict": verdict, "reward": reward}
         for i, (verdict, reward) in enumerate(odd)
@@ -422,7 +422,7 @@ def test_odd_facts_show_as_they_are(tmp_path, view, browser):
         "? no verdict",
         "? RLO<b>",
     ]
-    assert "reward −1.0e+9" in facts[1] and "reward \u2013" in facts[0]
+    assert "reward −1.0e+10" in facts[1].split("\n") and "reward \u2013" in facts[0]
     assert browser.run("document.getElementById('model').textContent") == "<b>"
     assert "No tokens." in browser.run("document.querySelector('.pane').innerText")
 
