@@ -77,6 +77,14 @@ def test_no_rise_is_not_found_and_a_fall_is(tmp_path):
     assert any("entropy: it falls after the error" in fact for fact in fallen.facts)
 
 
+def test_a_window_beyond_every_completion_costs_nothing(tmp_path):
+    trace, annotations = case(tmp_path, rise=0.3, problems=3)
+    whole, _ = first_error(trace, annotations, settings=Settings(window=30, profiles=1))
+    endless, _ = first_error(trace, annotations, settings=Settings(window=10**11, profiles=1))
+    assert [row["t"] for row in endless.rows] == [row["t"] for row in whole.rows]
+    assert effects_of(endless) == effects_of(whole)
+
+
 def test_the_units_are_stated(tmp_path):
     around, profiles = first_error(*case(tmp_path, rise=0.3), settings=Settings(profiles=3))
     assert around.facts[0].startswith(

@@ -1,7 +1,7 @@
 """Figures "Entropy around the first reasoning error" and "Full-trajectory entropy profiles"."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,9 @@ def first_error(
     """
     settings = settings or Settings()
     trace.require(*QUANTITIES)
+    # Further away nothing has a token, and every offset takes memory.
+    longest = int(np.diff(trace.starts).max())
+    settings = replace(settings, window=min(settings.window, longest))
     selection = select(trace, step=annotations.step)
     pairs, outcomes = aligned_pairs(selection, annotations, accept)
     columns = trace.tokens(*QUANTITIES)
