@@ -92,6 +92,7 @@ BAD = {
     "not YAML": ("a: [\n", 2, "not YAML"),
     "odd name": (SOUND.replace("grpo", "{name: ../x, method: grpo}"), 2, "letters"),
     "altered baseline": (SOUND.replace("sapo,", "{method: sapo, options: {beta: 1}},"), 2, "plain"),
+    "altered row of the table": (SOUND.replace("grpo", "{name: acpo, method: grpo}"), 2, "plain"),
     "sweep of nothing": (SOUND + "tasks:\n  a: {sweep_of: b}\n", 9, "above this one"),
 }
 

@@ -239,8 +239,10 @@ class _Reader:
                 place, f"method {row.method!r} is unknown; {hint}choose from {', '.join(METHODS)}"
             )
         self._check_name(place, row.name)
-        if row.name in (BASELINE, CONTROL) and row != Row(row.name, row.name):
-            self.file.refuse(place, f"{row.name!r} must be the plain row; rename this one")
+        if row.name in METHODS and row != Row(row.name, row.name):
+            self.file.refuse(
+                place, f"{row.name!r} must be the plain row; give this one a name of its own"
+            )
         return row
 
     def _check_name(self, place: Path_, name: str) -> None:
