@@ -24,7 +24,7 @@ SKILL = {"sapo": 0.5, "acpo": 0.7, "acpo_no_routing": 0.71, "grpo": 0.4, "global
 
 @pytest.fixture
 def study(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\ntask: chain\n")
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\ntask: chain\nheld_out: 8\n")
     (tmp_path / "study.yaml").write_text(STUDY)
     return read_study(tmp_path / "study.yaml")
 

@@ -9,6 +9,7 @@ from typing import Any
 from acpo.compare import plan
 from acpo.compare.paper import PAPER
 from acpo.compare.plan import Choice, Result
+from acpo.compare.settings import Row, Study, Task
 from acpo.compare.statistics import (
     Estimate,
     mean_over_seeds,
@@ -16,7 +17,7 @@ from acpo.compare.statistics import (
     ranks,
     simultaneous_level,
 )
-from acpo.compare.study import BASELINE, CONTROL, Row, Study, Task
+from acpo.compare.study import BASELINE, CONTROL
 from acpo.objectives.methods import METHODS
 
 CURVES = {
