@@ -3,11 +3,14 @@
 import re
 
 import pytest
+from typer.testing import CliRunner
 
+from acpo.cli import app
 from acpo.compare import plan
 from acpo.compare.report import markdown, write_report
 from acpo.compare.study import read_study
-from acpo.compare.summary import summarise
+from acpo.compare.summary import read_raw, summarise, write_raw
+from acpo.errors import ACPOError
 
 STUDY = """\
 recipe: recipe.yaml
@@ -93,6 +96,31 @@ def test_only_routed_acpo_equals_the_control_at_first(study):
     text = markdown(report(study, results(study))[0])
     assert "- ACPO minus the control global_sg_x3 (what steps away from w = 1 contribute)" in text
     assert "- ACPO w/o routing minus the control global_sg_x3, each at its own" in text
+
+
+def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
+    found = {name: {**one, "spec": {}} for name, one in results(study).items()}
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    write_raw(found, kept / "runs.jsonl")
+    arguments = ["compare", str(study.path), "--output", str(kept), "--report-only"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0 and f"{len(found)} runs" in done.output
+    text = (kept / "report.md").read_text()
+    assert "- better: ACPO; ACPO w/o routing" in text and "missing" not in text
+    assert read_raw(kept / "runs.jsonl") == found
+    (kept / "runs.jsonl").write_text('{"run": 3}\n')
+    with pytest.raises(ACPOError, match=r"runs.jsonl:1: not the result of a run"):
+        read_raw(kept / "runs.jsonl")
+
+
+def test_differences_stay_within_what_is_possible(study):
+    found = results(study)
+    for seed, value in enumerate((0.0, 1.0, 0.0)):
+        found[f"a/study/grpo-lr0.0001-seed{seed}"]["accuracy"] = {"value": value}
+    _, rows = report(study, found)
+    assert rows["grpo"]["difference_simultaneous"]["low"] == -1.0
+    assert rows["grpo"]["accuracy"]["low"] == 0.0
 
 
 def test_every_task_shows_its_own_figures(study, tmp_path):

@@ -66,7 +66,8 @@ def test_ten_thousand_strings():
         verdicts = [future.result(timeout=120) for future in futures]
     counts = Counter(verdict.outcome for verdict in verdicts)
     print(
-        f"\nfuzz: {dict(counts)} in {time.monotonic() - start:.0f} s, {(largest - before) >> 20} MiB more"
+        f"\nfuzz: {dict(counts)} in {time.monotonic() - start:.0f} s, "
+        f"{(largest - before) >> 20} MiB more"
     )
     assert [job for job, v in zip(jobs, verdicts, strict=True) if v.correct] == []
     assert counts[Outcome.INFRA_ERROR] == counts[Outcome.UNPARSEABLE_GOLD] == 0

@@ -132,10 +132,10 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
     ]
     for word, names in verdicts.items():
         if names or word in ("better", "worse", NOTHING):
-            said.append(f"- {word}: {', '.join(names) or 'none'}")
+            said.append(f"- {word}: {'; '.join(names) or 'none'}")
     said += _caveats(task, verdicts)
     learnt = [row["title"] for row in rows if row["gain"] and (row["gain"]["low"] or 0) > 0]
-    said.append(f"- gained over the start (95% interval above 0): {', '.join(learnt) or 'none'}")
+    said.append(f"- gained over the start (95% interval above 0): {'; '.join(learnt) or 'none'}")
     for row in rows:
         if row["to_control"]:
             # Without routing, gradient reaches modes that were not sampled, at w = 1 too.
@@ -147,7 +147,7 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
     edge = [row["title"] for row in rows if row["at_edge"]]
     if edge:
         said.append(
-            f"- best at the end of the sweep's range, perhaps better beyond it: {', '.join(edge)}"
+            f"- best at the end of the sweep's range, perhaps better beyond it: {'; '.join(edge)}"
         )
     return said
 
@@ -164,7 +164,7 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
     if failed:
         said.append(
             "- failed runs are in no mean, which flatters their rows, so these get no verdict "
-            f"(where SAPO is one of them, the others lack its seeds): {', '.join(failed)}"
+            f"(where SAPO is one of them, the others lack its seeds): {'; '.join(failed)}"
         )
     if any(row["missing"] for row in task["rows"]):
         said.append(

@@ -18,6 +18,8 @@ from acpo.compare.statistics import (
     simultaneous_level,
 )
 from acpo.compare.study import BASELINE, CONTROL
+from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
 from acpo.objectives.methods import METHODS
 
 CURVES = {
@@ -200,10 +202,24 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
 
 
 def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate._asdict()
+    """As data; accuracies differ by 1 at most."""
+    return None if estimate is None else estimate.within(-1.0, 1.0)._asdict()
 
 
 def write_raw(results: Mapping[str, Result], path: Path) -> None:
     """Every run's result, one per line."""
     lines = [json.dumps({"run": name, **results[name]}) for name in sorted(results)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_raw(path: Path) -> dict[str, Result]:
+    """What `write_raw` wrote: a study's results without its folders.
+
+    Raises:
+        ACPOError: a line is damaged.
+    """
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("run"), str) or not isinstance(row.get("spec"), dict):
+            raise ACPOError(f"{path}:{number}: not the result of a run")
+    return {row["run"]: {k: v for k, v in row.items() if k != "run"} for row in rows}
