@@ -36,7 +36,7 @@ ALLOWED = {
     },
     "annotate": {"errors", "records", "tasks", "viewer"},
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
-    "compare": {"errors", "objectives", "sampling", "verify", "tasks", "engines", "train"},
+    "compare": {"errors", "jsonl", "objectives", "sampling", "verify", "tasks", "engines", "train"},
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},
     "viewer": {"errors", "records"},

@@ -5,7 +5,7 @@ from typing import Any
 
 PANELS = {
     "accuracy": "accuracy of rollouts",
-    "entropy": "entropy per token (nats)",
+    "entropy": "entropy of trained tokens (nats)",
     "length": "completion length (tokens)",
     "reversed": "share of reversed updates",
 }
