@@ -38,7 +38,7 @@ ALLOWED = {
     "annotate": {"errors", "records", "tasks", "viewer"},
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {
-        *("errors", "intervals", "objectives", "sampling"),
+        *("errors", "intervals", "jsonl", "objectives", "sampling"),
         *("verify", "tasks", "engines", "train"),
     },
     "catalogue": {"errors", "objectives"},

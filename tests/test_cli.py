@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import rich.text
+import typer
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -52,3 +54,17 @@ def test_methods_table_for_people():
     assert result.exit_code == 0
     assert all(name in result.stdout for name in METHODS)
     assert "sg[min(w, cap)]" in result.stdout, "brackets are text, not markup"
+
+
+def walk(command, path=()):
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from walk(child, (*path, name))
+
+
+def test_brackets_in_help_are_not_swallowed_as_markup():
+    for path, command in walk(typer.main.get_command(app)):
+        for parameter in command.params:
+            help_text = getattr(parameter, "help", None) or ""
+            shown = rich.text.Text.from_markup(help_text).plain
+            assert shown == help_text, f"acpo {' '.join(path)}: {help_text}"

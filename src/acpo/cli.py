@@ -12,9 +12,27 @@ from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
 from acpo.trace.command import trace
 
+ORDER = [
+    "methods",
+    "doctor",
+    "train",
+    "eval",
+    "trace",
+    "view",
+    "diagnose",
+    "annotate",
+    "compare",
+    "verify",
+    "data",
+]
+"""Commands as a newcomer meets them."""
+
 
 class OneLineErrors(TyperGroup):
     """Our own errors as one line on stderr and exit status 2, not as a traceback."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -73,7 +91,7 @@ def doctor(
     context: typer.Context,
     recipe: Path = RECIPE,
     processes: int | None = typer.Option(
-        None, min=1, help="Training processes to plan for [default: those of this launch]."
+        None, min=1, help="Training processes to plan for (default: those of this launch)."
     ),
 ) -> None:
     """Check a recipe, and say what training it will do, before anything is trained."""
@@ -88,7 +106,7 @@ def compare(
     context: typer.Context,
     study: Path = typer.Argument(help="A YAML file; see recipes/studies/."),
     output: Path | None = typer.Option(
-        None, help="Where runs and report go [default: runs/compare/<name of the study>]."
+        None, help="Where runs and report go (default: runs/compare/<name of the study>)."
     ),
     workers: int = typer.Option(1, min=1, help="Runs at a time."),
     stop_after: float | None = typer.Option(
@@ -114,7 +132,7 @@ def compare(
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
 OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
-WORKERS = typer.Option(None, min=1, help="Verifications at a time [default: one per core].")
+WORKERS = typer.Option(None, min=1, help="Verifications at a time (default: one per core).")
 
 
 @verify_app.command("math")
@@ -144,7 +162,7 @@ def verify_code(
     file: Path = FILE,
     text_field: str = TEXT_FIELD,
     problems: Path | None = typer.Option(
-        None, help="JSONL of problems, joined on --id-field [default: the rows hold them]."
+        None, help="JSONL of problems, joined on --id-field (default: the rows hold them)."
     ),
     id_field: str = typer.Option("id", help="Field that names the problem of a row."),
     cpu_seconds: int = typer.Option(10, min=1, help="CPU limit of one solution."),
@@ -173,10 +191,10 @@ def verify_code(
 def view(
     trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
     output: Path | None = typer.Option(
-        None, "--output", "-o", help="The page [default: TRACE.html]."
+        None, "--output", "-o", help="The page (default: TRACE.html)."
     ),
     methods: str | None = typer.Option(
-        None, help="Methods to show, with commas [default: sapo and the trace's own, or acpo]."
+        None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
     ),
     prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
 ) -> None:

@@ -182,6 +182,7 @@ def test_killed_and_resumed_is_the_same(tmp_path):
     subprocess.run(command("whole"), check=True, capture_output=True)
     cut = subprocess.Popen(command("cut"), start_new_session=True, stdout=subprocess.DEVNULL)
     while len(list((tmp_path / "cut").rglob("result.json"))) < 4:
+        assert cut.poll() is None, "it ended before it could be killed"
         time.sleep(0.05)
     os.killpg(cut.pid, signal.SIGKILL)
     cut.wait()

@@ -5,12 +5,13 @@ import random
 import pytest
 
 from acpo.compare.statistics import (
+    Estimate,
     mean_over_seeds,
     paired_difference,
     ranks,
     simultaneous_level,
 )
-from acpo.compare.summary import verdict
+from acpo.compare.summary import band, verdict
 
 
 def test_interval_by_hand():
@@ -51,7 +52,7 @@ def test_equal_rows_differ_at_the_nominal_rate():
         wide = simultaneous_level(rows - 1)
         single += paired_difference(table[1], table[0]).excludes_zero
         alarms = [paired_difference(row, table[0], level=wide) for row in table[1:]]
-        family += any(verdict(alarm) != "no difference shown" for alarm in alarms)
+        family += any(verdict(alarm, alarm) in ("better", "worse") for alarm in alarms)
     assert 0.035 < single / worlds < 0.065, "5% of single intervals"
     assert family / worlds < 0.06, "at most 5% of studies say anything of equal rows"
 
@@ -62,5 +63,30 @@ def test_a_real_difference_is_found():
     for _ in range(200):
         table = simulated_study(rng, 10, seeds=8, effect=-0.1)
         wide = paired_difference(table[-1], table[0], level=simultaneous_level(9))
-        found += verdict(wide) == "worse"
+        found += verdict(wide, paired_difference(table[-1], table[0])) == "worse"
     assert found > 190
+
+
+def test_what_one_interval_shows_and_the_family_does_not_is_not_settled():
+    inside, above, below = (Estimate(v, v - 0.2, v + 0.2, 5) for v in (0.1, 0.3, -0.3))
+    assert verdict(above, above) == "better" and verdict(below, below) == "worse"
+    assert verdict(inside, above) == "not settled (alone: better)"
+    assert verdict(inside._replace(value=-0.1), below) == "not settled (alone: worse)"
+    assert verdict(inside, inside) == "no difference shown"
+    assert verdict(None, None) == verdict(Estimate(0.1, None, None, 1), above) == ""
+
+
+def test_equal_differences_of_a_few_seeds_show_nothing():
+    found = paired_difference({0: 0.5, 1: 0.8}, {0: 0.4, 1: 0.7})
+    assert not found.excludes_zero, "accuracies come in steps"
+    assert mean_over_seeds([0.1, 0.1001]).excludes_zero
+
+
+def test_intervals_of_shares_stay_within_what_is_possible():
+    found = mean_over_seeds([0.9, 1.0]).within(0.0, 1.0)
+    assert found.high == 1.0 and 0 <= found.low < 0.95
+    assert mean_over_seeds([0.9]).within(0.0, 1.0) == (0.9, None, None, 1)
+    entries = [[{"step": 4, "reversed": share, "entropy": 90 * share}] for share in (0.0, 0.01)]
+    for name, most in (("reversed", 1.0), ("entropy", 10.0)):
+        (point,) = band([{"curve": curve} for curve in entries], name)
+        assert point["low"] == 0.0 < point["value"] < point["high"] < most

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from acpo.compare.plan import start_runs, study_runs, sweep_runs
+from acpo.compare.plan import finished, start_runs, study_runs, sweep_runs
 from acpo.compare.study import parse_overrides, read_study
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
@@ -24,7 +24,9 @@ sweep:
 
 @pytest.fixture
 def write(tmp_path):
-    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\ntask: chain\n")
+    (tmp_path / "recipe.yaml").write_text(
+        "model_name_or_path: x\ntask: chain\nheld_out: 8\nlogging_steps: 1\n"
+    )
 
     def write(text):
         path = tmp_path / "study.yaml"
@@ -92,6 +94,23 @@ BAD = {
     "not YAML": ("a: [\n", 2, "not YAML"),
     "odd name": (SOUND.replace("grpo", "{name: ../x, method: grpo}"), 2, "letters"),
     "altered baseline": (SOUND.replace("sapo,", "{method: sapo, options: {beta: 1}},"), 2, "plain"),
+    "altered row of the table": (SOUND.replace("grpo", "{name: acpo, method: grpo}"), 2, "plain"),
+    "offset as text": (SOUND.replace("grpo", "{name: b, method: grpo, seed_offset: x}"), 2, "'x'"),
+    "offset below 0": (SOUND.replace("grpo", "{name: b, method: grpo, seed_offset: -1}"), 2, "-1"),
+    "rate twice": (SOUND.replace("1.0e-3", "1.0e-4"), 6, "0.0001 is given twice"),
+    "nothing held out": (SOUND + "options: {held_out: 0}\n", 3, "problems kept aside"),
+    "nothing logged": (SOUND + "options: {logging_steps: 5}\n", 3, "logs nothing"),
+    "nothing logged of a sweep": (
+        SOUND + "  updates: 2\noptions: {logging_steps: 3}\n",
+        3,
+        "a run of 2 updates",
+    ),
+    "words for a switch": (SOUND + "keep_models: maybe\n", 8, "true or false"),
+    "list for a command": (SOUND + "launcher: [a, b]\n", 8, "a command"),
+    "warm start misspelt": (SOUND + "warm_start:\n  epoch: 2\n", 9, "did you mean 'epochs'"),
+    "warm start for nothing": (SOUND + "warm_start: {epochs: 0}\n", 8, "at least 1"),
+    "warm start at text": (SOUND + "warm_start:\n  learning_rate: 1e-4\n", 9, "as in 3.0e-4"),
+    "a snake": (SOUND + "options: &a {x: *a}\n", 8, "part of"),
     "sweep of nothing": (SOUND + "tasks:\n  a: {sweep_of: b}\n", 9, "above this one"),
 }
 
@@ -104,6 +123,32 @@ def test_bad_studies_are_refused_with_the_line(name, write):
         read_study(path)
     assert f"{path}:{line}:" in str(error.value)
     assert words in str(error.value)
+
+
+def test_bad_files_are_refused(write, tmp_path):
+    path = write(SOUND)
+    (tmp_path / "recipe.yaml").write_text("- a\n")
+    with pytest.raises(ACPOError, match=r"recipe.yaml:1: a recipe is a mapping"):
+        read_study(path)
+    path.write_bytes(b"title: \xff\n")
+    with pytest.raises(ACPOError, match=r"study.yaml:1: not YAML in UTF-8"):
+        read_study(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"spec": {"recipe": 3}}'])
+def test_a_damaged_result_is_named(write, tmp_path, text):
+    study = read_study(write(SOUND))
+    run = next(sweep_runs(study))
+    result = tmp_path / "runs" / run.name / "result.json"
+    result.parent.mkdir(parents=True)
+    result.write_text(text)
+    with pytest.raises(ACPOError, match=r"result.json is .*remove it"):
+        finished(tmp_path, run)
+
+
+def test_numbers_may_name_tasks(write):
+    study = read_study(write(SOUND + "tasks:\n  7: {}\n"))
+    assert [(task.name, task.sweep_of) for task in study.tasks] == [("7", "7")]
 
 
 def test_bad_overrides():

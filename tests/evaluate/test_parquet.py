@@ -63,6 +63,21 @@ def test_the_command_says_what_it_wrote(small):
     assert "1 of them left out" in result.output
 
 
+def test_benchmarks_of_one_name_are_refused(small):
+    (small / "other").mkdir()
+    (small / "other" / "mine.jsonl").write_text((small / "mine.jsonl").read_text())
+    both = [str(small / "mine.jsonl"), str(small / "other" / "mine.jsonl")]
+    with pytest.raises(ACPOError, match="2 called 'mine'"):
+        write_verl(small / "verl", task="custom", data=both[0], benchmarks=both)
+
+
+def test_nothing_left_to_train_on_is_refused(small):
+    mine = str(small / "mine.jsonl")
+    with pytest.raises(ACPOError, match="ask all 1 training problems"):
+        write_verl(small / "verl", task="custom", data=mine, benchmarks=[mine])
+    assert not (small / "verl").exists()
+
+
 def test_chains_have_no_file(small):
     with pytest.raises(ACPOError, match="chain is made on the fly"):
         write_verl(small / "verl", task="chain", benchmarks=[str(small / "mine.jsonl")])

@@ -121,6 +121,21 @@ def test_stop_texts_end_a_sequence():
     assert done.finish == "stop" and done.tokens == free[: free.index(free[4]) + 1]
 
 
+def test_long_stop_texts_are_found():
+    model = tiny()
+    job = jobs(1)[0]
+    long = GREEDY._replace(max_tokens=60)
+    text = "".join(chr(64 + token) for token in alone(model, job, long))
+
+    def says(tokens):
+        return "".join(chr(64 + token) for token in tokens)
+
+    sampling = long._replace(stop=(text[:45],))
+    decoder = Decoder(model, sampling, ends=frozenset(), batch_size=1, says=says)
+    (done,) = decoder.run([job])
+    assert (done.finish, len(done.tokens)) == ("stop", 45)
+
+
 def test_a_folder_end_to_end(tmp_path):
     model = save(tmp_path / "model")
     data = sums(tmp_path / "sums.jsonl", 5)

@@ -137,6 +137,7 @@ def test_an_engine_that_dies_keeps_what_had_come(vllm, model, tmp_path):
         ({"start": ValueError("No available memory for the cache blocks.")}, "No available memory"),
         ({"drop": 3}, "dropped 6 requests"),
         ({"reason": "abort"}, "with 'abort'"),
+        ({"empty": True}, "without an output"),
     ],
 )
 def test_failures_of_the_engine_are_told(vllm, model, fault, said):

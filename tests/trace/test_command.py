@@ -209,6 +209,35 @@ def test_samples_left_out_are_told(evaluated, tmp_path):
     assert Trace.open(tmp_path / "t").rollouts.num_rows == 6
 
 
+@pytest.mark.parametrize(
+    ("line", "change", "said"),
+    [
+        (0, {"settings": {"temperature": 0.9}}, "does not say its"),
+        (0, {"settings": 3}, "not a file of samples"),
+        (1, {"verdict": "splendid"}, "not as `acpo eval` writes them"),
+        (1, {"prompt": None}, "not as `acpo eval` writes them"),
+        (1, {"question": ["a"]}, "question must be text"),
+    ],
+)
+def test_damaged_samples_are_told(evaluated, tmp_path, line, change, said):
+    rows = [json.loads(text) for text in (evaluated / "run" / "sums.jsonl").open()]
+    rows[line] |= change
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, out = evaluated / "model", tmp_path / "t"
+    found = acpo("trace", model, "--samples", tmp_path, "--output", out, ok=False)
+    assert said in " ".join(found.split())
+
+
+def test_a_trace_has_one_policy(evaluated, tmp_path):
+    rows = [json.loads(text) for text in (evaluated / "run" / "sums.jsonl").open()]
+    for name, temperature in (("cold", 0.1), ("hot", 2.0)):
+        rows[0]["settings"]["temperature"] = temperature
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model, out = evaluated / "model", tmp_path / "t"
+    found = acpo("trace", model, "--samples", tmp_path, "--output", out, ok=False)
+    assert "cold was drawn with temperature=0.1, hot with 2.0" in " ".join(found.split())
+
+
 def test_samples_of_a_server_are_refused(evaluated, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -29,7 +29,7 @@ def propose(
     timeout: float = typer.Option(300.0, min=0.1, help="Seconds one attempt may take."),
     retries: int = typer.Option(5, min=0, help="Further attempts at a question."),
     cache: Path | None = typer.Option(
-        None, help="Folder of kept answers [default: ~/.cache/acpo/annotate]."
+        None, help="Folder of kept answers (default: ~/.cache/acpo/annotate)."
     ),
 ) -> None:
     """Ask for the first error of wrong completions. Killed, the same command continues."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from acpo.compare import plan
 from acpo.compare.plan import START, STUDY, SWEEP, Result, Run
 from acpo.compare.pool import run_here, run_launched, worker_pool
-from acpo.compare.study import Study
+from acpo.compare.settings import Study
 from acpo.compare.warmstart import prepare_start
 
 PHASES = (SWEEP, START, STUDY)

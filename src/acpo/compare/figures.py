@@ -5,7 +5,7 @@ from typing import Any
 
 PANELS = {
     "accuracy": "accuracy of rollouts",
-    "entropy": "entropy per token (nats)",
+    "entropy": "entropy of trained tokens (nats)",
     "length": "completion length (tokens)",
     "reversed": "share of reversed updates",
 }
@@ -19,6 +19,8 @@ FIRST = ("sapo", "acpo", "acpo_no_routing", "global_sg_x3", "grpo", "dapo", "802
 def draw_curves(task: dict[str, Any], name: str, folder: Path) -> list[Path]:
     """PNG and PDF of every panel; returns the PNGs."""
     rows = {row["name"]: row for row in task["rows"] if row["curves"]["accuracy"]}
+    if not rows:
+        return []
     order = [row for row in FIRST if row in rows] + [row for row in rows if row not in FIRST]
     size = len(COLOURS)
     groups = [order[:size]]

@@ -18,11 +18,14 @@ class Located:
         values: what it holds.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, what: str = "study") -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise ACPOError(f"study={str(path)!r} is not a file; see recipes/studies/ for some")
-        text = self.path.read_text(encoding="utf-8")
+            raise ACPOError(f"{what}={str(path)!r} is not a file; see recipes/studies/ for some")
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ACPOError(f"{path}:1: not YAML in UTF-8: {error}") from error
         self._lines: dict[Path_, int] = {}
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -32,14 +35,17 @@ class Located:
             line = f":{mark.line + 1}" if mark else ""
             raise ACPOError(f"{path}{line}: not YAML: {error}") from error
         if not isinstance(self.values, dict) or node is None:
-            raise ACPOError(f"{path}:1: a study is a mapping of options to values")
-        self._walk(node, ())
+            raise ACPOError(f"{path}:1: a {what} is a mapping of options to values")
+        self._walk(node, (), ())
 
-    def _walk(self, node: Any, place: Path_) -> None:
+    def _walk(self, node: Any, place: Path_, around: tuple[Any, ...]) -> None:
         self._lines[place] = node.start_mark.line + 1
+        if node in around:
+            self.refuse(place, "an alias refers to what it is part of; write it out")
+        around = (*around, node)
         if isinstance(node, yaml.SequenceNode):
             for index, child in enumerate(node.value):
-                self._walk(child, (*place, index))
+                self._walk(child, (*place, index), around)
         elif isinstance(node, yaml.MappingNode):
             seen: set[str] = set()
             for key, child in node.value:
@@ -48,12 +54,9 @@ class Located:
                 if name in seen:
                     self.refuse((*place, name), f"{name!r} is given twice; keep one")
                 seen.add(name)
-                self._walk_value(child, (*place, name))
-
-    def _walk_value(self, node: Any, place: Path_) -> None:
-        line = self._lines[place]
-        self._walk(node, place)
-        self._lines[place] = line  # where the key stands, not where its block begins
+                line = self._lines[(*place, name)]
+                self._walk(child, (*place, name), around)
+                self._lines[(*place, name)] = line  # of the key, not where its block begins
 
     def line(self, place: Path_) -> int:
         """The line of a value, or of the nearest thing around it."""

@@ -1,6 +1,5 @@
 """From a study to its runs, and from a sweep to a learning rate."""
 
-import functools
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from acpo.compare.study import Row, Study, Task
+from acpo.compare.settings import Row, Study, Task
+from acpo.compare.study import read_options
 from acpo.errors import ACPOError
 
 SWEEP, START, STUDY = "sweep", "start", "study"
@@ -102,14 +102,6 @@ def study_runs(
         )
 
 
-@functools.cache
-def read_options(path: Path) -> Mapping[str, Any]:
-    """A recipe's options as they stand in its file."""
-    import yaml
-
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
 def _run(
     study: Study,
     task: Task,
@@ -188,17 +180,16 @@ def finished(folder: Path, run: Run) -> Result | None:
     """What a finished run found, or None.
 
     Raises:
-        ACPOError: when the folder holds the result of a run with other settings.
+        ACPOError: when the folder holds the result of a run with other settings, or something else.
     """
     path = folder / "runs" / run.name / RESULT
     if not path.is_file():
         return None
-    result = json.loads(path.read_text(encoding="utf-8"))
-    spec = json.loads(json.dumps(run.spec()))
-    for part, old, new in (
-        ("recipe", result["spec"]["recipe"], spec["recipe"]),
-        ("spec", result["spec"], spec),
-    ):
+    result, spec = read_json(path), json.loads(json.dumps(run.spec()))
+    made = result.get("spec")
+    if not isinstance(made, dict) or not isinstance(made.get("recipe"), dict):
+        raise ACPOError(f"{path} is not the result of a run; remove it to have the run done again")
+    for part, old, new in (("recipe", made["recipe"], spec["recipe"]), ("spec", made, spec)):
         for key in sorted({*old, *new} - {"recipe", *PLACES}):
             if old.get(key) != new.get(key):
                 raise ACPOError(
@@ -206,6 +197,21 @@ def finished(folder: Path, run: Run) -> Result | None:
                     f"({part}); use another --output, or remove the runs that are out of date"
                 )
     return result
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that `write_json` wrote, perhaps on another machine.
+
+    Raises:
+        ACPOError: it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
+    if not isinstance(content, dict):
+        raise ACPOError(f"{path} is damaged (not a mapping); remove it")
+    return content
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -3,29 +3,30 @@
 import base64
 import html
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences
 from acpo.compare.paper import COLUMNS
+from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 
 PAPER_MARK = "paper, not measured here"
 _LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"})
 
 
-def write_report(summary: dict[str, Any], folder: Path) -> list[Path]:
-    """Write summary.json, report.md, table.tex, figures and page.html; returns the figures."""
+def write_report(summary: dict[str, Any], folder: Path) -> None:
+    """Write summary.json, report.md, table.tex, figures and page.html."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    figures = []
+    figures: dict[str, list[Path]] = {}
     for name, task in summary["tasks"].items():
-        if any(row["accuracy"] for row in task["rows"]):
-            figures += draw_curves(task, name, folder)
-            figures.append(draw_differences(task, summary["baseline"], name, folder))
+        figures[name] = draw_curves(task, name, folder)
+        if any(row["difference"] for row in task["rows"]):
+            figures[name].append(draw_differences(task, summary["baseline"], name, folder))
     (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
     (folder / "page.html").write_text(page(summary, figures), encoding="utf-8")
-    return figures
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -55,7 +56,7 @@ HEADS = (
     "gain over start",
     "difference to SAPO",
     "allowing for all rows",
-    "",
+    "verdict",
     f"{COLUMNS['aime24']} ({PAPER_MARK})",
 )
 
@@ -119,8 +120,7 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
     """What the numbers allow to be said, and what not."""
     rows = [row for row in task["rows"] if row["accuracy"]]
     verdicts = {
-        word: [row["title"] for row in rows if row["verdict"] == word]
-        for word in ("better", "worse", "no difference shown")
+        word: [row["title"] for row in task["rows"] if row["verdict"] == word] for word in VERDICTS
     }
     level = 100 * task["simultaneous_level"]
     said = [
@@ -131,19 +131,50 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
         f"the last interval ({level:.2f}%, Bonferroni) allows for that, and the verdict is its.",
     ]
     for word, names in verdicts.items():
-        said.append(f"- {word}: {', '.join(names) or 'none'}")
+        if names or word in ("better", "worse", NOTHING):
+            said.append(f"- {word}: {'; '.join(names) or 'none'}")
+    said += _caveats(task, verdicts)
     learnt = [row["title"] for row in rows if row["gain"] and (row["gain"]["low"] or 0) > 0]
-    said.append(f"- gained over the start (95% interval above 0): {', '.join(learnt) or 'none'}")
+    said.append(f"- gained over the start (95% interval above 0): {'; '.join(learnt) or 'none'}")
     for row in rows:
         if row["to_control"]:
+            # Without routing, gradient reaches modes that were not sampled, at w = 1 too.
+            why = " (what steps away from w = 1 contribute)" if row["name"] == "acpo" else ""
             said.append(
-                f"- {row['title']} minus the control {summary['control']} (what steps away from "
-                f"w = 1 contribute): {percent(row['to_control'], signed=True)}"
+                f"- {row['title']} minus the control {summary['control']}{why}, each at its own "
+                f"learning rate: {percent(row['to_control'], signed=True)}"
             )
     edge = [row["title"] for row in rows if row["at_edge"]]
     if edge:
         said.append(
-            f"- best at the end of the sweep's range, perhaps better beyond it: {', '.join(edge)}"
+            f"- best at the end of the sweep's range, perhaps better beyond it: {'; '.join(edge)}"
+        )
+    return said
+
+
+def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
+    """What must be known before the table is believed."""
+    said = []
+    if any(verdicts[word] for word in UNSETTLED.values()):
+        said.append(
+            "- not settled: the 95% interval excludes 0 and the one that allows for all rows does "
+            "not; whoever asked about this row alone, before seeing the table, may go by the first"
+        )
+    failed = [row["title"] for row in task["rows"] if row["failed"]]
+    if failed:
+        said.append(
+            "- failed runs are in no mean, which flatters their rows, so these get no verdict "
+            f"(where SAPO is one of them, the others lack its seeds): {'; '.join(failed)}"
+        )
+    if any(row["missing"] for row in task["rows"]):
+        said.append(
+            "- runs are missing: means may be over different seeds, so ranks are provisional; "
+            "differences are over the seeds a row shares with SAPO"
+        )
+    if len(task["start_models"]) > 1:
+        said.append(
+            f"- runs started from {len(task['start_models'])} different models; only those that "
+            "started from the same are paired"
         )
     return said
 
@@ -155,8 +186,10 @@ def _sweep_table(task: dict[str, Any]) -> list[str]:
         chosen = None if row["learning_rate"] is None else f"{row['learning_rate']:g}"
         scores = []
         for rate in rates:
-            score = row["sweep"].get(rate)
-            text = "failed" if score is None else f"{100 * score:.1f}"
+            text = "missing"
+            if rate in row["sweep"]:
+                score = row["sweep"][rate]
+                text = "failed" if score is None else f"{100 * score:.1f}"
             scores.append(f"**{text}**" if rate == chosen else text)
         lines.append(f"| {row['title']} | {' | '.join(scores)} |")
     return lines
@@ -222,7 +255,7 @@ img{max-width:100%}
 """
 
 
-def page(summary: dict[str, Any], figures: list[Path]) -> str:
+def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     """One HTML file that needs nothing else, figures included."""
     body = [f"<h1>{html.escape(summary['title'])}</h1>"]
     if summary["note"]:
@@ -232,11 +265,10 @@ def page(summary: dict[str, Any], figures: list[Path]) -> str:
         body += [f"<p>{html.escape(line)}</p>" for line in _start_lines(task)]
         body.append(_html_table(task))
         body += [f"<p>{html.escape(line)}</p>" for line in remarks(summary, task)]
-        for figure in figures:
-            if figure.stem.endswith(f"-{name}") or f"-{name}-" in figure.stem:
-                data = base64.b64encode(figure.read_bytes()).decode()
-                text = html.escape(figure.stem)
-                body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
+        for figure in figures[name]:
+            data = base64.b64encode(figure.read_bytes()).decode()
+            text = html.escape(figure.stem)
+            body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
     body += [f"<p>{html.escape(line)}</p>" for line in _provenance(summary) if line]
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
@@ -256,5 +288,9 @@ def _html_table(task: dict[str, Any]) -> str:
             parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"
 
-    rows = [line(cells(row), "td", row["verdict"].split(" ")[0]) for row in ordered(task)]
+    marks = {"better", "worse"}
+    rows = [
+        line(cells(row), "td", row["verdict"] if row["verdict"] in marks else "")
+        for row in ordered(task)
+    ]
     return f"<table><thead>{line(list(HEADS), 'th')}</thead><tbody>{''.join(rows)}</tbody></table>"

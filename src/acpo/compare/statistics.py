@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from acpo.intervals import LEVEL, student_quantile
 
+NO_WIDTH = 1e-9
+
 
 class Estimate(NamedTuple):
     """A mean over seeds with an interval; no interval from one seed."""
@@ -21,8 +23,20 @@ class Estimate(NamedTuple):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
+        """Whether the whole interval lies on one side of 0.
+
+        An interval of no width does not: accuracies come in steps, and that two seeds fell on the
+        same one is no measure of chance.
+        """
+        if self.low is None or self.high is None:
+            return False
+        return self.low * self.high > 0 and self.high - self.low > NO_WIDTH
+
+    def within(self, least: float, most: float) -> "Estimate":
+        """The interval cut to what is possible, which costs it no coverage."""
+        if self.low is None or self.high is None:
+            return self
+        return self._replace(low=max(self.low, least), high=min(self.high, most))
 
 
 def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> Estimate:

@@ -4,13 +4,14 @@ The file is checked whole before anything runs; a refusal names the line.
 """
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from acpo.compare.located import Located, Path_
+from acpo.compare.settings import Row, Study, Sweep, Task, WarmStart
 from acpo.errors import ACPOError
 from acpo.objectives.methods import METHODS
 
@@ -41,68 +42,14 @@ DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of the table.
+@functools.cache
+def read_options(path: Path) -> Mapping[str, Any]:
+    """A recipe's options as they stand in its file.
 
-    Attributes:
-        name: what the report calls it.
-        method: a row of `METHODS`.
-        options: options of the recipe for this row alone.
-        seed_offset: added to every seed, to give two equal rows different ones.
+    Raises:
+        ACPOError: it is no YAML, or no mapping.
     """
-
-    name: str
-    method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    seed_offset: int = 0
-
-
-@dataclass(frozen=True)
-class Task:
-    """One setting all rows are run in; its learning rates are swept here or in `sweep_of`."""
-
-    name: str
-    recipe: Path
-    options: Mapping[str, Any]
-    rows: tuple[Row, ...]
-    updates: int
-    seeds: tuple[int, ...]
-    sweep_of: str
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """How learning rates are chosen.
-
-    Attributes:
-        learning_rates: the candidates.
-        seeds: not among the study's.
-        updates: length of a sweep run.
-        share: the part of the training problems kept for the sweep; study runs never see it.
-    """
-
-    learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    updates: int
-    share: float = 0.2
-
-
-@dataclass(frozen=True)
-class Study:
-    """A checked study file; see `KEYS`."""
-
-    path: Path
-    title: str
-    options: Mapping[str, Any]
-    overrides: Mapping[str, Any]
-    tasks: tuple[Task, ...]
-    sweep: Sweep | None
-    warm_start: Mapping[str, Any] | None = None
-    keep_models: bool = False
-    threads: int = 1
-    launcher: str | None = None
-    note: str = ""
+    return Located(path, what="recipe").values
 
 
 def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
@@ -135,22 +82,64 @@ class _Reader:
         rows = self._rows(("methods",))
         tasks = self._tasks(rows, updates, seeds)
         sweep = self._sweep(tasks, updates)
-        warm = values.get("warm_start")
-        if warm is not None and not isinstance(warm, dict):
-            file.refuse(("warm_start",), f"warm_start={warm!r} must be a mapping")
+        self._type(("keep_models",), bool, "true or false")
+        self._type(("launcher",), str, "a command")
+        options = self._options(("options",))
+        self._measurable(tasks, options, sweep)
         return Study(
             path=file.path,
             title=str(values.get("title") or file.path.stem),
-            options=self._options(("options",)),
+            options=options,
             overrides=self.overrides,
             tasks=tasks,
             sweep=sweep,
-            warm_start=warm,
+            warm_start=self._warm_start(),
             keep_models=bool(values.get("keep_models")),
             threads=self._count(("threads",)) if "threads" in values else 1,
             launcher=values.get("launcher"),
             note=str(values.get("note") or ""),
         )
+
+    def _type(self, place: Path_, kind: type, words: str) -> None:
+        value = self._at(place[:-1]).get(place[-1])
+        if value is not None and not isinstance(value, kind):
+            self.file.refuse(place, f"{place[-1]}={value!r} must be {words}")
+
+    def _measurable(
+        self, tasks: tuple[Task, ...], options: Mapping[str, Any], sweep: Sweep | None
+    ) -> None:
+        """Every run must log something, and be measured on problems of its own."""
+        for task in tasks:
+            where: Path_ = ("tasks", task.name) if "tasks" in self.values else ("updates",)
+            merged = {**read_options(task.recipe), **options, **task.options, **self.overrides}
+            held, every = merged.get("held_out", 0), merged.get("logging_steps", 10)
+            if not isinstance(held, int) or held < 1:
+                self.file.refuse(where, f"held_out={held!r}: accuracy needs problems kept aside")
+            lengths = [task.updates, *([sweep.updates] if sweep else [])]
+            if not isinstance(every, int | float) or every > min(lengths):
+                self.file.refuse(
+                    where,
+                    f"logging_steps={every!r} logs nothing of a run of {min(lengths)} updates; "
+                    "lower it in options",
+                )
+
+    def _warm_start(self) -> WarmStart | None:
+        value = self.values.get("warm_start")
+        if value is None:
+            return None
+        self._type(("warm_start",), dict, "a mapping")
+        self._known(("warm_start",), WarmStart.__dataclass_fields__)
+        for name in ("epochs", "batch_size", "max_tokens"):
+            if name in value:
+                self._count(("warm_start", name))
+        if "learning_rate" in value:
+            self._rate(("warm_start", "learning_rate"))
+        if "seed" in value:
+            self._whole(("warm_start", "seed"))
+        if "solution_columns" in value:
+            self._type(("warm_start", "solution_columns"), list, "a list of columns")
+        columns = tuple(map(str, value.get("solution_columns") or WarmStart.solution_columns))
+        return WarmStart(**{**value, "solution_columns": columns})
 
     def _recipe(self, place: Path_) -> Path:
         path = self.file.path.parent / str(self._at(place))
@@ -182,11 +171,27 @@ class _Reader:
         if not isinstance(value, list) or not value:
             self.file.refuse(place, f"seeds={value!r} must be a list of whole numbers")
         for index, seed in enumerate(value):
-            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-                self.file.refuse((*place, index), f"seed {seed!r} must be a whole number from 0 on")
+            self._whole((*place, index))
             if seed in value[:index]:
                 self.file.refuse((*place, index), f"seed {seed} is given twice; keep one")
         return tuple(value)
+
+    def _whole(self, place: Path_) -> int:
+        value = self._at(place)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
+            name = place[-1] if isinstance(place[-1], str) else "seed"
+            self.file.refuse(
+                place, f"{name} {value!r} must be a whole number from 0 on, of 32 bits"
+            )
+        return value
+
+    def _rate(self, place: Path_) -> float:
+        value = self._at(place)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+            self.file.refuse(
+                place, f"learning rate {value!r} must be a number above 0, as in 3.0e-4"
+            )
+        return float(value)
 
     def _options(self, place: Path_) -> dict[str, Any]:
         name = place[-1]
@@ -228,7 +233,7 @@ class _Reader:
                 name,
                 str(value.get("method") or name),
                 self._options((*place, "options")),
-                int(value.get("seed_offset") or 0),
+                self._whole((*place, "seed_offset")) if "seed_offset" in value else 0,
             )
         else:
             row = Row(str(value), str(value))
@@ -239,8 +244,10 @@ class _Reader:
                 place, f"method {row.method!r} is unknown; {hint}choose from {', '.join(METHODS)}"
             )
         self._check_name(place, row.name)
-        if row.name in (BASELINE, CONTROL) and row != Row(row.name, row.name):
-            self.file.refuse(place, f"{row.name!r} must be the plain row; rename this one")
+        if row.name in METHODS and row != Row(row.name, row.name):
+            self.file.refuse(
+                place, f"{row.name!r} must be the plain row; give this one a name of its own"
+            )
         return row
 
     def _check_name(self, place: Path_, name: str) -> None:
@@ -263,7 +270,7 @@ class _Reader:
                 self.file.refuse(place, f"task {name!r} must be a mapping; {{}} for no options")
             self._known(place, TASK_KEYS)
             sweep_of = str(setting.get("sweep_of") or name)
-            if sweep_of != name and sweep_of not in [task.name for task in tasks]:
+            if sweep_of != str(name) and sweep_of not in [task.name for task in tasks]:
                 self.file.refuse(
                     (*place, "sweep_of"), f"sweep_of={sweep_of!r} must name a task above this one"
                 )
@@ -294,10 +301,10 @@ class _Reader:
         if not isinstance(rates, list) or not rates:
             self.file.refuse(("sweep", "learning_rates"), "learning_rates must be a list")
         for index, rate in enumerate(rates):
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1:
+            self._rate(("sweep", "learning_rates", index))
+            if f"{rate:g}" in [f"{other:g}" for other in rates[:index]]:
                 self.file.refuse(
-                    ("sweep", "learning_rates", index),
-                    f"learning rate {rate!r} must be a number above 0, as in 3.0e-4",
+                    ("sweep", "learning_rates", index), f"{rate:g} is given twice; keep one"
                 )
         seeds = self._seeds(("sweep", "seeds"))
         for index, seed in enumerate(seeds):

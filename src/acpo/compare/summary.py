@@ -1,5 +1,7 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from acpo.compare import plan
 from acpo.compare.paper import PAPER
 from acpo.compare.plan import Choice, Result
+from acpo.compare.settings import Row, Study, Task
 from acpo.compare.statistics import (
     Estimate,
     mean_over_seeds,
@@ -14,10 +17,22 @@ from acpo.compare.statistics import (
     ranks,
     simultaneous_level,
 )
-from acpo.compare.study import BASELINE, CONTROL, Row, Study, Task
+from acpo.compare.study import BASELINE, CONTROL
+from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
 from acpo.objectives.methods import METHODS
 
-CURVES = ("accuracy", "entropy", "length", "reversed")
+CURVES = {
+    "accuracy": (0.0, 1.0),
+    "entropy": (0.0, math.inf),
+    "length": (0.0, math.inf),
+    "reversed": (0.0, 1.0),
+}
+"""What is drawn over updates, and the values it can have."""
+
+UNSETTLED = {True: "not settled (alone: better)", False: "not settled (alone: worse)"}
+NOTHING, FAILED = "no difference shown", "runs failed"
+VERDICTS = ("better", "worse", *UNSETTLED.values(), NOTHING, FAILED)
 
 
 def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> dict[str, Any]:
@@ -80,7 +95,13 @@ def _task(study: Study, task: Task, results: Mapping[str, Result]) -> dict[str, 
         "seeds": list(task.seeds),
         "updates": task.updates,
         "options": dict(task.options),
-        "start": _plain(mean_over_seeds(list(starts.values()))) if starts else None,
+        "start": _mean_accuracy(starts),
+        "start_models": _distinct(
+            result["start_model"]
+            for runs in found.values()
+            for result in runs.values()
+            if result.get("start_model")
+        ),
         "simultaneous_level": level,
         "comparisons": len(task.rows) - 1,
         "rows": rows,
@@ -99,9 +120,10 @@ def _row(
     runs = found[row.name]
     values = _accuracies(runs)
     method = METHODS[row.method]
-    difference = _difference(runs, found.get(BASELINE, {}), row.name != BASELINE)
-    wide = _difference(runs, found.get(BASELINE, {}), row.name != BASELINE, level=level)
+    difference = _difference(runs, found[BASELINE], row.name != BASELINE)
+    wide = _difference(runs, found[BASELINE], row.name != BASELINE, level=level)
     printed = PAPER.get(row.name)
+    failed = sum(1 for result in runs.values() if result.get("failed"))
     return {
         "name": row.name,
         "method": row.method,
@@ -111,16 +133,16 @@ def _row(
         "at_edge": bool(choice and choice.at_edge),
         "seeds": sorted(values),
         "missing": planned - len(runs),
-        "failed": sum(1 for result in runs.values() if result.get("failed")),
+        "failed": failed,
         "values": {str(seed): value for seed, value in sorted(values.items())},
-        "accuracy": _plain(mean_over_seeds(list(values.values()))) if values else None,
+        "accuracy": _mean_accuracy(values),
         "gain": _plain(paired_difference(values, starts)),
         "difference": _plain(difference),
         "difference_simultaneous": _plain(wide),
         "to_control": _plain(
-            _difference(runs, found.get(CONTROL, {}), row.name in ("acpo", "acpo_no_routing"))
+            _difference(runs, found[CONTROL], row.name in ("acpo", "acpo_no_routing"))
         ),
-        "verdict": verdict(wide),
+        "verdict": FAILED if failed else verdict(wide, difference),
         "tokens": sum(result.get("tokens") or 0 for result in runs.values()),
         "curves": {name: band(list(runs.values()), name) for name in CURVES},
         "paper": printed._asdict() if printed else None,
@@ -150,13 +172,17 @@ def _difference(
     return paired_difference({seed: a[seed] for seed in same if seed in a}, b, **options)
 
 
-def verdict(simultaneous: Estimate | None) -> str:
-    """What the interval that allows for all comparisons says."""
-    if simultaneous is None or simultaneous.low is None:
+def _mean_accuracy(values: Mapping[int, float]) -> dict[str, Any] | None:
+    return _plain(mean_over_seeds(list(values.values())).within(0.0, 1.0)) if values else None
+
+
+def verdict(simultaneous: Estimate | None, single: Estimate | None) -> str:
+    """What the interval that allows for all comparisons says, or what only one alone would."""
+    if simultaneous is None or single is None or simultaneous.low is None:
         return ""
-    if not simultaneous.excludes_zero:
-        return "no difference shown"
-    return "better" if simultaneous.value > 0 else "worse"
+    if simultaneous.excludes_zero:
+        return "better" if simultaneous.value > 0 else "worse"
+    return UNSETTLED[single.value > 0] if single.excludes_zero else NOTHING
 
 
 def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
@@ -168,7 +194,7 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
                 points.setdefault(entry["step"], []).append(entry[name])
     rows = []
     for step, values in sorted(points.items()):
-        estimate = mean_over_seeds(values)
+        estimate = mean_over_seeds(values).within(*CURVES[name])
         low = estimate.low if estimate.low is not None else estimate.value
         high = estimate.high if estimate.high is not None else estimate.value
         rows.append({"step": step, "value": estimate.value, "low": low, "high": high})
@@ -176,12 +202,24 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
 
 
 def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    return None if estimate is None else estimate._asdict()
+    """As data; accuracies differ by 1 at most."""
+    return None if estimate is None else estimate.within(-1.0, 1.0)._asdict()
 
 
 def write_raw(results: Mapping[str, Result], path: Path) -> None:
     """Every run's result, one per line."""
-    import json
-
     lines = [json.dumps({"run": name, **results[name]}) for name in sorted(results)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def read_raw(path: Path) -> dict[str, Result]:
+    """What `write_raw` wrote: a study's results without its folders.
+
+    Raises:
+        ACPOError: a line is damaged.
+    """
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("run"), str) or not isinstance(row.get("spec"), dict):
+            raise ACPOError(f"{path}:{number}: not the result of a run")
+    return {row["run"]: {k: v for k, v in row.items() if k != "run"} for row in rows}

@@ -5,12 +5,13 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import read_options, write_json
-from acpo.compare.study import Study
+from acpo.compare.plan import read_json, write_json
+from acpo.compare.settings import Study, WarmStart
+from acpo.compare.study import read_options
 from acpo.errors import ACPOError
 
 FOLDER = "warm-start"
@@ -22,43 +23,6 @@ Example = tuple[list[int], int]
 """Token ids, and how many of them are the prompt."""
 
 
-@dataclass(frozen=True)
-class WarmStart:
-    """Settings of the supervised training.
-
-    Attributes:
-        solution_columns: where worked solutions may stand, tried in order.
-        epochs: passes over the training problems.
-        learning_rate: at its peak; a linear rise over 5% of the steps, then a linear fall.
-        batch_size: solutions per step.
-        max_tokens: longer examples are left out.
-        seed: of the order.
-    """
-
-    solution_columns: tuple[str, ...] = ("solution", "answer")
-    epochs: int = 2
-    learning_rate: float = 1e-4
-    batch_size: int = 32
-    max_tokens: int = 512
-    seed: int = 0
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any]) -> "WarmStart":
-        """From a study's `warm_start`.
-
-        Raises:
-            ACPOError: for an unknown key.
-        """
-        known = cls.__dataclass_fields__
-        for key in given:
-            if key not in known:
-                raise ACPOError(f"warm_start.{key} is not an option; use {', '.join(known)}")
-        values = {**given}
-        if "solution_columns" in values:
-            values["solution_columns"] = tuple(values["solution_columns"])
-        return cls(**values)
-
-
 def prepare_start(
     study: Study,
     folder: Path,
@@ -68,10 +32,10 @@ def prepare_start(
     """The folder of the warm-started model, trained now if it is not there; None without one."""
     if study.warm_start is None:
         return None
-    settings = WarmStart.read(study.warm_start)
+    settings = study.warm_start
     place = folder / FOLDER
     if (place / DONE).is_file():
-        made = json.loads((place / DONE).read_text(encoding="utf-8"))["settings"]
+        made = read_json(place / DONE).get("settings")
         if made != json.loads(json.dumps(asdict(settings))):
             raise ACPOError(f"{place} was made with other settings, {made}; remove it")
         return str(place)
@@ -130,6 +94,12 @@ def read_examples(recipe: Mapping[str, Any], settings: WarmStart, tokenizer: Any
     source = arguments.data or task.source
     if source is None:
         raise ACPOError(f"warm_start: task={task.name!r} has no data with worked solutions")
+    own_split = arguments.data is None and task.held_out_split
+    if arguments.held_out and not (arguments.held_out_data or own_split):
+        raise ACPOError(
+            f"warm_start: held_out={arguments.held_out} problems are kept aside from "
+            f"data={source!r}, whose solutions would be trained on; set held_out_data"
+        )
     config = arguments.data_config or (task.config if source == task.source else None)
     rows = read_rows(source, config=config, split=arguments.data_split)
     layout = find_layout(rows, task.columns, source=source)
@@ -140,9 +110,11 @@ def read_examples(recipe: Mapping[str, Any], settings: WarmStart, tokenizer: Any
             f"{', '.join(rows[0])}"
         )
     prompt = prompt_maker(arguments, tokenizer)
-    prompts = [as_text(prompt(str(column(row, layout.problem))), tokenizer) for row in rows]
+    prompts = [prompt(str(column(row, layout.problem))) for row in rows]
+    texts = [as_text(one, tokenizer) for one in prompts]
     solutions = [_CALCULATIONS.sub("", str(column(row, found[0]))) for row in rows]
-    asked = tokenizer(prompts)["input_ids"]
+    # A chat template writes the special tokens itself.
+    asked = tokenizer(texts, add_special_tokens=isinstance(prompts[0], str))["input_ids"]
     answered = tokenizer(solutions, add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id
     examples = [([*a, *b, end], len(a)) for a, b in zip(asked, answered, strict=True)]

@@ -19,17 +19,17 @@ diagnose_app = typer.Typer(
 TRACE = typer.Argument(help="Folder that `acpo trace` wrote.")
 MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_default=False)
 STEP = typer.Option(None, min=0, help="Only completions of this training step.")
-OUTPUT = typer.Option(None, help="Folder for the files [default: diagnose/TRACE].")
-H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 [default: the trace's maximum].")
+OUTPUT = typer.Option(None, help="Folder for the files (default: diagnose/TRACE).")
+H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 (default: the trace's maximum).")
 EVERY = typer.Option(
     False, "--every-token", help="Evaluate branches on all tokens, whatever their advantage."
 )
 TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
 TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch.")
 SUPPORT = typer.Option(
-    None, min=1, help="Vocabulary size [default: the trace's, else Qwen3's 151,936]."
+    None, min=1, help="Vocabulary size (default: the trace's, else Qwen3's 151,936)."
 )
-ROLLOUT = typer.Option(None, min=0, help="Completion to draw [default: the longest].")
+ROLLOUT = typer.Option(None, min=0, help="Completion to draw (default: the longest).")
 
 
 class GroupBy(StrEnum):
@@ -118,7 +118,7 @@ def coupling(
 @diagnose_app.command("dynamics")
 def dynamics(
     runs: list[Path] = typer.Argument(help="Folders that `acpo train` wrote."),
-    output: Path | None = typer.Option(None, help="Folder for the files [default: diagnose]."),
+    output: Path | None = typer.Option(None, help="Folder for the files (default: diagnose)."),
     group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
 ) -> None:
     """Accuracy, entropy, length and reward over training, seeds as bands."""

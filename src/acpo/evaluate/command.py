@@ -47,14 +47,14 @@ eval_app = typer.Typer(
 data_app = typer.Typer(help="Look at benchmark and training data.", no_args_is_help=True)
 
 BENCHMARKS = typer.Option(PAPER_BENCHMARKS, help="Names, or paths of .jsonl files, with commas.")
-DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl [default: download once].")
+DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl (default: download once).")
 
 
 @eval_app.command("run")
 def run_eval(
     model: str = typer.Argument(help="Hub id, folder, or the name a server has it under."),
     benchmarks: str = BENCHMARKS,
-    k: int | None = typer.Option(None, min=1, help="Samples per question [default: 8, code 1]."),
+    k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
     limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),
     temperature: float = typer.Option(1.0, min=0.0, help="0 takes the most probable token."),
     top_p: float = typer.Option(1.0, min=0.0, max=1.0, help="Mass of the nucleus."),
@@ -65,10 +65,11 @@ def run_eval(
     ),
     system: str | None = typer.Option(None, help="System message."),
     seed: int = typer.Option(0, help="Every sample's own seed is made of it."),
-    output: Path | None = typer.Option(None, help="Folder of the run [default: evals/MODEL]."),
+    output: Path | None = typer.Option(None, help="Folder of the run (default: evals/MODEL)."),
     data_dir: Path | None = DATA_DIR,
     backend: BackendName | None = typer.Option(
-        None, help="[default: openai with --base-url, else transformers]"
+        None,
+        help="Who samples (default: openai with --base-url, else transformers).",
     ),
     base_url: str | None = typer.Option(None, help="OpenAI-compatible server, up to /v1."),
     api_key_env: str = typer.Option("OPENAI_API_KEY", help="Variable that holds its key."),
@@ -76,7 +77,7 @@ def run_eval(
     timeout: float = typer.Option(1800.0, min=0.1, help="openai: seconds one request may take."),
     retries: int = typer.Option(6, min=0, help="openai: further attempts at a request."),
     batch_size: int | None = typer.Option(
-        None, min=1, help="Sequences at a time [default: transformers 32, vllm 256]."
+        None, min=1, help="Sequences at a time (default: transformers 32, vllm 256)."
     ),
     device: str | None = typer.Option(None, help="transformers: cuda, cpu, mps."),
     trace: Path | None = typer.Option(
@@ -182,7 +183,7 @@ def check_data(
 def write_verl_data(
     folder: Path = typer.Argument(help="Where train.parquet and validation.parquet go."),
     task: str = typer.Option("dapo_math", help="What to train on: dapo_math, gsm8k, math, custom."),
-    data: str | None = typer.Option(None, help="Its file or hub id [default: the task's own]."),
+    data: str | None = typer.Option(None, help="Its file or hub id (default: the task's own)."),
     benchmarks: str = BENCHMARKS,
     data_dir: Path | None = DATA_DIR,
 ) -> None:

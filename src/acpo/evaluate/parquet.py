@@ -1,6 +1,7 @@
 """Training problems and benchmarks as the Parquet files verl reads."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,8 +50,18 @@ def write_verl(
     if chosen.name == "chain":
         raise ACPOError("--task chain is made on the fly for the quickstart; verl needs a data set")
     loaded = [load(name, data_dir) for name in benchmarks]
+    for name, count in Counter(benchmark.spec.name for benchmark in loaded).items():
+        if count > 1:
+            raise ACPOError(
+                f"--benchmarks has {count} called {name!r}, which verl would score as one; rename "
+                "the files"
+            )
     problems, cleaning = load_problems(chosen, data)
     kept = _unasked(problems, loaded)
+    if not kept:
+        raise ACPOError(
+            f"--data: the benchmarks ask all {len(problems)} training problems; none is left"
+        )
     template = get_template(chosen.template)
     train = [
         _row(chosen.name, fill(template, problem.text), problem.answer, Judge.MATH, "train", index)

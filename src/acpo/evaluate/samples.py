@@ -149,17 +149,18 @@ def parse_samples(path: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
-            if number > 1:
-                row["question"], row["sample"]
+            if number > 1 and not (type(row["question"]) is str and type(row["sample"]) is int):
+                raise ValueError("question must be text and sample a number")
         except (ValueError, KeyError, TypeError) as error:
             raise SamplesError(
                 f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
                 "--output"
             ) from error
         rows.append(row)
-    if not rows or not isinstance(rows[0], dict) or rows[0].get("format") != FORMAT:
+    header = rows[0] if rows and isinstance(rows[0], dict) else {}
+    if header.get("format") != FORMAT or not isinstance(header.get("settings"), dict):
         raise SamplesError(f"{path}: not a file of samples of format {FORMAT}")
-    return rows[0]["settings"], rows[1:]
+    return header["settings"], rows[1:]
 
 
 def _line(key: Key, fields: dict[str, Any]) -> bytes:

@@ -51,7 +51,7 @@ def trace_samples(
         ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
     """
     runs = _read(samples)
-    settings = next(iter(runs.values()))[0]
+    settings = _shared_settings(samples, {name: run[0] for name, run in runs.items()})
     sampling = Sampling(**{name: settings[name] for name in Sampling._fields})
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     own = {k: settings.get(k) for k in ("model", "revision")}
@@ -91,7 +91,7 @@ def trace_samples(
 
 
 def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
-    """Settings and samples of each benchmark, which share how they were drawn."""
+    """Settings and samples of each benchmark."""
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise ACPOError(
@@ -109,6 +109,12 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
                 "several tokenisations, and only the sampled one can be scored. Evaluate with "
                 "--backend transformers or vllm"
             )
+        for (question, number), sample in runs[file.stem][1].items():
+            if not _is_whole(sample):
+                raise ACPOError(
+                    f"{file}: sample {number} of question {question!r} is not as `acpo eval` "
+                    "writes them (prompt, finish or verdict); draw it again"
+                )
     return runs
 
 
@@ -124,9 +130,31 @@ def _prompt_ids(
     }
 
 
+def _shared_settings(folder: Path, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """How all benchmarks were sampled; one trace has one policy."""
+    names = (*Sampling._fields, "seed", "model", "revision")
+    first, shared = next(iter(runs.items()))
+    for run, settings in runs.items():
+        for name in names:
+            if name not in settings:
+                raise ACPOError(f"{folder}/{run}.jsonl does not say its {name}; draw it again")
+            if settings[name] != shared[name]:
+                raise ACPOError(
+                    f"{folder}: {first} was drawn with {name}={shared[name]!r}, {run} with "
+                    f"{settings[name]!r}; a trace has one policy: keep them in folders of their own"
+                )
+    return shared
+
+
 def _has_ids(sample: dict[str, Any]) -> bool:
     ids = sample.get("ids")
     return isinstance(ids, list) and bool(ids) and all(type(token) is int for token in ids)
+
+
+def _is_whole(sample: dict[str, Any]) -> bool:
+    verdict = sample.get("verdict")
+    known = verdict is None or (isinstance(verdict, str) and verdict in set(Outcome))
+    return known and all(isinstance(sample.get(name), str) for name in ("prompt", "finish"))
 
 
 def _rollouts(

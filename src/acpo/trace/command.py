@@ -12,12 +12,12 @@ def trace(
         None, help="Score what this folder of `acpo eval` holds instead of sampling."
     ),
     task: str = typer.Option("custom", help="Where prompts and verdicts come from; see docs."),
-    data: str | None = typer.Option(None, help="File or hub id [default: the task's own]."),
+    data: str | None = typer.Option(None, help="File or hub id (default: the task's own)."),
     split: str = typer.Option("train", help="The hub data set's split."),
     problem_column: str | None = typer.Option(None, help="Column of the problem."),
     answer_column: str | None = typer.Option(None, help="Column of the gold answer."),
     template: str | None = typer.Option(None, help="A name, or a text with {problem}."),
-    chat: bool | None = typer.Option(None, help="Chat template [default: if there is one]."),
+    chat: bool | None = typer.Option(None, help="Chat template (default: if there is one)."),
     system: str | None = typer.Option(None, help="System message of a chat prompt."),
     chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),
     n: int = typer.Option(48, "--n", min=1, help="Prompts."),
@@ -28,8 +28,8 @@ def trace(
     method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
     seed: int = typer.Option(0, help="Which prompts, and the random numbers of completions."),
     step: int = typer.Option(0, min=0, help="Training step of MODEL; adds it to a trace."),
-    output: Path | None = typer.Option(None, help="Folder [default: traces/MODEL]."),
-    device: str | None = typer.Option(None, help="cuda, cpu, mps [default: cuda if there is one]."),
+    output: Path | None = typer.Option(None, help="Folder (default: traces/MODEL)."),
+    device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
     """Sample, verify and score groups of completions, token by token, into a trace."""

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
+import acpo.verl
 from acpo.engines.verl import versions
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
@@ -105,6 +107,14 @@ WRONG = {
         ],
         r"strategy=megatron with .*8020.*use fsdp2",
     ),
+    "balanced branches on Megatron": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=acpo_balanced",
+            "model_engine=megatron",
+            f"{ACTOR}.strategy=megatron",
+        ],
+        r"strategy=megatron with .*acpo_balanced.*use fsdp2",
+    ),
 }
 
 
@@ -128,6 +138,14 @@ def test_other_versions_of_verl_are_refused(monkeypatch, found):
 def test_these_versions_are_accepted(monkeypatch, found):
     monkeypatch.setattr(versions, "version", lambda _: found)
     versions.check_version()
+
+
+def test_the_manual_names_every_row():
+    manual = (Path(__file__).parents[3] / "docs" / "verl.md").read_text()
+    rows = manual.partition("## Rows")[2].partition("## Data")[0]
+    costs = rows.partition("| rows | engine | cost |")[2]
+    for name in acpo.verl.ROWS:
+        assert f"`{name}`" in rows and f"`{name}`" in costs, name
 
 
 def test_options_reach_the_row(tmp_path):

@@ -20,7 +20,7 @@ UNFILTERED = {"options": {"initial_entropy": 1.0}}
 CASES = {name: {"method": name} for name in ROWS}
 CASES |= {
     f"{method}, {label}": {"method": method, **settings}
-    for method in ("acpo", "acpo_no_routing", "shannon", "8020")
+    for method in ("acpo", "acpo_no_routing", "shannon", "8020", "acpo_balanced")
     for label, settings in {
         "padded": {"remove_padding": False},
         "T=0.7": {"temperature": 0.7},
@@ -37,6 +37,7 @@ CASES |= {
     "gtpo, scattered": {"method": "gtpo", "scattered": True, **UNFILTERED},
     "gtpo_entropy, scattered": {"method": "gtpo_entropy", "scattered": True},
     "8020, scattered": {"method": "8020", "scattered": True},
+    "global_sg_balanced, scattered": {"method": "global_sg_balanced", "scattered": True},
     "gtpo_entropy, dynamic": {"method": "gtpo_entropy", "dynamic": True},
     "acpo, options": {"method": "acpo", "options": {"offset": 1.5, "mismatch_scale": "auto"}},
     "sapo of verl": {"method": "sapo"},

@@ -59,8 +59,8 @@ def check_actor(actor: Any) -> Method:
             else "use fsdp2"
         )
         raise ACPOError(
-            f"actor.strategy=megatron with {where}: the row needs the entropies of the whole "
-            f"mini-batch first, which pipeline stages do not share; {remedy}"
+            f"actor.strategy=megatron with {where}: the row looks at the whole mini-batch "
+            f"first, which pipeline stages do not share; {remedy}"
         )
     return row
 

@@ -52,6 +52,11 @@ class RowLoss:
             return self.stock(*args, model_output=model_output, data=data, **rest)
 
 
+def _no_loss(**_: Any) -> tuple[Tensor, dict[str, Any]]:
+    """For a pass that only looks."""
+    return torch.zeros(()), {}
+
+
 def asking_actor(loss_function: Any) -> Any:
     """The actor behind verl's `partial(ppo_loss, config=actor)`, if it trains one of our rows."""
     actor = (getattr(loss_function, "keywords", None) or {}).get("config")
@@ -100,6 +105,14 @@ class RowEngine:
                     "algorithm.rollout_correction.bypass_mode=False"
                 )
             shape(old_entropy=self._rollout_entropy.look_up(data), dp=group)
+            return None
+        if row.shaping == "balance":
+            output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)
+            seen = {
+                name: no_padding_2_padding(output["model_output"][name], data)
+                for name in ("log_probs", MARGIN)
+            }
+            shape(log_pmax=Scored(row, seen[MARGIN]).stats(seen["log_probs"]).log_pmax, dp=group)
             return None
         asked = tu.get_non_tensor_data(data, key="calculate_entropy", default=False)
         tu.assign_non_tensor(data, calculate_entropy=True)

@@ -70,6 +70,7 @@ def shape_advantages(
     group_size: int,
     entropy: Tensor | None = None,
     old_entropy: Tensor | None = None,
+    log_pmax: Tensor | None = None,
     dp: Any,
 ) -> None:
     """Replace the mini-batch's advantages by the row's token advantages.
@@ -80,6 +81,7 @@ def shape_advantages(
         group_size: responses per prompt.
         entropy: `[B, T]` under the current policy.
         old_entropy: `[B, T]` under the rollout policy.
+        log_pmax: `[B, T]` under the current policy.
         dp: the data-parallel group that shares the mini-batch.
     """
     mask = _padded(data, "response_mask").bool()
@@ -100,6 +102,7 @@ def shape_advantages(
         mask=_gather(mask, dp)[order],
         entropy=whole(entropy),
         old_entropy=whole(old_entropy),
+        log_pmax=whole(log_pmax),
         tokens=whole(_padded(data, "responses")) if grouped else None,
         group_size=group_size,
     )

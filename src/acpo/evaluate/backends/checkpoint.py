@@ -34,12 +34,14 @@ class Checkpoint:
         self.name = name
         self._sampling = sampling
         try:
-            self.config = AutoConfig.from_pretrained(name)
-            self.tokenizer = AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError) as error:
+            # Said, not left out: left out, transformers asks the terminal whether to run its code.
+            self.config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        except Exception as error:  # a damaged checkpoint raises whatever its parser raises
+            said = (str(error).splitlines() or [repr(error)])[0]
             raise SamplingError(
-                f"model {name!r} cannot be loaded: {str(error).splitlines()[0]} Give a hub id, a "
-                "folder with config.json and a tokenizer, or --base-url for a served model"
+                f"model {name!r} cannot be loaded: {said} Give a hub id, a folder with "
+                "config.json and a tokenizer, or --base-url for a served model"
             ) from error
         if sampling.chat and not self.tokenizer.chat_template:
             raise SamplingError(
@@ -80,9 +82,16 @@ class Checkpoint:
         """What the model reads for a prompt."""
         if not self._sampling.chat:
             return list(self.tokenizer(prompt)["input_ids"])
-        text: Any = self.tokenizer.apply_chat_template(
-            self._sampling.messages(prompt), add_generation_prompt=True, tokenize=False
-        )
+        try:
+            text: Any = self.tokenizer.apply_chat_template(
+                self._sampling.messages(prompt), add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # the template is the checkpoint's own program
+            remedy = "without --system, or " if self._sampling.system is not None else ""
+            raise SamplingError(
+                f"model {self.name!r}: its chat template refused the prompt ({error}): try "
+                f"{remedy}with --prompt-format plain"
+            ) from error
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from acpo.evaluate.backends import Sampling
 
-# Enough tokens for any stop text to show up in, however it is cut into tokens.
-_STOP_WINDOW = 32
+# Special tokens, which say nothing, that may stand among those of a stop text.
+_SILENT_TOKENS = 32
 _SPARE_TOKENS = 64
 
 
@@ -114,6 +114,9 @@ class Decoder:
         self._ends = ends
         self._batch_size = batch_size
         self._says = says
+        # Enough for any stop text to show up in, however it is cut: a token has a byte or more.
+        longest = max((len(text.encode()) for text in sampling.stop), default=0)
+        self._stop_window = longest + _SILENT_TOKENS
         self._rows: list[_Row] = []
         self._cache: Any = None
         self._mask = torch.empty(0)  # [B, L], 0 on the padding
@@ -193,7 +196,7 @@ class Decoder:
     def _stopped(self, row: _Row) -> bool:
         if not self._sampling.stop or self._says is None:
             return False
-        tail = self._says(row.tokens[-_STOP_WINDOW:])
+        tail = self._says(row.tokens[-self._stop_window :])
         return any(text in tail for text in self._sampling.stop)
 
     def _give(self, row: _Row) -> Finished:

@@ -66,9 +66,12 @@ class TransformersBackend:
         """The weights, in evaluation mode."""
         name = self.checkpoint.name
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=self._dtype)
-        except (OSError, ValueError) as error:
-            raise SamplingError(f"model {name!r}: {str(error).splitlines()[0]}") from error
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                name, dtype=self._dtype, trust_remote_code=False
+            )
+        except Exception as error:  # damaged weights raise whatever their parser raises
+            said = (str(error).splitlines() or [repr(error)])[0]
+            raise SamplingError(f"model {name!r} cannot be loaded: {said}") from error
         return model.to(self._device).eval()
 
     def _says(self, tokens: list[int]) -> str:

@@ -70,7 +70,7 @@ class VLLMBackend:
                 finished = [output for output in engine.step() if output.finished]
             for output in finished:
                 request, start = running.pop(output.request_id)
-                yield self._completion(request, output.outputs[0], time.perf_counter() - start)
+                yield self._completion(request, output.outputs, time.perf_counter() - start)
             if running and not engine.has_unfinished_requests():
                 raise SamplingError(f"vLLM dropped {len(running)} requests without an answer")
 
@@ -99,7 +99,10 @@ class VLLMBackend:
         )
         engine.add_request(name, tokens_input(prompt), params)
 
-    def _completion(self, request: Request, output: Any, seconds: float) -> Completion:
+    def _completion(self, request: Request, outputs: Sequence[Any], seconds: float) -> Completion:
+        if not outputs:
+            raise SamplingError("vLLM ended a request without an output")
+        output = outputs[0]
         if output.finish_reason not in ("stop", "length"):
             raise SamplingError(f"vLLM ended a request with {output.finish_reason!r}")
         tokens = len(output.token_ids)

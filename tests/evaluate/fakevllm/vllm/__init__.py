@@ -131,4 +131,5 @@ class LLMEngine:
         text = text.partition(stop)[0] if stop else text
         output = CompletionOutput(0, text, list(request.tokens), None, None, reason, stop)
         done = reason is not None
-        return RequestOutput(request.name, None, request.prompt, None, [output], done)
+        outputs = [] if done and FAULTS.get("empty") else [output]
+        return RequestOutput(request.name, None, request.prompt, None, outputs, done)

@@ -1,0 +1,145 @@
+"""What the report says of studies that did not go well; results are made up, none is run."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.compare import plan
+from acpo.compare.report import markdown, write_report
+from acpo.compare.study import read_study
+from acpo.compare.summary import read_raw, summarise, write_raw
+from acpo.errors import ACPOError
+
+STUDY = """\
+recipe: recipe.yaml
+methods: [sapo, acpo, acpo_no_routing, grpo]
+updates: 40
+seeds: [0, 1, 2]
+sweep: {learning_rates: [1.0e-3, 1.0e-4], seeds: [7]}
+tasks:
+  a: {}
+  b-a: {sweep_of: a}
+"""
+SKILL = {"sapo": 0.5, "acpo": 0.7, "acpo_no_routing": 0.71, "grpo": 0.4, "global_sg_x3": 0.6}
+
+
+@pytest.fixture
+def study(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("model_name_or_path: x\ntask: chain\nheld_out: 8\n")
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return read_study(tmp_path / "study.yaml")
+
+
+def result(run, **more):
+    accuracy = SKILL.get(run.row, 0.3) + 0.01 * run.seed + 0.001 * (ord(run.row[0]) * run.seed % 7)
+    return {
+        "failed": None,
+        "seconds": 1.0,
+        "hardware": {"machine": "paper"},
+        "versions": {"torch": "0"},
+        "start_model": "m",
+        "accuracy": None if run.phase == plan.SWEEP else {"value": accuracy},
+        "curve": [{"step": 8, "accuracy": accuracy, "reversed": 0.0, "entropy": 0.1, "length": 9}],
+        **more,
+    }
+
+
+def results(study):
+    runs = [*plan.sweep_runs(study), *plan.start_runs(study)]
+    for task in study.tasks:
+        for row in task.rows:
+            runs += [run for _, run in plan.study_runs(study, task, row, 1e-4)]
+    return {run.name: result(run) for run in runs}
+
+
+def report(study, found):
+    summary = summarise(study, found, command="made up")
+    return summary, {row["name"]: row for row in summary["tasks"]["a"]["rows"]}
+
+
+def test_survivors_are_no_verdict(study):
+    found = results(study)
+    _, rows = report(study, found)
+    assert rows["acpo"]["verdict"] == "better" and rows["grpo"]["verdict"] == "worse"
+    found["a/study/acpo-lr0.0001-seed1"].update(failed="diverged", accuracy=None)
+    summary, rows = report(study, found)
+    assert rows["acpo"]["verdict"] == "runs failed"
+    text = markdown(summary)
+    assert "| 2 (1 failed) |" in text and "- runs failed: ACPO\n" in text
+    assert re.search(r"failed runs are in no mean.*: ACPO\n", text)
+
+
+def test_missing_runs_and_other_models_are_told(study):
+    found = results(study)
+    assert "provisional" not in markdown(report(study, found)[0])
+    del found["a/study/grpo-lr0.0001-seed2"]
+    found["a/study/acpo-lr0.0001-seed2"]["start_model"] = "another"
+    summary, rows = report(study, found)
+    text = markdown(summary)
+    assert "| 2 (1 missing) |" in text and "ranks are provisional" in text
+    assert "started from 2 different models" in text
+    assert rows["acpo"]["difference"]["seeds"] == 2 and len(rows["acpo"]["seeds"]) == 3
+
+
+def test_a_sweep_that_is_not_there_did_not_fail(study):
+    found = results(study)
+    del found["a/sweep/grpo-lr0.001-seed7"]
+    found["a/sweep/acpo-lr0.001-seed7"]["failed"] = "diverged"
+    text = markdown(report(study, found)[0])
+    assert "| GRPO | missing | missing |" in text
+    assert re.search(r"\| ACPO \| \*\*[\d.]+\*\* \| failed \|", text)
+
+
+def test_only_routed_acpo_equals_the_control_at_first(study):
+    text = markdown(report(study, results(study))[0])
+    assert "- ACPO minus the control global_sg_x3 (what steps away from w = 1 contribute)" in text
+    assert "- ACPO w/o routing minus the control global_sg_x3, each at its own" in text
+
+
+def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
+    found = {name: {**one, "spec": {}} for name, one in results(study).items()}
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    write_raw(found, kept / "runs.jsonl")
+    arguments = ["compare", str(study.path), "--output", str(kept), "--report-only"]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0 and f"{len(found)} runs" in done.output
+    text = (kept / "report.md").read_text()
+    assert "- better: ACPO; ACPO w/o routing" in text and "missing" not in text
+    assert read_raw(kept / "runs.jsonl") == found
+    (kept / "runs.jsonl").write_text('{"run": 3}\n')
+    with pytest.raises(ACPOError, match=r"runs.jsonl:1: not the result of a run"):
+        read_raw(kept / "runs.jsonl")
+
+
+def test_differences_stay_within_what_is_possible(study):
+    found = results(study)
+    for seed, value in enumerate((0.0, 1.0, 0.0)):
+        found[f"a/study/grpo-lr0.0001-seed{seed}"]["accuracy"] = {"value": value}
+    _, rows = report(study, found)
+    assert rows["grpo"]["difference_simultaneous"]["low"] == -1.0
+    assert rows["grpo"]["accuracy"]["low"] == 0.0
+
+
+def test_every_task_shows_its_own_figures(study, tmp_path):
+    summary, _ = report(study, results(study))
+    write_report(summary, tmp_path)
+    page = (tmp_path / "page.html").read_text()
+    assert re.findall(r'alt="([\w-]+)"', page) == [
+        "curves-a",
+        "differences-a",
+        "curves-b-a",
+        "differences-b-a",
+    ]
+
+
+def test_runs_that_logged_nothing_have_no_curves(study, tmp_path):
+    found = {name: {**one, "curve": []} for name, one in results(study).items()}
+    for name in list(found):
+        if "/sweep/" in name:
+            found[name]["curve"] = [{"step": 8, "accuracy": 0.5}]
+    summary, _ = report(study, found)
+    write_report(summary, tmp_path)
+    assert not list(tmp_path.glob("curves-*")) and (tmp_path / "differences-a.png").is_file()
