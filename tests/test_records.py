@@ -119,10 +119,10 @@ def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(tmp_path):
 
     with TraceWriter(tmp_path / "t", HEADER) as writer:
         writer.append(rollouts(1), columns(1))
-        whole, writer._file = writer._file, Full(writer._file)
+        whole, writer._lines._file = writer._lines._file, Full(writer._lines._file)
         with pytest.raises(OSError, match="No space"):
             writer.append(rollouts(2), columns(2))
-        writer._file = whole
+        writer._lines._file = whole
         writer.append(rollouts(3), columns(3))
     assert [part["tokens"] for part in Trace.open(tmp_path / "t").parts] == [1, 3]
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acpo.errors import ACPOError
+from acpo.linefile import sync_folder
 
 ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),  # completions of one prompt share it
@@ -130,15 +131,6 @@ def write_table(table: pa.Table, file: Path) -> None:
         os.fsync(stream.fileno())
     partial.replace(file)
     sync_folder(file.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Put what a folder's names stand for on disk: a file's own sync does not."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _leaf(table: pa.Table, name: str) -> str:

@@ -10,9 +10,7 @@ A part counts once its line in the header is whole, so a writer can be killed at
 on later. Token columns are read one by one, memory-mapped: a trace costs what is asked of it.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from acpo.linefile import LineFile
 from acpo.record_columns import (
     COUNTS,
     REQUIRED,
@@ -32,7 +31,6 @@ from acpo.record_columns import (
     column_names,
     read_table,
     rollout_table,
-    sync_folder,
     token_table,
     write_table,
 )
@@ -69,31 +67,15 @@ class TraceWriter:
         self.path = Path(path)
         first = {"format": FORMAT, "version": VERSION, **header}
         self.header: dict[str, Any] = json.loads(json.dumps(first))
-        if self.path.is_dir() and any(self.path.iterdir()) and not self._file_path.exists():
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / HEADER).exists():
             raise TraceError(f"{self.path} holds other files: use a new folder for the trace")
         self.path.mkdir(parents=True, exist_ok=True)
-        self._file = self._open()
+        self._lines = LineFile(self.path / HEADER, error=TraceError, sync=True)
         try:
             self.parts = self._resume()
         except BaseException:
-            self._file.close()
+            self._lines.close()
             raise
-
-    @property
-    def _file_path(self) -> Path:
-        return self.path / HEADER
-
-    def _open(self) -> Any:
-        file = open(self._file_path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise TraceError(f"{self.path}: another process writes to it: wait for it") from error
-        if not os.path.samestat(os.fstat(file.fileno()), self._file_path.stat()):
-            file.close()  # `drop_from` put another in its place: lines in this one would be lost
-            raise TraceError(f"{self.path}: another process writes to it: wait for it")
-        return file
 
     def append(
         self, rollouts: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any], *, step: int = 0
@@ -116,7 +98,7 @@ class TraceWriter:
         write_table(completions, _rollout_file(self.path, number))
         write_table(columns, _token_file(self.path, number))
         line = {"part": number, "step": step, "rollouts": len(rows), "tokens": total}
-        self._write_line(line)
+        self._lines.append(_line(line))
         self.parts.append(line)
 
     def drop_from(self, step: int) -> None:
@@ -124,26 +106,14 @@ class TraceWriter:
         kept = [part for part in self.parts if part["step"] < step]
         if len(kept) == len(self.parts):
             return
-        partial = self._file_path.with_suffix(".partial")
-        file = open(partial, "w+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
-        _write_all(file, b"".join(_line(row) for row in (self.header, *kept)))
-        os.fsync(file.fileno())
-        partial.replace(self._file_path)
-        sync_folder(self.path)
-        self._file.close()
-        self._file = file
+        self._lines.replace(b"".join(_line(row) for row in (self.header, *kept)))
         self.parts = kept
 
     def _resume(self) -> list[dict[str, Any]]:
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        self._file.truncate(whole)
-        if not whole:
-            self._write_line(self.header)
-            return []
-        header, parts = _parse_header(self._file_path, text[:whole])
+        # Half a first line in a trace's own folder is a writer's that died: nobody else's.
+        text = self._lines.resume(_line(self.header), own=True)
+        header, parts = _parse_header(self.path / HEADER, text)
+        self._lines.trim(len(text))
         for name in sorted(header.keys() | self.header.keys()):
             if header.get(name) != self.header.get(name):
                 raise TraceError(
@@ -152,17 +122,8 @@ class TraceWriter:
                 )
         return parts
 
-    def _write_line(self, line: Mapping[str, Any]) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            _write_all(self._file, _line(line))
-            os.fsync(self._file.fileno())
-        except OSError:
-            self._file.truncate(size)  # the next line must not join half of this one
-            raise
-
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -310,13 +271,6 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
     if version > VERSION:
         raise TraceError(f"{file}: version {version} is newer than {VERSION}: update acpo")
     return lines[0], lines[1:]
-
-
-def _write_all(file: Any, data: bytes) -> None:
-    """All of it: a raw file may take less, on a full disk for instance."""
-    written = 0
-    while written < len(data):
-        written += file.write(data[written:])
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

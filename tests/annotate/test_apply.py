@@ -242,7 +242,7 @@ def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
 
     def full(writer, *arguments):
         found = resume(writer, *arguments)
-        writer._file = Full(writer._file)
+        writer._lines._file = Full(writer._lines._file)
         return found
 
     with monkeypatch.context() as patched:

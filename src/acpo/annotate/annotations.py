@@ -7,9 +7,7 @@ Nothing is ever changed: a later line replaces an earlier one, which stays to be
 be killed at any moment; half a line does not count.
 """
 
-import fcntl
 import json
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Any, NamedTuple, Self
 from acpo.annotate.outcomes import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
+from acpo.linefile import LineFile
 
 FORMAT = "acpo-annotations"
 VERSION = 1
@@ -168,32 +167,20 @@ class AnnotationWriter:
             Annotations.read(path)  # names the command that makes one
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
-        self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        self._lines = LineFile(path, error=AnnotationError)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.annotations = self._resume(path, selection)
-        except BlockingIOError as error:
-            self._file.close()
-            raise AnnotationError(f"{path}: another process writes to it: wait for it") from error
         except BaseException:
-            self._file.close()
+            self._lines.close()
             raise
 
     def _resume(self, path: Path, selection: Selection | None) -> Annotations:
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        if not whole and selection is not None:
-            header = header_of(selection)
-            if not _line(header).startswith(text):
-                raise AnnotationError(f"{path} is not a file of annotations: use another")
-            self._file.truncate(0)
-            self._write(header)
-            return Annotations(path, header)
-        annotations = parse(path, text[:whole])
+        first = b"" if selection is None else _line(header_of(selection))
+        text = self._lines.resume(first)
+        annotations = parse(path, text)
         if selection is not None:
             annotations.require(selection)
-        self._file.truncate(whole)  # only now: before, it might be anybody's file
+        self._lines.trim(len(text))
         return annotations
 
     def add_annotator(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -223,20 +210,10 @@ class AnnotationWriter:
             self.annotations.items[item].reviews.append(review)
 
     def _write(self, *rows: Mapping[str, Any]) -> None:
-        data = b"".join(map(_line, rows))
-        with self._lock:
-            size = os.fstat(self._file.fileno()).st_size
-            written = 0
-            try:
-                while written < len(data):
-                    written += self._file.write(data[written:])
-            except OSError:
-                self._file.truncate(size)  # the next line must not join half of this one
-                raise
+        self._lines.append(b"".join(map(_line, rows)))
 
     def close(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self

@@ -5,9 +5,7 @@ both in one. When a run is complete the file is rewritten with one line per samp
 the questions; until then it is in the order of arrival.
 """
 
-import fcntl
 import json
-import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from acpo.errors import ACPOError
+from acpo.linefile import LineFile
 from acpo.verify.verdict import Outcome
 
 FORMAT = 1
@@ -43,11 +42,11 @@ class SampleFile:
         self.samples: dict[Key, dict[str, Any]] = {}
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._open()
+        self._lines = LineFile(path, error=SamplesError)
         try:
             self._load()
         except BaseException:
-            self._file.close()
+            self._lines.close()
             raise
 
     def append_sample(self, key: Key, fields: dict[str, Any]) -> None:
@@ -68,18 +67,10 @@ class SampleFile:
         with self._lock:
             keys = sorted(self.samples, key=lambda key: (rank.get(key[0], len(rank)), key))
             lines = [self._header(), *(_line(key, self.samples[key]) for key in keys)]
-            partial = self.path.with_suffix(".partial")
-            with partial.open("wb") as file:
-                file.write(b"".join(lines))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.path)
-            self._file.close()
-            self._file = self._open()
-            self._file.seek(0, os.SEEK_END)
+            self._lines.replace(b"".join(lines))
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -92,38 +83,20 @@ class SampleFile:
     ) -> None:
         self.close()
 
-    def _open(self) -> Any:
-        # Unbuffered: a line is with the kernel when `write` returns, whatever happens to us then.
-        file = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise SamplesError(f"{self.path}: another process writes to it: wait for it") from error
-        return file
-
     def _append(self, key: Key, fields: dict[str, Any]) -> None:
         line = _line(key, fields)
         with self._lock:
+            self._lines.append(line)
             self.samples.setdefault(key, {}).update(fields)
-            written = 0
-            while written < len(line):
-                written += self._file.write(line[written:])
 
     def _header(self) -> bytes:
         return json.dumps({"format": FORMAT, "settings": self.settings}).encode() + b"\n"
 
     def _load(self) -> None:
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text.rfind(b"\n") + 1
-        if not whole and self._header().startswith(text):
-            self._file.truncate(0)
-            self._file.write(self._header())
-            return
-        header, rows = parse_samples(self.path, text[:whole])
+        text = self._lines.resume(self._header())
+        header, rows = parse_samples(self.path, text)
         _require_equal(self.path, header, self.settings)
-        self._file.truncate(whole)  # only now: before, it might be anybody's file
+        self._lines.trim(len(text))
         for row in rows:
             key = (row.pop("question"), row.pop("sample"))
             self.samples.setdefault(key, {}).update(row)

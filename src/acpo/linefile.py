@@ -1,0 +1,117 @@
+"""A file of lines with one writer at a time, which survives any end of that writer."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from acpo.errors import ACPOError
+
+
+class LineFile:
+    """Appends whole lines: each is with the system when `append` returns.
+
+    Args:
+        path: The file; made if it is not there. Its folder must exist.
+        error: What to raise while another process writes to it.
+        sync: Whether a line has to be on disk, not only with the system.
+    """
+
+    def __init__(self, path: Path, *, error: type[ACPOError], sync: bool = False) -> None:
+        self.path, self._sync = path, sync
+        self._lock = threading.Lock()
+        busy = error(f"{path}: another process writes to it: wait for it")
+        # Unbuffered: what was written outlives this process.
+        self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as reason:
+            self._file.close()
+            raise busy from reason
+        if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
+            # `replace` put another in its place: lines in this one would be lost.
+            self._file.close()
+            raise busy
+
+    def resume(self, first: bytes, *, own: bool = False) -> bytes:
+        """The whole lines that are there; `first`, now written, where there is none.
+
+        What follows the last whole line stays until `trim`, since this might be anybody's file.
+
+        Args:
+            first: The line a new file begins with.
+            own: Whether half a line that is no part of `first` may be overwritten.
+        """
+        self._file.seek(0)
+        text: bytes = self._file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        if whole or not (own or first.startswith(text)):
+            return whole
+        self._file.truncate(0)
+        self.append(first)
+        return first
+
+    def trim(self, length: int) -> None:
+        """Cut the file off after so many bytes."""
+        self._file.truncate(length)
+
+    def append(self, lines: bytes) -> None:
+        """Add whole lines: all of them, or none."""
+        with self._lock:
+            size = os.fstat(self._file.fileno()).st_size
+            try:
+                self._write(self._file, lines)
+            except OSError:
+                self._file.truncate(size)  # the next line must not join half of this one
+                raise
+
+    def replace(self, lines: bytes) -> None:
+        """Put these lines in the place of all others, in one step."""
+        partial = self.path.with_suffix(".partial")
+        with self._lock:
+            file: Any = open(partial, "w+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
+                self._write(file, lines)
+                os.fsync(file.fileno())
+                partial.replace(self.path)
+            except BaseException:
+                file.close()
+                raise
+            sync_folder(self.path.parent)
+            self._file.close()
+            self._file = file
+
+    def _write(self, file: Any, lines: bytes) -> None:
+        written = 0
+        while written < len(lines):
+            written += file.write(lines[written:])
+        if self._sync:
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,83 @@
+"""Whole lines or none, one writer, and nobody's file is spoilt."""
+
+import pytest
+
+from acpo.errors import ACPOError
+from acpo.linefile import LineFile
+
+
+class Busy(ACPOError):
+    pass
+
+
+FIRST = b'{"format": 1}\n'
+
+
+@pytest.mark.parametrize("cut", range(len(FIRST)))
+def test_a_file_cut_off_in_its_first_line_begins_again(tmp_path, cut):
+    path = tmp_path / "lines"
+    path.write_bytes(FIRST[:cut])
+    with LineFile(path, error=Busy) as lines:
+        assert lines.resume(FIRST) == FIRST
+    assert path.read_bytes() == FIRST
+
+
+def test_half_a_line_stays_until_it_is_known_to_be_ours(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(FIRST + b"2\nha")
+    with LineFile(path, error=Busy) as lines:
+        text = lines.resume(FIRST)
+        assert text == FIRST + b"2\n"
+        assert path.read_bytes().endswith(b"ha")
+        lines.trim(len(text))
+        lines.append(b"3\n")
+    assert path.read_bytes() == FIRST + b"2\n3\n"
+
+
+def test_a_foreign_file_without_a_line_end_is_left_as_it_is(tmp_path):
+    path = tmp_path / "thesis"
+    path.write_bytes(b"all my work")
+    with LineFile(path, error=Busy) as lines:
+        assert lines.resume(FIRST) == b""
+    assert path.read_bytes() == b"all my work"
+    with LineFile(path, error=Busy) as lines:
+        assert lines.resume(FIRST, own=True) == FIRST
+    assert path.read_bytes() == FIRST
+
+
+def test_replacing_keeps_the_lock_and_appends_to_the_new_file(tmp_path):
+    path = tmp_path / "lines"
+    with LineFile(path, error=Busy, sync=True) as lines:
+        lines.resume(FIRST)
+        lines.append(b"2\n")
+        lines.replace(FIRST)
+        with pytest.raises(Busy, match="another process"):
+            LineFile(path, error=Busy)
+        lines.append(b"3\n")
+    assert path.read_bytes() == FIRST + b"3\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["lines"]
+    LineFile(path, error=Busy).close()
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path):
+    class Full:
+        def __init__(self, file):
+            self.file, self.full = file, False
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, data):
+            if self.full:
+                raise OSError(28, "No space left on device")
+            self.full = True
+            return self.file.write(data[:3])
+
+    with LineFile(tmp_path / "lines", error=Busy) as lines:
+        lines.resume(FIRST)
+        whole, lines._file = lines._file, Full(lines._file)
+        with pytest.raises(OSError, match="No space"):
+            lines.append(b"a longer line\n")
+        lines._file = whole
+        lines.append(b"3\n")
+    assert (tmp_path / "lines").read_bytes() == FIRST + b"3\n"
