@@ -10,7 +10,25 @@ from typing import Any, Self
 from acpo.errors import ACPOError
 
 
-class LineFile:
+class Closing:
+    """Is closed at the end of a `with`."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class LineFile(Closing):
     """Appends whole lines: each is with the system when `append` returns.
 
     Args:
@@ -95,17 +113,6 @@ class LineFile:
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def sync_folder(folder: Path) -> None:

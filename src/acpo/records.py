@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from acpo.linefile import LineFile
+from acpo.linefile import Closing, LineFile
 from acpo.record_columns import (
     COUNTS,
     REQUIRED,
@@ -50,7 +49,7 @@ VERSION = 1
 HEADER = "header.jsonl"
 
 
-class TraceWriter:
+class TraceWriter(Closing):
     """Appends parts to a trace; each is on disk, whole, when `append` returns.
 
     Args:
@@ -124,17 +123,6 @@ class TraceWriter:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def has_begun(path: Path | str) -> bool:

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from acpo.annotate.outcomes import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
-from acpo.linefile import LineFile
+from acpo.linefile import Closing, LineFile
 
 FORMAT = "acpo-annotations"
 VERSION = 1
@@ -151,7 +150,7 @@ class Annotations:
         return int(self.header["step"])
 
 
-class AnnotationWriter:
+class AnnotationWriter(Closing):
     """Appends to a file of annotations; a line is with the system when a method returns.
 
     Args:
@@ -214,17 +213,6 @@ class AnnotationWriter:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def header_of(selection: Selection) -> dict[str, Any]:

@@ -9,11 +9,10 @@ import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.linefile import LineFile
+from acpo.linefile import Closing, LineFile
 from acpo.verify.verdict import Outcome
 
 FORMAT = 1
@@ -24,7 +23,7 @@ class SamplesError(ACPOError):
     """A file of samples that cannot be read, or belongs to another run."""
 
 
-class SampleFile:
+class SampleFile(Closing):
     """The samples of one benchmark, on disk and in memory.
 
     Args:
@@ -71,17 +70,6 @@ class SampleFile:
 
     def close(self) -> None:
         self._lines.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _append(self, key: Key, fields: dict[str, Any]) -> None:
         line = _line(key, fields)
