@@ -381,7 +381,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in record["rows"] if "parts" in row]
-    figure = Figure(figsize=(8, 0.6 + 0.5 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(8, 1.0 + 0.5 * len(rows)), layout="constrained")
     axes = figure.subplots()
     colours = ("#4477aa", "#66ccee", "#228833", "#ee6677", "#ccbb44", "#bbbbbb")
     left = [0.0] * len(rows)
@@ -395,7 +395,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(left, default=1.0))
     axes.set_xlabel("seconds of one step")
-    axes.legend(ncols=len(PARTS), loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    axes.legend(ncols=len(PARTS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 

@@ -70,8 +70,7 @@ ROPES = {
 }
 
 
-@pytest.mark.parametrize("rope", ROPES)
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("rope", "tied"), [("plain", False), ("linear", True), ("yarn", True)])
 def test_tokens_are_those_of_a_plain_loop(rope, tied):
     options = {"rope_parameters": ROPES[rope]} if ROPES[rope] else {}
     model = llama(**options, tie_word_embeddings=tied)
@@ -274,3 +273,45 @@ def test_graphs_on_a_gpu_say_what_plain_steps_say(compiled):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.05)
+
+
+def compiled_by(monkeypatch, backend):
+    """Every compilation by `backend` instead of Inductor."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: compile_(f, **{**k, "backend": backend}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled_by(monkeypatch, backend)
+    torch.compiler.reset()
+    model = MODELS[name]()
+    ours = sampler(model, rows=5, eos=[EOS, 4], compiled=True)
+    plain = sampler(model, rows=5, eos=[EOS, 4])
+    monkeypatch.setattr(ours, "sizes", [2, 3, 4, 5])
+    monkeypatch.setattr(ours, "graphs", True)  # so that no batch is of one row
+    monkeypatch.setattr(ours, "_capture", lambda cache, size: Replayed(ours, cache, size))
+    for seed in (1, 2):
+        tokens = ours.sample(PROMPTS * 3, seed=(seed,)).tokens
+        assert tokens == plain.sample(PROMPTS * 3, seed=(seed,)).tokens
+        assert ours.compiled and len(graphs) == 4, "up to attention and behind it, layer and block"
+
+
+def test_layers_that_do_not_compile_run_as_they_are(monkeypatch):
+    def backend(graph, inputs):
+        raise RuntimeError("no compiler here")
+
+    compiled_by(monkeypatch, backend)
+    torch.compiler.reset()
+    model = llama()
+    ours = sampler(model, compiled=True)
+    with pytest.warns(RuntimeWarning, match="no compiler here"):
+        tokens = ours.sample(PROMPTS, seed=(1,)).tokens
+    assert tokens == sampler(model).sample(PROMPTS, seed=(1,)).tokens
+    assert not ours.compiled and ours.sample(PROMPTS, seed=(1,)).tokens == tokens

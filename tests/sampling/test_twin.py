@@ -138,3 +138,18 @@ def test_adapters_are_merged_and_followed():
 def test_adapters_that_do_not_merge_are_refused():
     with pytest.raises(ACPOError, match="plain LoRA or sampler='generate'"):
         sampler(adapted(use_dora=True).get_base_model(), eos=[EOS]).sample(PROMPTS, seed=(0,))
+
+
+def test_what_training_did_to_its_layers_stays_there():
+    """Layers compiled for the update, or with a forward of their own, are not the twin's."""
+    model = llama()
+    wanted = sampler(model, temperature=0.0).sample(PROMPTS, seed=(0,)).tokens
+    first, second, third = model.model.layers
+
+    def never(*args, **kwargs):
+        raise AssertionError("the trained layer was called")
+
+    first._compiled_call_impl = never
+    second.forward = never
+    third.mlp.register_forward_pre_hook(never)
+    assert sampler(model, temperature=0.0).sample(PROMPTS, seed=(0,)).tokens == wanted

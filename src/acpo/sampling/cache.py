@@ -60,22 +60,21 @@ class StaticKV:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
         """Store the new tokens of one layer and attend to them and all before: `[B, Q, H, D]`."""
-        query, key, value = (x.to(self.dtype) for x in (query, key, value))
         keys, values = self.keys[layer], self.values[layer]
         rows, heads, length, width = query.shape
         groups = heads // key.shape[1]
-        if self._reading:
-            keys[self._slots, :, :length] = key[self._rows]
-            values[self._slots, :, :length] = value[self._rows]
-            out = F.scaled_dot_product_attention(
-                query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1
-            )
-            return out.transpose(1, 2)
-        if self._by_kernel:
+        if self._by_kernel and not self._reading:  # which rounds to the cache's dtype itself
             from acpo.sampling.kernels import attend
 
             scale = width**-0.5 if scaling is None else scaling
             return attend(query, key, value, keys, values, self._slots, self._rows, scale)
+        query, key, value = (x.to(self.dtype) for x in (query, key, value))
+        if self._reading:
+            keys[self._slots, :, :length] = key[self._rows]
+            values[self._slots, :, :length] = value[self._rows]
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+            return out.transpose(1, 2)
         keys[self._slots, :, self._rows] = key[:, :, 0]
         values[self._slots, :, self._rows] = value[:, :, 0]
         # One query per row and several heads per key head is one key head with several queries.

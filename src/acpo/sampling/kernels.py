@@ -206,7 +206,8 @@ def draw(raw: Tensor, uniforms: Tensor, projection: Projection) -> tuple[Tensor,
     tokens = torch.empty(rows, dtype=torch.long, device=raw.device)
     logp = torch.empty(rows, dtype=torch.float32, device=raw.device)
     softcap = projection.softcap
-    block = min(4096, max(128, triton.next_power_of_2(vocab)))
+    # At least a column a thread, of blocks as of sums of blocks: eight warps are 256.
+    block = min(4096, max(256, triton.next_power_of_2(vocab)))
     draw_kernel[(rows,)](
         raw,
         raw.stride(0),
@@ -218,7 +219,7 @@ def draw(raw: Tensor, uniforms: Tensor, projection: Projection) -> tuple[Tensor,
         projection.factor / math.log(2),
         SOFTCAP=softcap is not None,
         BLOCK=block,
-        BLOCKS=triton.next_power_of_2(triton.cdiv(vocab, block)),
+        BLOCKS=max(256, triton.next_power_of_2(triton.cdiv(vocab, block))),
         num_warps=8,
     )
     return tokens, logp

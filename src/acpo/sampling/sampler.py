@@ -114,12 +114,12 @@ class StaticSampler:
         self.sizes = [*itertools.takewhile(lambda size: size < rows, steps), rows]
         # Nobody waits for one more prompt: reading a few costs as much as reading many.
         self._worth_reading = max(1, rows // 4)
+        self._slots = _Slots(rows, max_new_tokens, self.device)
         self._forget()
 
     def _forget(self) -> None:
         self._twin: Twin | None = None
         self._cache: StaticKV | None = None
-        self._slots = _Slots(self.rows, self.new_tokens, self.device)
         self._captured: dict[int, Any] = {}
 
     @torch.no_grad()
@@ -215,11 +215,12 @@ class StaticSampler:
                     f"activations beyond the range of {self.dtype}"
                 )
         ended = [slot for slot in running if status[slot] == ENDED]
-        chosen = torch.tensor(ended, device=self.device, dtype=torch.long)
-        tokens, logp = (x[chosen].tolist() for x in (self._slots.tokens, self._slots.logp))
-        for slot, row, scores in zip(ended, tokens, logp, strict=True):
-            place = running[slot].place
-            samples.tokens[place], samples.logp[place] = row[: drawn[slot]], scores[: drawn[slot]]
+        if ended:
+            chosen = torch.tensor(ended, device=self.device)
+            tokens, logp = (x[chosen].tolist() for x in (self._slots.tokens, self._slots.logp))
+            for slot, row, scores in zip(ended, tokens, logp, strict=True):
+                place, count = running[slot].place, drawn[slot]
+                samples.tokens[place], samples.logp[place] = row[:count], scores[:count]
         rest = (running[slot].limit - drawn[slot] for slot in running if status[slot] == RUNNING)
         return ended, max(rest, default=0)
 
@@ -296,10 +297,11 @@ class StaticSampler:
         return out.last_hidden_state
 
     def _without_compiling(self, error: Exception) -> None:
-        said = (str(error).splitlines() or [""])[0]
+        said = " ".join(str(error).split())[:200]
         warnings.warn(
-            f"the sampler's layers do not compile and run as they are, which is slower: "
+            "the sampler's layers do not compile and run as they are, which is slower: "
             f"{type(error).__name__}: {said}",
+            RuntimeWarning,
             stacklevel=2,
         )
         self.compiled = False

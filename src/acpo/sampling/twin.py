@@ -69,6 +69,7 @@ class Twin:
             return self._merged(module)
         twin = module.__class__.__new__(module.__class__)
         twin.__dict__ = dict(module.__dict__)
+        twin.__dict__.pop("forward", None)  # compiled or hooked for training, and bound to it
         for name, value in module.__dict__.items():
             if isinstance(value, MethodType) and value.__self__ is module:
                 twin.__dict__[name] = MethodType(value.__func__, twin)
