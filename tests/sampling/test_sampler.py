@@ -315,3 +315,17 @@ def test_layers_that_do_not_compile_run_as_they_are(monkeypatch):
         tokens = ours.sample(PROMPTS, seed=(1,)).tokens
     assert tokens == sampler(model).sample(PROMPTS, seed=(1,)).tokens
     assert not ours.compiled and ours.sample(PROMPTS, seed=(1,)).tokens == tokens
+
+
+def test_a_model_with_a_state_of_its_own_is_refused():
+    model = llama()
+    layer = model.model.layers[1]
+
+    class Remembering(type(layer)):
+        def forward(self, hidden_states, *args, **kwargs):
+            said = super().forward(hidden_states, *args, **kwargs)
+            return said + hidden_states.cumsum(1)
+
+    layer.__class__ = Remembering
+    with pytest.raises(ACPOError, match=r"LlamaForCausalLM .* are \d+% from its own"):
+        sampler(model).sample(PROMPTS, seed=(0,))

@@ -177,7 +177,33 @@ class StaticSampler:
             self._cache = StaticKV(
                 config, slots=self.rows + 1, length=length, dtype=self.dtype, device=self.device
             )
+            self._compare(self._cache)
         return self._cache
+
+    def _compare(self, cache: StaticKV) -> None:
+        """Refuse a model that says something else through the cache than by itself."""
+        ids = torch.arange(8, device=self.device)[None] % self.model.config.vocab_size
+        positions = torch.arange(8, device=self.device)[None]
+        nobodys = torch.full((self.sizes[0],), self.rows, device=self.device)
+        count = len(nobodys)
+        cache.reading(nobodys[:1], torch.zeros_like(nobodys[:1]))
+        with torch.compiler.set_stance("force_eager"):
+            read = self._hidden(ids[:, :7], positions[:, :7], cache)
+            training = self.model.training
+            self.model.eval()
+            with self._autocast():
+                own = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            self.model.train(training)
+        cache.stepping(nobodys, torch.full_like(nobodys, 7))
+        step = self._hidden(ids[:, 7:].repeat(count, 1), positions[:, 7:].repeat(count, 1), cache)
+        ours = torch.cat([read, step[:1]], 1).float()
+        apart = float((ours - own.float()).norm() / own.float().norm())
+        if apart > 0.1:  # bfloat16 rounds to 0.01; NaN is the weights' own and found later
+            raise ACPOError(
+                f"sampler='static': the hidden states of {type(self.model).__name__} through the "
+                f"static cache are {apart:.0%} from its own: it keeps more than keys and values; "
+                "use sampler='generate'"
+            )
 
     def _layers(self) -> list[Any]:
         assert self._twin is not None
@@ -282,11 +308,11 @@ class StaticSampler:
 
     def _hidden(self, ids: Tensor, positions: Tensor, cache: StaticKV) -> Tensor:
         assert self._twin is not None
-        backbone, device = self._twin.backbone, self.device.type
+        backbone = self._twin.backbone
         # A mask of four dimensions is taken to be made already, and no other is made.
         mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-        with torch.autocast(device, dtype=self.autocast, enabled=self.autocast is not None):
+        with self._autocast():
             try:
                 out = backbone(**inputs, use_cache=False, static_kv=cache)
             except Exception as error:
@@ -295,6 +321,10 @@ class StaticSampler:
                 self._without_compiling(error)
                 out = backbone(**inputs, use_cache=False, static_kv=cache)
         return out.last_hidden_state
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self.autocast is not None
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled)
 
     def _without_compiling(self, error: Exception) -> None:
         said = " ".join(str(error).split())[:200]
