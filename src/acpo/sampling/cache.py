@@ -59,7 +59,10 @@ class StaticKV:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
     ) -> Tensor:
-        """Store the new tokens of one layer and attend to them and all before: `[B, Q, H, D]`."""
+        """Store the new tokens of one layer and attend to them and all before: `[B, Q, H · D]`.
+
+        Not `[B, Q, H, D]`: where rows are as many as heads, the compiler takes one for the other.
+        """
         keys, values = self.keys[layer], self.values[layer]
         rows, heads, length, width = query.shape
         groups = heads // key.shape[1]
@@ -74,7 +77,7 @@ class StaticKV:
             values[self._slots, :, :length] = value[self._rows]
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-            return out.transpose(1, 2)
+            return out.transpose(1, 2).flatten(2)
         keys[self._slots, :, self._rows] = key[:, :, 0]
         values[self._slots, :, self._rows] = value[:, :, 0]
         # One query per row and several heads per key head is one key head with several queries.
@@ -85,7 +88,7 @@ class StaticKV:
             self._mask,
             scale=scaling,
         )
-        return out.reshape(rows, 1, heads, width)
+        return out.reshape(rows, 1, heads * width)
 
 
 @torch.compiler.disable
@@ -101,10 +104,7 @@ def static_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention through the cache that the model was called with."""
-    out = static_kv.attend(module.layer_idx, query, key, value, scaling)
-    # As wide as the model makes it next. A number of heads, here, would be taken by the compiler
-    # for that of rows where they happen to be equal.
-    return out.flatten(2), None
+    return static_kv.attend(module.layer_idx, query, key, value, scaling), None
 
 
 AttentionInterface.register(NAME, static_attention)

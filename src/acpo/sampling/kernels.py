@@ -111,12 +111,12 @@ def attend(
         scaling: of the scores.
 
     Returns:
-        `[B, 1, H, D]`.
+        `[B, 1, H · D]`.
     """
     rows, heads, _, width = query.shape
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     kept, groups = keys.shape[1], heads // keys.shape[1]
-    out = torch.empty(rows, 1, heads, width, dtype=keys.dtype, device=query.device)
+    out = torch.empty(rows, 1, heads * width, dtype=keys.dtype, device=query.device)
     attention_kernel[(rows, kept)](
         query,
         key,
