@@ -170,7 +170,8 @@ class StaticSampler:
         if self._twin is None:
             self._twin = Twin(self.model, self.autocast)
             for layer in self._layers() if self.compiled else ():
-                layer.compile(dynamic=True)
+                # Rounds where the layer as it is does: it is that one which is trained.
+                layer.compile(dynamic=True, options={"emulate_precision_casts": True})
         self._twin.refresh()
         if self._cache is None:
             config = self.model.config.get_text_config()
