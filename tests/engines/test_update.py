@@ -5,15 +5,17 @@ import torch
 from peft import LoraConfig
 from transformers import MistralConfig, MistralForCausalLM
 
-from acpo.engines.trl.attention import choose_attention
+from acpo.engines.trl.forward import choose_attention
 from acpo.engines.trl.packing import (
     find_rows,
     first_fit_decreasing,
     group_by_length,
     lay_out,
 )
+from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from engines.tiny import WORDS, prompts, recorded, relative, tiny_model
+from engines.worker import fixed_rollout
 
 CPU = torch.device("cpu")
 
@@ -104,8 +106,9 @@ def test_tied_and_untied_heads_in_both_precisions(tmp_path, tied, dtype):
 
 
 def test_autocast_trains_float32_weights(tmp_path):
-    trainer, gradients = recorded(tmp_path, bf16=True, update_layout="packed")
-    _, exact = recorded(tmp_path, update_layout="packed")
+    settings = {"update_layout": "packed", "rollout_func": fixed_rollout}
+    trainer, gradients = recorded(tmp_path, bf16=True, **settings)
+    _, exact = recorded(tmp_path, **settings)
     assert trainer.model.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(gradients[0], exact[0], dim=0) > 0.98
 
@@ -144,8 +147,10 @@ def test_models_that_cannot_be_packed_are_padded():
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": len(WORDS)}
     small = {**shape, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     windowed = MistralForCausalLM(MistralConfig(**small, sliding_window=8))
-    choice = choose_attention(windowed, device=CPU, half_precision=True, wanted="packed")
+    choice = choose_attention(windowed, device=CPU, half_precision=True)
     assert choice.layout == "padded" and "sliding" in choice.reason
+    with pytest.raises(ACPOError, match=r"update_layout='packed' is not possible: .*sliding"):
+        choose_attention(windowed, device=CPU, half_precision=True, wanted="packed")
     open_model = MistralForCausalLM(MistralConfig(**small, sliding_window=None))
     assert choose_attention(
         open_model, device=CPU, half_precision=True, wanted="packed"
