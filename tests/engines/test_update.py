@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import MistralConfig, MistralForCausalLM
 
-from acpo.engines.trl.forward import choose_attention
+from acpo.engines.trl.forward import CompiledLayers, choose_attention
 from acpo.engines.trl.packing import (
     find_rows,
     first_fit_decreasing,
@@ -134,6 +134,47 @@ def test_gradient_checkpointing_recomputes_with_the_same_attention(tmp_path):
     _, plain = recorded(tmp_path, gradient_checkpointing=False, **settings)
     _, recomputed = recorded(tmp_path, gradient_checkpointing=True, **settings)
     assert relative(recomputed[0], plain[0]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"gradient_checkpointing": True}], ids=["plain", "checkpoints"]
+)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, more):
+    """Through Dynamo and AOTAutograd; the code generator is the GPU benchmark's to check."""
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
+    settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
+    settings |= {"num_iterations": 2, "max_steps": 3, "gradient_checkpointing": checkpointing}
+    _, plain = recorded(tmp_path, **settings)
+    trainer, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    layers = trainer.policy.model.layers
+    assert len(trainer.packed.compiled.layers) == len(layers)
+    assert not any("forward" in vars(layer) for layer in layers), "generation has its own back"
+    assert relative(compiled[0], plain[0]) < 1e-6
+    graphs = [log["update/compiled_graphs"] for log in trainer.state.log_history[:-1]]
+    assert graphs[0] > 0 and graphs[1] == graphs[-1], "packs of other lengths compile nothing"
+
+
+def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no such backend here")
+
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", (broken,))
+    settings = {"rollout_func": fixed_rollout}
+    _, plain = recorded(tmp_path, **settings)
+    _, tried = recorded(tmp_path, compile_layers=True, **settings)
+    assert relative(tried[0], plain[0]) < 1e-6
+
+
+def test_lora_layers_compile(tmp_path, monkeypatch):
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    settings = {"rollout_func": fixed_rollout, "peft_config": adapter}
+    torch.manual_seed(0)
+    _, plain = recorded(tmp_path, **settings)
+    torch.manual_seed(0)
+    _, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    assert plain[0].norm() > 0 and relative(compiled[0], plain[0]) < 1e-6
 
 
 def test_float32_head(tmp_path):

@@ -8,8 +8,6 @@ flash-attention reads.
 """
 
 import functools
-import importlib.util
-import inspect
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,49 +101,41 @@ def packed_attention(
     """Causal attention within each sequence of a packed row; `[1, heads, T, dim]` in."""
     assert cu_seq_lens_q is not None and max_length_q is not None
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, dim]
-    if query.is_cuda:
-        return _varlen(query, key, value, cu_seq_lens_q, max_length_q, scaling)[None], None
+    if not query.is_cuda:
+        return _each_sequence(query, key, value, cu_seq_lens_q, scaling), None
+    # Under autocast, float32 norm weights leave queries and keys wider than the values.
+    dtype = value.dtype if value.dtype in HALF else torch.bfloat16
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # The operator under torch's varlen_attn, whose public form learnt grouped queries in 2.13.
+    out = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        0.0,
+        True,
+        False,
+        scale=scaling,
+    )[0]
+    return out[None], None
+
+
+@torch.compiler.disable
+def _each_sequence(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scale: float | None
+) -> Tensor:
+    """One sequence after another, where there is no kernel for many."""
     parts = []
-    for start, stop in zip(cu_seq_lens_q[:-1].tolist(), cu_seq_lens_q[1:].tolist(), strict=True):
+    for start, stop in zip(boundaries[:-1].tolist(), boundaries[1:].tolist(), strict=True):
         q, k, v = (x[None, start:stop].transpose(1, 2) for x in (query, key, value))
         out = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
         parts.append(out.transpose(1, 2))
-    return torch.cat(parts, 1), None
-
-
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int, scale: float | None
-) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    # Under autocast, float32 norm weights leave queries and keys wider than the values.
-    dtype = next((x.dtype for x in (query, key, value) if x.dtype in HALF), None)
-    dtype = dtype or torch.get_autocast_dtype("cuda")
-    query, key, value = (x.to(dtype) for x in (query, key, value))
-    known = _parameters(varlen_attn)
-    more: dict[str, Any] = {}
-    if key.shape[1] != query.shape[1]:
-        if "enable_gqa" in known:  # torch >= 2.13
-            more["enable_gqa"] = True
-        else:
-            groups = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    if "scale" in known:
-        more["scale"] = scale
-    elif scale is not None:
-        query = query * (scale * query.shape[-1] ** 0.5)
-    out = varlen_attn(
-        query, key, value, boundaries, boundaries, longest, longest, window_size=(-1, 0), **more
-    )
-    assert isinstance(out, Tensor)
-    return out
-
-
-@functools.cache
-def _parameters(function: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+    return torch.cat(parts, 1)
 
 
 AttentionInterface.register(NAME, packed_attention)
@@ -178,6 +168,57 @@ class Attention:
         finally:
             for config, value in zip(configs, before, strict=True):
                 config._attn_implementation = value
+
+
+class CompiledLayers:
+    """A policy's decoder layers, compiled, for the passes of the update alone.
+
+    What is compiled is each layer's `forward`, so that the hooks of FSDP, DDP and gradient
+    checkpointing stay around it. Shapes are dynamic from the start: packs differ in length, and
+    none compiles anew. Generation keeps the layers as they were, and so does a layer that torch
+    cannot compile, with its reason in the log.
+
+    Args:
+        policy: the model, unwrapped.
+        backend: of `torch.compile`.
+    """
+
+    def __init__(self, policy: Any, backend: str = "inductor") -> None:
+        self.layers = decoder_layers(policy)
+        self.backend = backend
+        self._compiled: list[Any] | None = None
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs this process has compiled so far, whoever asked."""
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Use them for everything inside, backward passes included."""
+        if self._compiled is None:
+            options: dict[str, Any] = {"dynamic": True, "backend": self.backend}
+            self._compiled = [torch.compile(layer.forward, **options) for layer in self.layers]
+        before = [vars(layer).get("forward") for layer in self.layers]
+        try:
+            for layer, compiled in zip(self.layers, self._compiled, strict=True):
+                layer.forward = compiled
+            with torch._dynamo.config.patch(suppress_errors=True):
+                yield
+        finally:
+            for layer, forward in zip(self.layers, before, strict=True):
+                del layer.forward
+                if forward is not None:
+                    layer.forward = forward
+
+
+def decoder_layers(policy: Any) -> list[Any]:
+    """The modules of a causal LM that repeat, in order; none if they cannot be told."""
+    count = policy.config.get_text_config().num_hidden_layers
+    for module in policy.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    return []
 
 
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -220,8 +261,8 @@ def _kernel_obstacle(device: torch.device, half_precision: bool) -> str | None:
     """Why the kernel cannot run here; None if it can."""
     if not half_precision:
         return "variable-length attention needs bfloat16 (bf16=True)"
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return f"torch {torch.__version__} has no variable-length attention"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return f"torch {torch.__version__} was built without flash attention"
     if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
         return "variable-length attention needs an Ampere GPU or newer"
     return None

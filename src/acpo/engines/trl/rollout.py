@@ -53,7 +53,7 @@ class Rollouts:
         """Statistics of the last `width` columns under `model`, `[B, width]` each."""
         packed, trainer = self.trainer.packed, self.trainer
         rows = rows_of(attended.bool(), attended[:, -width:].bool())
-        with packed.attention.installed(trainer.policy, trainer.ref_model):
+        with packed.ready(trainer.policy, trainer.ref_model):
             return packed.statistics(model, ids=ids, rows=rows, first=ids.shape[1] - width)
 
     def rollout_statistics(self, rollout: Tensors) -> TokenStats:

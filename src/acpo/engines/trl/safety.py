@@ -262,7 +262,7 @@ def packing_leak(update: PackedUpdate, policy: Any) -> float:
     try:
         found = []
         for _ in range(2):
-            with update.attention.installed(policy):
+            with update.ready(policy):
                 stats = update.statistics(policy, ids=ids, rows=rows, first=1)
             found.append(stats.logp[1, : short - 1])
             ids[0] = ids[0].flip(0)

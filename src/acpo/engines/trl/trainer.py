@@ -27,7 +27,13 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from acpo.engines.trl import checkpoint, packing, safety
 from acpo.engines.trl.config import ACPOConfig
-from acpo.engines.trl.forward import HALF, HeadOptions, add_policy_forward, choose_attention
+from acpo.engines.trl.forward import (
+    HALF,
+    CompiledLayers,
+    HeadOptions,
+    add_policy_forward,
+    choose_attention,
+)
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.record import RolloutRecorder
@@ -159,11 +165,15 @@ class ACPOTrainer(GRPOTrainer):
             safety.probe_head(policy)
             attention = safety.probed_attention(self, attention)
         logger.info(f"update layout: {attention.layout} ({attention.reason})")
+        compiles = args.compile_layers
+        if compiles is None:
+            compiles = device.type == "cuda" and attention.layout == "packed"
         return PackedUpdate(
             settings,
             ranks=self.ranks,
             attention=attention,
             autocast=self.accelerator.autocast,
+            compiled=CompiledLayers(policy) if compiles else None,
             measure_budget=self._measure_budget,
         )
 
@@ -312,7 +322,7 @@ class ACPOTrainer(GRPOTrainer):
         batch = MiniBatch.read(inputs, share=1 / self.args.steps_per_generation)
         each_pack = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
         no_sync = functools.partial(self.accelerator.no_sync, model)
-        with self.packed.attention.installed(self.policy):
+        with self.packed.ready(self.policy):
             report = self.packed.run(
                 model,
                 batch,
@@ -331,7 +341,7 @@ class ACPOTrainer(GRPOTrainer):
         """Evaluation: the same loss, without gradients."""
         began = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1.0)
-        with self.packed.attention.installed(self.policy):
+        with self.packed.ready(self.policy):
             report = self.packed.run(model, batch)
         return self._log_update(report, len(batch), began, mode="eval")
 
@@ -351,6 +361,8 @@ class ACPOTrainer(GRPOTrainer):
         metrics["update/pack_fill"].append(tokens / max(capacity, 1))
         metrics["update/packs"].append(float(report.packs))
         metrics["update/tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        if self.packed.compiled is not None:
+            metrics["update/compiled_graphs"].append(float(self.packed.compiled.graphs))
         if mode == "train":
             self.guard.loss_is_finite = safety.is_finite(loss, nonfinite)
             metrics["nonfinite/tokens"].append(nonfinite)

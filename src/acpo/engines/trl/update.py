@@ -7,15 +7,15 @@ terms to its head. The head turns them into a loss and its gradient. Sequences t
 gradient never enter a pack.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from acpo.engines.trl.forward import Attention
+from acpo.engines.trl.forward import Attention, CompiledLayers
 from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
 from acpo.engines.trl.ranks import Ranks
 from acpo.head import TokenTerms
@@ -81,6 +81,7 @@ class PackedUpdate:
         ranks: the processes that share a mini-batch.
         attention: how sequences are laid out.
         autocast: the context of a forward pass.
+        compiled: the layers compiled, if they are to be.
         measure_budget: most tokens in a pack for a model as it is wrapped, asked once, at the
             first pass: by then the weights are where they will stay.
     """
@@ -92,10 +93,20 @@ class PackedUpdate:
         ranks: Ranks,
         attention: Attention,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        compiled: CompiledLayers | None = None,
         measure_budget: Callable[[Any], int] | None = None,
     ) -> None:
         self.settings, self.ranks, self.attention = settings, ranks, attention
-        self.autocast, self._measure_budget = autocast, measure_budget
+        self.autocast, self.compiled, self._measure_budget = autocast, compiled, measure_budget
+
+    @contextmanager
+    def ready(self, policy: Any, *others: Any) -> Iterator[None]:
+        """What models need for the passes inside: the attention function, compiled layers."""
+        with (
+            self.attention.installed(policy, *others),
+            nullcontext() if self.compiled is None else self.compiled.installed(),
+        ):
+            yield
 
     def statistics(self, model: Any, *, ids: Tensor, rows: Rows, first: int) -> TokenStats:
         """Statistics of every target under `model`, `[B, C]` each, 0 where there is none."""
