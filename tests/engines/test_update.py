@@ -136,11 +136,8 @@ def test_gradient_checkpointing_recomputes_with_the_same_attention(tmp_path):
     assert relative(recomputed[0], plain[0]) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"gradient_checkpointing": True}], ids=["plain", "checkpoints"]
-)
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, more):
+@pytest.mark.parametrize(("layout", "checkpointing"), [("packed", True), ("padded", False)])
+def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, checkpointing):
     """Through Dynamo and AOTAutograd; the code generator is the GPU benchmark's to check."""
     monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
     settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
