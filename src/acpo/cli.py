@@ -117,9 +117,9 @@ def compare(
     ),
 ) -> None:
     """Compare methods: one budget, several seeds, intervals. Resumes where it was stopped."""
-    from acpo.compare import command
+    from acpo.compare.runner import compare as run_study
 
-    command.compare(
+    run_study(
         study,
         context.args,
         output=output,

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from acpo.cli import app
 from acpo.compare import plan
 from acpo.compare.report import markdown, write_report
-from acpo.compare.study import read_study
-from acpo.compare.summary import read_raw, summarise, write_raw
+from acpo.compare.store import read_raw, write_raw
+from acpo.compare.study_file import read_study
+from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
 
 STUDY = """\

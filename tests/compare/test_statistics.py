@@ -5,7 +5,7 @@ import random
 import pytest
 
 from acpo.compare.statistics import (
-    Estimate,
+    SeedEstimate,
     mean_over_seeds,
     paired_difference,
     ranks,
@@ -68,12 +68,12 @@ def test_a_real_difference_is_found():
 
 
 def test_what_one_interval_shows_and_the_family_does_not_is_not_settled():
-    inside, above, below = (Estimate(v, v - 0.2, v + 0.2, 5) for v in (0.1, 0.3, -0.3))
+    inside, above, below = (SeedEstimate(v, v - 0.2, v + 0.2, 5) for v in (0.1, 0.3, -0.3))
     assert verdict(above, above) == "better" and verdict(below, below) == "worse"
     assert verdict(inside, above) == "not settled (alone: better)"
     assert verdict(inside._replace(value=-0.1), below) == "not settled (alone: worse)"
     assert verdict(inside, inside) == "no difference shown"
-    assert verdict(None, None) == verdict(Estimate(0.1, None, None, 1), above) == ""
+    assert verdict(None, None) == verdict(SeedEstimate(0.1, None, None, 1), above) == ""
 
 
 def test_equal_differences_of_a_few_seeds_show_nothing():

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from acpo.compare.plan import finished, start_runs, study_runs, sweep_runs
-from acpo.compare.study import parse_overrides, read_study
+from acpo.compare.plan import start_runs, study_runs, sweep_runs
+from acpo.compare.store import finished
+from acpo.compare.study_file import parse_overrides, read_study
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from acpo.train.recipe import read_recipe

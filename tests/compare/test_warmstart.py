@@ -6,8 +6,8 @@ from concurrent.futures import Future
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from acpo.compare.settings import WarmStart
-from acpo.compare.study import read_study
+from acpo.compare.plan import WarmStart
+from acpo.compare.study_file import read_study
 from acpo.compare.warmstart import prepare_start, read_examples
 from acpo.errors import ACPOError
 from evaluate.tinymodel import save

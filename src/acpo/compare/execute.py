@@ -1,4 +1,7 @@
-"""One run of a study in this process: a recipe in, `result.json` out."""
+"""One run of a study in this process: a recipe in, `result.json` out.
+
+A launcher starts it as `LAUNCHER -m acpo.compare.execute FOLDER`.
+"""
 
 import dataclasses
 import gc
@@ -14,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import RESULT, START, SWEEP, Run, write_json
+from acpo.compare.plan import START, SWEEP, StudyRun
+from acpo.compare.store import RESULT, write_json
 from acpo.errors import ACPOError
 
 CURVES = {
@@ -35,7 +39,9 @@ CURVES = {
 VERSIONS = ("torch", "transformers", "trl", "numpy")
 
 
-def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -> dict[str, Any]:
+def execute(
+    run: StudyRun, folder: Path, *, threads: int, model: str | None = None
+) -> dict[str, Any]:
     """Train and measure one run; returns what was written to its `result.json`.
 
     Args:
@@ -81,7 +87,7 @@ def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -
 
 
 def _train(
-    run: Run, recipe: Path, folder: Path, model: str | None, outcome: dict[str, Any]
+    run: StudyRun, recipe: Path, folder: Path, model: str | None, outcome: dict[str, Any]
 ) -> None:
     from acpo.train.launch import prepare
     from acpo.train.recipe import read_recipe
@@ -170,3 +176,18 @@ def hardware(threads: int) -> dict[str, Any]:
     if torch.cuda.is_initialized():
         found["gpu"] = torch.cuda.get_device_name()
     return found
+
+
+if __name__ == "__main__":
+    import json
+
+    import typer
+
+    def main(
+        folder: Path, threads: int = typer.Option(1), model: str | None = typer.Option(None)
+    ) -> None:
+        """Execute the run that `spec.json` in FOLDER describes."""
+        spec = json.loads((folder / "spec.json").read_text(encoding="utf-8"))
+        execute(StudyRun(**spec), folder, threads=threads, model=model)
+
+    typer.run(main)

@@ -1,26 +1,104 @@
-"""From a study to its runs, and from a sweep to a learning rate."""
+"""What a study consists of: its settings, the runs they ask for, the learning rates they choose."""
 
-import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from acpo.compare.settings import Row, Study, Task
-from acpo.compare.study import read_options
-from acpo.errors import ACPOError
-
 SWEEP, START, STUDY = "sweep", "start", "study"
-RESULT = "result.json"
-PLACES = ("data", "held_out_data", "model_name_or_path")
-"""Options that say where something lies, which may differ from machine to machine."""
 
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRow:
+    """One line of the table.
+
+    Attributes:
+        name: what the report calls it.
+        method: a row of `METHODS`.
+        options: options of the recipe for this row alone.
+        seed_offset: added to every seed, to give two equal rows different ones.
+    """
+
+    name: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed_offset: int = 0
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """One setting all rows are run in; its learning rates are swept here or in `sweep_of`."""
+
+    name: str
+    recipe: Path
+    recipe_options: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rows: tuple[StudyRow, ...]
+    updates: int
+    seeds: tuple[int, ...]
+    sweep_of: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How learning rates are chosen.
+
+    Attributes:
+        learning_rates: the candidates.
+        seeds: not among the study's.
+        updates: length of a sweep run.
+        share: the part of the training problems kept for the sweep; study runs never see it.
+    """
+
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    updates: int
+    share: float = 0.2
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Settings of the supervised training.
+
+    Attributes:
+        solution_columns: where worked solutions may stand, tried in order.
+        epochs: passes over the training problems.
+        learning_rate: at its peak; a linear rise over 5% of the steps, then a linear fall.
+        batch_size: solutions per step.
+        max_tokens: longer examples are left out.
+        seed: of the order.
+    """
+
+    solution_columns: tuple[str, ...] = ("solution", "answer")
+    epochs: int = 2
+    learning_rate: float = 1e-4
+    batch_size: int = 32
+    max_tokens: int = 512
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study file; see `acpo.compare.study_file.KEYS`."""
+
+    path: Path
+    title: str
+    options: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    tasks: tuple[StudyTask, ...]
+    sweep: Sweep | None
+    warm_start: WarmStart | None = None
+    keep_models: bool = False
+    threads: int = 1
+    launcher: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StudyRun:
     """One training run.
 
     Attributes:
@@ -63,14 +141,14 @@ class Run:
         }
 
 
-def start_runs(study: Study) -> Iterator[Run]:
+def start_runs(study: Study) -> Iterator[StudyRun]:
     """The untrained model, once per task and seed."""
     for task in study.tasks:
         for seed in task.seeds:
-            yield _run(study, task, START, Row(START, "sapo"), seed, None, updates=1)
+            yield _run(study, task, START, StudyRow(START, "sapo"), seed, None, updates=1)
 
 
-def sweep_runs(study: Study) -> Iterator[Run]:
+def sweep_runs(study: Study) -> Iterator[StudyRun]:
     """Every row at every learning rate."""
     if study.sweep is None:
         return
@@ -84,8 +162,8 @@ def sweep_runs(study: Study) -> Iterator[Run]:
 
 
 def study_runs(
-    study: Study, task: Task, row: Row, learning_rate: float | None
-) -> Iterator[tuple[int, Run]]:
+    study: Study, task: StudyTask, row: StudyRow, learning_rate: float | None
+) -> Iterator[tuple[int, StudyRun]]:
     """A row's runs at its learning rate, each with the place of its seed in the list."""
     for place, seed in enumerate(task.seeds):
         yield (
@@ -104,16 +182,21 @@ def study_runs(
 
 def _run(
     study: Study,
-    task: Task,
+    task: StudyTask,
     phase: str,
-    row: Row,
+    row: StudyRow,
     seed: int,
     learning_rate: float | None,
     *,
     updates: int,
-) -> Run:
-    recipe = {**read_options(task.recipe)}
-    recipe |= {**study.options, **task.options, **row.options, **study.overrides}
+) -> StudyRun:
+    recipe = {
+        **task.recipe_options,
+        **study.options,
+        **task.options,
+        **row.options,
+        **study.overrides,
+    }
     recipe |= {"method": row.method, "seed": seed, "max_steps": updates}
     recipe |= {"report": False, "disable_tqdm": True}
     recipe.pop("try_next", None)
@@ -124,7 +207,7 @@ def _run(
         recipe["held_out"] = 0
     share = study.sweep.share if study.sweep else 0.0
     keeps = study.keep_models and phase == STUDY
-    return Run(task.name, phase, row.name, seed, learning_rate, recipe, share, keeps)
+    return StudyRun(task.name, phase, row.name, seed, learning_rate, recipe, share, keeps)
 
 
 class Choice(NamedTuple):
@@ -141,7 +224,9 @@ class Choice(NamedTuple):
     at_edge: bool
 
 
-def choose(study: Study, task: Task, row: Row, results: Mapping[str, Result]) -> Choice | None:
+def choose(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> Choice | None:
     """A row's learning rate from its finished sweep; None while runs are missing."""
     if study.sweep is None:
         return Choice(None, {}, False)
@@ -174,55 +259,3 @@ def sweep_score(result: Result) -> float | None:
         return None
     points = [row["accuracy"] for row in result["curve"] if row.get("accuracy") is not None]
     return statistics.fmean(points[-max(1, len(points) // 4) :]) if points else None
-
-
-def finished(folder: Path, run: Run) -> Result | None:
-    """What a finished run found, or None.
-
-    Raises:
-        ACPOError: when the folder holds the result of a run with other settings, or something else.
-    """
-    path = folder / "runs" / run.name / RESULT
-    if not path.is_file():
-        return None
-    result, spec = read_json(path), json.loads(json.dumps(run.spec()))
-    made = result.get("spec")
-    if not isinstance(made, dict) or not isinstance(made.get("recipe"), dict):
-        raise ACPOError(f"{path} is not the result of a run; remove it to have the run done again")
-    for part, old, new in (("recipe", made["recipe"], spec["recipe"]), ("spec", made, spec)):
-        for key in sorted({*old, *new} - {"recipe", *PLACES}):
-            if old.get(key) != new.get(key):
-                raise ACPOError(
-                    f"{path.parent}: {key}={old.get(key)!r} there, {new.get(key)!r} in the study "
-                    f"({part}); use another --output, or remove the runs that are out of date"
-                )
-    return result
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write_json` wrote, perhaps on another machine.
-
-    Raises:
-        ACPOError: it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
-    if not isinstance(content, dict):
-        raise ACPOError(f"{path} is damaged (not a mapping); remove it")
-    return content
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that is either whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def read_results(folder: Path, runs: Sequence[Run]) -> dict[str, Result]:
-    """The results there are, by run name."""
-    found = {run.name: finished(folder, run) for run in runs}
-    return {name: result for name, result in found.items() if result is not None}

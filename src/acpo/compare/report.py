@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences
-from acpo.compare.paper import COLUMNS
-from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
+from acpo.compare.summary import COLUMNS, NOTHING, UNSETTLED, VERDICTS
 
 PAPER_MARK = "paper, not measured here"
 _LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"})

@@ -13,7 +13,7 @@ from acpo.intervals import LEVEL, student_quantile
 NO_WIDTH = 1e-9
 
 
-class Estimate(NamedTuple):
+class SeedEstimate(NamedTuple):
     """A mean over seeds with an interval; no interval from one seed."""
 
     value: float
@@ -32,27 +32,27 @@ class Estimate(NamedTuple):
             return False
         return self.low * self.high > 0 and self.high - self.low > NO_WIDTH
 
-    def within(self, least: float, most: float) -> "Estimate":
+    def within(self, least: float, most: float) -> "SeedEstimate":
         """The interval cut to what is possible, which costs it no coverage."""
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, least), high=min(self.high, most))
 
 
-def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> Estimate:
+def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> SeedEstimate:
     """The mean with Student's interval; of equal values, an interval of width 0."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
-        return Estimate(mean, None, None, count)
+        return SeedEstimate(mean, None, None, count)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     half = student_quantile(count - 1, level) * math.sqrt(variance / count)
-    return Estimate(mean, mean - half, mean + half, count)
+    return SeedEstimate(mean, mean - half, mean + half, count)
 
 
 def paired_difference(
     ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL
-) -> Estimate | None:
+) -> SeedEstimate | None:
     """Mean of ours minus theirs over the seeds both have; None when there are none."""
     shared = [seed for seed in ours if seed in theirs]
     if not shared:

@@ -1,25 +1,19 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from acpo.compare import plan
-from acpo.compare.paper import PAPER
-from acpo.compare.plan import Choice, Result
-from acpo.compare.settings import Row, Study, Task
+from acpo.compare.plan import Choice, Result, Study, StudyRow, StudyTask
 from acpo.compare.statistics import (
-    Estimate,
+    SeedEstimate,
     mean_over_seeds,
     paired_difference,
     ranks,
     simultaneous_level,
 )
-from acpo.compare.study import BASELINE, CONTROL
-from acpo.errors import ACPOError
-from acpo.jsonl import read_jsonl
+from acpo.compare.study_file import BASELINE, CONTROL
 from acpo.objectives.methods import METHODS
 
 CURVES = {
@@ -33,6 +27,47 @@ CURVES = {
 UNSETTLED = {True: "not settled (alone: better)", False: "not settled (alone: worse)"}
 NOTHING, FAILED = "no difference shown", "runs failed"
 VERDICTS = ("better", "worse", *UNSETTLED.values(), NOTHING, FAILED)
+
+
+class Printed(NamedTuple):
+    """One row's numbers in the ACPO paper, in percent; None where it has none. Not measured by us.
+
+    Main table (mean@8; pass@1 on HumanEval Pro; average of the six) and ablation table (mean@8 on
+    AIME24, Qwen3-8B-Base). `docs/method.md` says what in them does not add up.
+
+    Attributes:
+        aime24: AIME24, Qwen3-8B-Base (main and ablation tables).
+        qwen3: average of six benchmarks, Qwen3-8B-Base.
+        qwen25: average of six benchmarks, Qwen2.5-Math-7B.
+    """
+
+    aime24: float
+    qwen3: float | None = None
+    qwen25: float | None = None
+
+
+COLUMNS = {
+    "aime24": "AIME24, Qwen3-8B-Base",
+    "qwen3": "average of six, Qwen3-8B-Base",
+    "qwen25": "average of six, Qwen2.5-Math-7B",
+}
+
+PAPER: dict[str, Printed] = {
+    "grpo": Printed(22.60, 27.27, 27.76),
+    "dapo": Printed(24.89, 30.42, 29.44),
+    "8020": Printed(26.02, 30.97, 29.81),
+    "gtpo": Printed(27.21, 32.37, 31.89),
+    "sapo": Printed(29.06, 33.49, 31.53),
+    "acpo_no_routing": Printed(30.31, 35.31, 34.04),
+    "acpo": Printed(34.28, 36.40, 35.15),
+    "fixed": Printed(26.12),
+    "positive_only": Printed(28.58),
+    "nonpositive_only": Printed(27.65),
+    "shannon": Printed(26.68),
+    "shannon_offset": Printed(25.19),
+    "global_sg": Printed(27.30),
+    "global_sg_offset": Printed(24.75),
+}
 
 
 def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> dict[str, Any]:
@@ -69,7 +104,7 @@ def _distinct(values: Any) -> list[Any]:
     return found
 
 
-def _task(study: Study, task: Task, results: Mapping[str, Result]) -> dict[str, Any]:
+def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[str, Any]:
     starts = {
         run.seed: results[run.name]["accuracy"]["value"]
         for run in plan.start_runs(study)
@@ -109,7 +144,7 @@ def _task(study: Study, task: Task, results: Mapping[str, Result]) -> dict[str, 
 
 
 def _row(
-    row: Row,
+    row: StudyRow,
     choice: Choice | None,
     found: Mapping[str, Mapping[int, Result]],
     starts: Mapping[int, float],
@@ -159,7 +194,7 @@ def _accuracies(runs: Mapping[int, Result]) -> dict[int, float]:
 
 def _difference(
     ours: Mapping[int, Result], theirs: Mapping[int, Result], wanted: bool, **options: Any
-) -> Estimate | None:
+) -> SeedEstimate | None:
     """Paired by seed, among runs that started from the same weights."""
     if not wanted:
         return None
@@ -176,7 +211,7 @@ def _mean_accuracy(values: Mapping[int, float]) -> dict[str, Any] | None:
     return _plain(mean_over_seeds(list(values.values())).within(0.0, 1.0)) if values else None
 
 
-def verdict(simultaneous: Estimate | None, single: Estimate | None) -> str:
+def verdict(simultaneous: SeedEstimate | None, single: SeedEstimate | None) -> str:
     """What the interval that allows for all comparisons says, or what only one alone would."""
     if simultaneous is None or single is None or simultaneous.low is None:
         return ""
@@ -201,25 +236,6 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
     return rows
 
 
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
+def _plain(estimate: SeedEstimate | None) -> dict[str, Any] | None:
     """As data; accuracies differ by 1 at most."""
     return None if estimate is None else estimate.within(-1.0, 1.0)._asdict()
-
-
-def write_raw(results: Mapping[str, Result], path: Path) -> None:
-    """Every run's result, one per line."""
-    lines = [json.dumps({"run": name, **results[name]}) for name in sorted(results)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def read_raw(path: Path) -> dict[str, Result]:
-    """What `write_raw` wrote: a study's results without its folders.
-
-    Raises:
-        ACPOError: a line is damaged.
-    """
-    rows = read_jsonl(path)
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("run"), str) or not isinstance(row.get("spec"), dict):
-            raise ACPOError(f"{path}:{number}: not the result of a run")
-    return {row["run"]: {k: v for k, v in row.items() if k != "run"} for row in rows}

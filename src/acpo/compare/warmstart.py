@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import read_json, write_json
-from acpo.compare.settings import Study, WarmStart
-from acpo.compare.study import read_options
+from acpo.compare.plan import Study, WarmStart
+from acpo.compare.store import read_json, write_json
 from acpo.errors import ACPOError
 
 FOLDER = "warm-start"
@@ -40,7 +39,7 @@ def prepare_start(
             raise ACPOError(f"{place} was made with other settings, {made}; remove it")
         return str(place)
     say("warm start: supervised training on worked solutions")
-    recipe = {**read_options(study.tasks[0].recipe), **study.options, **study.overrides}
+    recipe = {**study.tasks[0].recipe_options, **study.options, **study.overrides}
     record = submit(train_start, recipe, settings, place).result()
     say(
         f"warm start: loss {record['loss']:.3f} after {record['steps']} steps, "

@@ -1,19 +1,18 @@
-"""A study: which rows, on which tasks, with which seeds, under which budget.
-
-The file is checked whole before anything runs; a refusal names the line.
-"""
+"""A study's file, checked whole before anything runs; a refusal names the line."""
 
 import difflib
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from acpo.compare.located import Located, Path_
-from acpo.compare.settings import Row, Study, Sweep, Task, WarmStart
+import yaml
+
+from acpo.compare.plan import Study, StudyRow, StudyTask, Sweep, WarmStart
 from acpo.errors import ACPOError
 from acpo.objectives.methods import METHODS
+
+Place = tuple[str | int, ...]
 
 BASELINE, CONTROL = "sapo", "global_sg_x3"
 """What every row is compared with, and what is in every study: at w = 1 it equals ACPO."""
@@ -42,14 +41,63 @@ DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
-@functools.cache
-def read_options(path: Path) -> Mapping[str, Any]:
-    """A recipe's options as they stand in its file.
+class YamlFile:
+    """A parsed YAML file.
 
-    Raises:
-        ACPOError: it is no YAML, or no mapping.
+    Attributes:
+        path: of the file.
+        values: what it holds.
     """
-    return Located(path, what="recipe").values
+
+    def __init__(self, path: str | Path, *, what: str = "study") -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ACPOError(f"{what}={str(path)!r} is not a file; see recipes/studies/ for some")
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ACPOError(f"{path}:1: not YAML in UTF-8: {error}") from error
+        self._lines: dict[Place, int] = {}
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            self.values: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            line = f":{mark.line + 1}" if mark else ""
+            raise ACPOError(f"{path}{line}: not YAML: {error}") from error
+        if not isinstance(self.values, dict) or node is None:
+            raise ACPOError(f"{path}:1: a {what} is a mapping of options to values")
+        self._walk(node, (), ())
+
+    def _walk(self, node: Any, place: Place, around: tuple[Any, ...]) -> None:
+        self._lines[place] = node.start_mark.line + 1
+        if node in around:
+            self.refuse(place, "an alias refers to what it is part of; write it out")
+        around = (*around, node)
+        if isinstance(node, yaml.SequenceNode):
+            for index, child in enumerate(node.value):
+                self._walk(child, (*place, index), around)
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, child in node.value:
+                name = str(key.value)
+                self._lines[(*place, name)] = key.start_mark.line + 1
+                if name in seen:
+                    self.refuse((*place, name), f"{name!r} is given twice; keep one")
+                seen.add(name)
+                line = self._lines[(*place, name)]
+                self._walk(child, (*place, name), around)
+                self._lines[(*place, name)] = line  # of the key, not where its block begins
+
+    def line(self, place: Place) -> int:
+        """The line of a value, or of the nearest thing around it."""
+        while place not in self._lines:
+            place = place[:-1]
+        return self._lines[place]
+
+    def refuse(self, place: Place, why: str) -> NoReturn:
+        """Raise an error that names the file and the line of a value."""
+        raise ACPOError(f"{self.path}:{self.line(place)}: {why}")
 
 
 def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
@@ -62,11 +110,11 @@ def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> 
     Raises:
         ACPOError: for anything that cannot be run as written, with file and line.
     """
-    return _Reader(Located(path), overrides or {}).study()
+    return _Reader(YamlFile(path), overrides or {}).study()
 
 
 class _Reader:
-    def __init__(self, file: Located, overrides: Mapping[str, Any]) -> None:
+    def __init__(self, file: YamlFile, overrides: Mapping[str, Any]) -> None:
         self.file, self.overrides = file, overrides
         self.values: dict[str, Any] = file.values
 
@@ -76,7 +124,6 @@ class _Reader:
         for name in ("recipe", "methods", "updates", "seeds"):
             if values.get(name) is None:
                 file.refuse((), f"{name} is missing: {KEYS[name]}")
-        self._recipe(("recipe",))
         updates = self._count(("updates",))
         seeds = self._seeds(("seeds",))
         rows = self._rows(("methods",))
@@ -100,18 +147,18 @@ class _Reader:
             note=str(values.get("note") or ""),
         )
 
-    def _type(self, place: Path_, kind: type, words: str) -> None:
+    def _type(self, place: Place, kind: type, words: str) -> None:
         value = self._at(place[:-1]).get(place[-1])
         if value is not None and not isinstance(value, kind):
             self.file.refuse(place, f"{place[-1]}={value!r} must be {words}")
 
     def _measurable(
-        self, tasks: tuple[Task, ...], options: Mapping[str, Any], sweep: Sweep | None
+        self, tasks: tuple[StudyTask, ...], options: Mapping[str, Any], sweep: Sweep | None
     ) -> None:
         """Every run must log something, and be measured on problems of its own."""
         for task in tasks:
-            where: Path_ = ("tasks", task.name) if "tasks" in self.values else ("updates",)
-            merged = {**read_options(task.recipe), **options, **task.options, **self.overrides}
+            where: Place = ("tasks", task.name) if "tasks" in self.values else ("updates",)
+            merged = {**task.recipe_options, **options, **task.options, **self.overrides}
             held, every = merged.get("held_out", 0), merged.get("logging_steps", 10)
             if not isinstance(held, int) or held < 1:
                 self.file.refuse(where, f"held_out={held!r}: accuracy needs problems kept aside")
@@ -141,32 +188,33 @@ class _Reader:
         columns = tuple(map(str, value.get("solution_columns") or WarmStart.solution_columns))
         return WarmStart(**{**value, "solution_columns": columns})
 
-    def _recipe(self, place: Path_) -> Path:
+    def _recipe(self, place: Place) -> tuple[Path, Mapping[str, Any]]:
+        """A recipe's path, and its options as they stand there."""
         path = self.file.path.parent / str(self._at(place))
         if not path.is_file():
             self.file.refuse(place, f"recipe={self._at(place)!r} is not a file beside the study")
-        return path
+        return path, YamlFile(path, what="recipe").values
 
-    def _at(self, place: Path_) -> Any:
+    def _at(self, place: Place) -> Any:
         value: Any = self.values
         for part in place:
             value = value[part]
         return value
 
-    def _known(self, place: Path_, allowed: Sequence[str] | Mapping[str, Any]) -> None:
+    def _known(self, place: Place, allowed: Sequence[str] | Mapping[str, Any]) -> None:
         for key in self._at(place):
             if key not in allowed:
                 near = difflib.get_close_matches(str(key), allowed, n=1, cutoff=0.5)
                 hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(allowed)}"
                 self.file.refuse((*place, key), f"{key!r} is not an option here; {hint}")
 
-    def _count(self, place: Path_) -> int:
+    def _count(self, place: Place) -> int:
         value = self._at(place)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             self.file.refuse(place, f"{place[-1]}={value!r} must be a whole number of at least 1")
         return value
 
-    def _seeds(self, place: Path_) -> tuple[int, ...]:
+    def _seeds(self, place: Place) -> tuple[int, ...]:
         value = self._at(place)
         if not isinstance(value, list) or not value:
             self.file.refuse(place, f"seeds={value!r} must be a list of whole numbers")
@@ -176,7 +224,7 @@ class _Reader:
                 self.file.refuse((*place, index), f"seed {seed} is given twice; keep one")
         return tuple(value)
 
-    def _whole(self, place: Path_) -> int:
+    def _whole(self, place: Place) -> int:
         value = self._at(place)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
             name = place[-1] if isinstance(place[-1], str) else "seed"
@@ -185,7 +233,7 @@ class _Reader:
             )
         return value
 
-    def _rate(self, place: Path_) -> float:
+    def _rate(self, place: Place) -> float:
         value = self._at(place)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
             self.file.refuse(
@@ -193,7 +241,7 @@ class _Reader:
             )
         return float(value)
 
-    def _options(self, place: Path_) -> dict[str, Any]:
+    def _options(self, place: Place) -> dict[str, Any]:
         name = place[-1]
         holder = self._at(place[:-1])
         value = holder.get(name) if isinstance(holder, dict) else None
@@ -207,13 +255,13 @@ class _Reader:
                 self.file.refuse((*place, key), f"{key} is decided run by run, by {where}")
         return value
 
-    def _rows(self, place: Path_) -> tuple[Row, ...]:
+    def _rows(self, place: Place) -> tuple[StudyRow, ...]:
         value = self._at(place)
         if value == "all":
-            return tuple(Row(name, name) for name in METHODS)
+            return tuple(StudyRow(name, name) for name in METHODS)
         if not isinstance(value, list) or not value:
             self.file.refuse(place, f"methods={value!r} must be 'all' or a list of rows")
-        rows: list[Row] = []
+        rows: list[StudyRow] = []
         for index in range(len(value)):
             row = self._row((*place, index))
             if any(row.name == other.name for other in rows):
@@ -221,22 +269,22 @@ class _Reader:
             rows.append(row)
         for needed in (BASELINE, CONTROL):
             if not any(row.name == needed for row in rows):
-                rows.append(Row(needed, needed))
+                rows.append(StudyRow(needed, needed))
         return tuple(rows)
 
-    def _row(self, place: Path_) -> Row:
+    def _row(self, place: Place) -> StudyRow:
         value = self._at(place)
         if isinstance(value, dict):
             self._known(place, ROW_KEYS)
             name = str(value.get("name") or value.get("method"))
-            row = Row(
+            row = StudyRow(
                 name,
                 str(value.get("method") or name),
                 self._options((*place, "options")),
                 self._whole((*place, "seed_offset")) if "seed_offset" in value else 0,
             )
         else:
-            row = Row(str(value), str(value))
+            row = StudyRow(str(value), str(value))
         if row.method not in METHODS:
             near = difflib.get_close_matches(row.method, METHODS, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
@@ -244,27 +292,28 @@ class _Reader:
                 place, f"method {row.method!r} is unknown; {hint}choose from {', '.join(METHODS)}"
             )
         self._check_name(place, row.name)
-        if row.name in METHODS and row != Row(row.name, row.name):
+        if row.name in METHODS and row != StudyRow(row.name, row.name):
             self.file.refuse(
                 place, f"{row.name!r} must be the plain row; give this one a name of its own"
             )
         return row
 
-    def _check_name(self, place: Path_, name: str) -> None:
+    def _check_name(self, place: Place, name: str) -> None:
         if not _NAME.fullmatch(name):
             self.file.refuse(place, f"name {name!r} must consist of letters, digits and _ . + -")
 
     def _tasks(
-        self, rows: tuple[Row, ...], updates: int, seeds: tuple[int, ...]
-    ) -> tuple[Task, ...]:
+        self, rows: tuple[StudyRow, ...], updates: int, seeds: tuple[int, ...]
+    ) -> tuple[StudyTask, ...]:
         value = self.values.get("tasks")
         if value is None:
-            return (Task("main", self._recipe(("recipe",)), {}, rows, updates, seeds, "main"),)
+            recipe = self._recipe(("recipe",))
+            return (StudyTask("main", *recipe, {}, rows, updates, seeds, "main"),)
         if not isinstance(value, dict) or not value:
             self.file.refuse(("tasks",), f"tasks={value!r} must be a mapping of names to settings")
-        tasks: list[Task] = []
+        tasks: list[StudyTask] = []
         for name, setting in value.items():
-            place: Path_ = ("tasks", name)
+            place: Place = ("tasks", name)
             self._check_name(place, str(name))
             if not isinstance(setting, dict):
                 self.file.refuse(place, f"task {name!r} must be a mapping; {{}} for no options")
@@ -275,9 +324,9 @@ class _Reader:
                     (*place, "sweep_of"), f"sweep_of={sweep_of!r} must name a task above this one"
                 )
             tasks.append(
-                Task(
+                StudyTask(
                     str(name),
-                    self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
+                    *self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
                     self._options((*place, "options")),
                     self._rows((*place, "methods")) if "methods" in setting else rows,
                     self._count((*place, "updates")) if "updates" in setting else updates,
@@ -287,7 +336,7 @@ class _Reader:
             )
         return tuple(tasks)
 
-    def _sweep(self, tasks: tuple[Task, ...], updates: int) -> Sweep | None:
+    def _sweep(self, tasks: tuple[StudyTask, ...], updates: int) -> Sweep | None:
         value = self.values.get("sweep")
         if value is None:
             return None

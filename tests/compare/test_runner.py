@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.compare import conduct as conducting
-from acpo.compare.conduct import conduct, survey
+from acpo.compare import runner
 from acpo.compare.execute import own_problems
 from acpo.compare.report import write_report
-from acpo.compare.study import read_study
+from acpo.compare.runner import progress, run_missing
+from acpo.compare.study_file import read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
 
@@ -67,7 +67,7 @@ def inline(monkeypatch):
 
         yield submit
 
-    monkeypatch.setattr(conducting, "worker_pool", pool)
+    monkeypatch.setattr(runner, "worker_pool", pool)
     return Inline
 
 
@@ -98,7 +98,7 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
     path = write_study(tmp_path, rows, updates=16, seeds="[0, 1, 2, 3]")
     study = read_study(path)
     summary = summarise(
-        study, conduct(study, tmp_path / "out", workers=1, say=lambda _: None), command="test"
+        study, run_missing(study, tmp_path / "out", workers=1, say=lambda _: None), command="test"
     )
     found = {row["name"]: row for row in summary["tasks"]["main"]["rows"]}
     assert found["sabotaged"]["verdict"] == "worse"
@@ -117,27 +117,27 @@ SWEEP = "sweep: {learning_rates: [1.0e-4, 1.0e-3], seeds: [50], updates: 4}\n"
 
 def test_interrupted_and_resumed_is_the_same(tmp_path, inline):
     study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]", more=SWEEP))
-    whole = conduct(study, tmp_path / "whole", workers=1, say=lambda _: None)
+    whole = run_missing(study, tmp_path / "whole", workers=1, say=lambda _: None)
     assert len(whole) == 4 + 1 + 2
     inline.after = inline.ran + 3
     with pytest.raises(Interruption):
-        conduct(study, tmp_path / "cut", workers=1, say=lambda _: None)
+        run_missing(study, tmp_path / "cut", workers=1, say=lambda _: None)
     shutil.copytree(tmp_path / "cut", tmp_path / "elsewhere")  # brought to another machine
-    assert len(survey(study, tmp_path / "elsewhere").results) == 3
+    assert len(progress(study, tmp_path / "elsewhere").results) == 3
     inline.after, before = 10**9, inline.ran
-    resumed = conduct(study, tmp_path / "elsewhere", workers=1, say=lambda _: None)
+    resumed = run_missing(study, tmp_path / "elsewhere", workers=1, say=lambda _: None)
     assert inline.ran == before + 4, "nothing is run twice"
     assert untimed(resumed) == untimed(whole)
 
 
 def test_settings_do_not_mix(tmp_path, inline):
     path = write_study(tmp_path, "  - sapo\n", seeds="[0]")
-    conduct(read_study(path), tmp_path / "out", workers=1, say=lambda _: None)
+    run_missing(read_study(path), tmp_path / "out", workers=1, say=lambda _: None)
     path.write_text(
         path.read_text().replace("max_completion_length: 16", "max_completion_length: 20")
     )
     with pytest.raises(ACPOError, match="max_completion_length=16 there, 20 in the study"):
-        survey(read_study(path), tmp_path / "out")
+        progress(read_study(path), tmp_path / "out")
 
 
 def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inline):
