@@ -1,12 +1,14 @@
 """What a study consists of: its settings, the runs they ask for, the learning rates they choose."""
 
 import statistics
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SWEEP, START, STUDY = "sweep", "start", "study"
+SWEEP, START, STUDY, MATCHED = "sweep", "start", "study", "matched"
+BASELINE, CONTROL = "sapo", "global_sg_x3"
+"""What every row is compared with, and what equals ACPO at w = 1."""
 
 Result = Mapping[str, Any]
 
@@ -47,37 +49,18 @@ class Sweep:
     """How learning rates are chosen.
 
     Attributes:
-        learning_rates: the candidates.
+        learning_rates: the candidates, ascending.
         seeds: not among the study's.
         updates: length of a sweep run.
         share: the part of the training problems kept for the sweep; study runs never see it.
+        extend: candidates to add beyond an end, at its spacing, while the best lies there.
     """
 
     learning_rates: tuple[float, ...]
     seeds: tuple[int, ...]
     updates: int
     share: float = 0.2
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    """Settings of the supervised training.
-
-    Attributes:
-        solution_columns: where worked solutions may stand, tried in order.
-        epochs: passes over the training problems.
-        learning_rate: at its peak; a linear rise over 5% of the steps, then a linear fall.
-        batch_size: solutions per step.
-        max_tokens: longer examples are left out.
-        seed: of the order.
-    """
-
-    solution_columns: tuple[str, ...] = ("solution", "answer")
-    epochs: int = 2
-    learning_rate: float = 1e-4
-    batch_size: int = 32
-    max_tokens: int = 512
-    seed: int = 0
+    extend: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,10 +73,11 @@ class Study:
     overrides: Mapping[str, Any]
     tasks: tuple[StudyTask, ...]
     sweep: Sweep | None
-    warm_start: WarmStart | None = None
     keep_models: bool = False
     threads: int = 1
     launcher: str | None = None
+    matched: tuple[str, ...] = ()
+    pass_at: tuple[int, int] | None = None
     note: str = ""
 
 
@@ -103,13 +87,16 @@ class StudyRun:
 
     Attributes:
         task: its task's name.
-        phase: "sweep", "start" (the model as it comes, measured and not trained) or "study".
+        phase: "sweep", "start" (the model as it comes, measured and not trained), "study", or
+            "matched" (updates as long as the baseline's).
         row: the row's name.
         seed: of prompts, rollouts and evaluation.
         learning_rate: None for a start, and for the recipe's own.
         recipe: every option, as a recipe of its own.
         share: the part of the training problems kept for sweeps.
         keeps_model: whether to leave the trained model behind.
+        pass_at: problems and samples of each to measure pass@k with.
+        step_lengths: how far each update has to move the weights; empty: as far as it does.
     """
 
     task: str
@@ -120,6 +107,8 @@ class StudyRun:
     recipe: Mapping[str, Any]
     share: float
     keeps_model: bool = False
+    pass_at: Sequence[int] | None = None
+    step_lengths: Sequence[float] = ()
 
     @property
     def name(self) -> str:
@@ -127,8 +116,17 @@ class StudyRun:
         rate = "" if self.learning_rate is None else f"-lr{self.learning_rate:g}"
         return f"{self.task}/{self.phase}/{self.row}{rate}-seed{self.seed}"
 
+    @property
+    def updates(self) -> int:
+        """Its length."""
+        return int(self.recipe["max_steps"])
+
     def spec(self) -> dict[str, Any]:
-        """Everything that decides what the run does."""
+        """Everything that decides what the run does, as JSON has it."""
+        optional = {
+            "pass_at": list(self.pass_at or ()),
+            "step_lengths": list(self.step_lengths),
+        }
         return {
             "task": self.task,
             "phase": self.phase,
@@ -138,27 +136,28 @@ class StudyRun:
             "share": self.share,
             "keeps_model": self.keeps_model,
             "recipe": dict(self.recipe),
+            **{name: value for name, value in optional.items() if value},
         }
 
 
-def start_runs(study: Study) -> Iterator[StudyRun]:
-    """The untrained model, once per task and seed."""
-    for task in study.tasks:
-        for seed in task.seeds:
-            yield _run(study, task, START, StudyRow(START, "sapo"), seed, None, updates=1)
+def start_runs(study: Study, task: StudyTask) -> Iterator[StudyRun]:
+    """The untrained model, once per seed."""
+    for seed in task.seeds:
+        yield _run(study, task, START, StudyRow(START, BASELINE), seed, None, updates=1)
 
 
-def sweep_runs(study: Study) -> Iterator[StudyRun]:
-    """Every row at every learning rate."""
-    if study.sweep is None:
-        return
-    for task in study.tasks:
-        if task.sweep_of != task.name:
-            continue
+def sweep_runs(study: Study, task: StudyTask, results: Mapping[str, Result]) -> Iterator[StudyRun]:
+    """Every row at every learning rate that its results so far ask for."""
+    if task.sweep_of == task.name:
         for row in task.rows:
-            for rate in study.sweep.learning_rates:
-                for seed in study.sweep.seeds:
-                    yield _run(study, task, SWEEP, row, seed, rate, updates=study.sweep.updates)
+            for rate in _candidates(study, task, row, results):
+                yield from _sweep_runs_at(study, task, row, rate)
+
+
+def _sweep_runs_at(study: Study, task: StudyTask, row: StudyRow, rate: float) -> Iterator[StudyRun]:
+    assert study.sweep is not None
+    for seed in study.sweep.seeds:
+        yield _run(study, task, SWEEP, row, seed, rate, updates=study.sweep.updates)
 
 
 def study_runs(
@@ -166,18 +165,24 @@ def study_runs(
 ) -> Iterator[tuple[int, StudyRun]]:
     """A row's runs at its learning rate, each with the place of its seed in the list."""
     for place, seed in enumerate(task.seeds):
-        yield (
-            place,
-            _run(
-                study,
-                task,
-                STUDY,
-                row,
-                seed + row.seed_offset,
-                learning_rate,
-                updates=task.updates,
-            ),
-        )
+        seed += row.seed_offset
+        yield place, _run(study, task, STUDY, row, seed, learning_rate, updates=task.updates)
+
+
+def matched_runs(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> Iterator[tuple[int, StudyRun]]:
+    """A row's runs with updates as long as the baseline's, where the baseline's run is there."""
+    base = next(row for row in task.rows if row.name == BASELINE)
+    choice = choose(study, task, base, results)
+    if choice is None or row.name not in study.matched:
+        return
+    rate = choice.learning_rate
+    for (place, theirs), seed in zip(study_runs(study, task, base, rate), task.seeds, strict=True):
+        found = results.get(theirs.name, {})
+        if found.get("step_lengths") and not found.get("failed"):
+            run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
+            yield place, replace(run, step_lengths=found["step_lengths"])
 
 
 def _run(
@@ -190,13 +195,8 @@ def _run(
     *,
     updates: int,
 ) -> StudyRun:
-    recipe = {
-        **task.recipe_options,
-        **study.options,
-        **task.options,
-        **row.options,
-        **study.overrides,
-    }
+    recipe = {**task.recipe_options, **study.options, **task.options}
+    recipe |= {**row.options, **study.overrides}
     recipe |= {"method": row.method, "seed": seed, "max_steps": updates}
     recipe |= {"report": False, "disable_tqdm": True}
     recipe.pop("try_next", None)
@@ -205,9 +205,17 @@ def _run(
         recipe["learning_rate"] = learning_rate
     if phase == SWEEP:
         recipe["held_out"] = 0
-    share = study.sweep.share if study.sweep else 0.0
-    keeps = study.keep_models and phase == STUDY
-    return StudyRun(task.name, phase, row.name, seed, learning_rate, recipe, share, keeps)
+    return StudyRun(
+        task.name,
+        phase,
+        row.name,
+        seed,
+        learning_rate,
+        recipe,
+        study.sweep.share if study.sweep else 0.0,
+        study.keep_models and phase == STUDY,
+        None if phase == SWEEP else study.pass_at,
+    )
 
 
 class Choice(NamedTuple):
@@ -215,7 +223,7 @@ class Choice(NamedTuple):
 
     Attributes:
         learning_rate: the one with the highest mean score; the smaller of equal ones.
-        scores: mean score by learning rate; None where every seed failed.
+        scores: mean score by learning rate; None where a seed failed.
         at_edge: whether it is the smallest or largest candidate.
     """
 
@@ -230,23 +238,66 @@ def choose(
     """A row's learning rate from its finished sweep; None while runs are missing."""
     if study.sweep is None:
         return Choice(None, {}, False)
+    task_of = next(t for t in study.tasks if t.name == task.sweep_of)
+    rates = _candidates(study, task_of, row, results)
+    scores = _scores(study, task_of, row, rates, results)
+    if scores is None:
+        return None
+    best = _best(scores)
+    return Choice(best, scores, len(scores) > 1 and best in (min(scores), max(scores)))
+
+
+def _candidates(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> list[float]:
+    """A row's learning rates: the study's, and some beyond an end where the best lay there."""
+    sweep = study.sweep
+    if sweep is None:
+        return []
+    rates = list(sweep.learning_rates)
+    below = above = sweep.extend
+    while (scores := _scores(study, task, row, rates, results)) is not None:
+        best = _best(scores)
+        if best == rates[0] and below:
+            rates.insert(0, _beyond(rates[0], rates[1]))
+            below -= 1
+        elif best == rates[-1] and above:
+            rates.append(_beyond(rates[-1], rates[-2]))
+            above -= 1
+        else:
+            break
+    return rates
+
+
+def _beyond(end: float, neighbour: float) -> float:
+    """The next candidate outside, at the spacing of the last two, to two digits."""
+    return float(f"{end * end / neighbour:.2g}")
+
+
+def _scores(
+    study: Study,
+    task: StudyTask,
+    row: StudyRow,
+    rates: Sequence[float],
+    results: Mapping[str, Result],
+) -> dict[float, float | None] | None:
+    """Mean score by learning rate, None for one that failed; None while runs are missing."""
     scores: dict[float, float | None] = {}
-    for rate in study.sweep.learning_rates:
+    for rate in rates:
         found = []
-        for seed in study.sweep.seeds:
-            task_of = next(t for t in study.tasks if t.name == task.sweep_of)
-            run = _run(study, task_of, SWEEP, row, seed, rate, updates=study.sweep.updates)
+        for run in _sweep_runs_at(study, task, row, rate):
             if run.name not in results:
                 return None
             found.append(sweep_score(results[run.name]))
-        scores[rate] = (
-            None if None in found else statistics.fmean(x for x in found if x is not None)
-        )
-    usable = {rate: score for rate, score in scores.items() if score is not None}
-    if not usable:
-        return Choice(min(scores), scores, True)
-    best = max(usable, key=lambda rate: (usable[rate], -rate))
-    return Choice(best, scores, len(scores) > 1 and best in (min(scores), max(scores)))
+        known = [score for score in found if score is not None]
+        scores[rate] = statistics.fmean(known) if len(known) == len(found) else None
+    return scores
+
+
+def _best(scores: Mapping[float, float | None]) -> float:
+    """The rate with the highest score; the smaller of equal ones, and of failures."""
+    known = {rate: -1.0 if score is None else score for rate, score in scores.items()}
+    return max(sorted(known), key=known.__getitem__)
 
 
 def sweep_score(result: Result) -> float | None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -21,6 +22,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +31,13 @@ from acpo.compare.plan import Result, Study, StudyRun
 from acpo.compare.report import write_report
 from acpo.compare.study_file import parse_overrides, read_study
 from acpo.compare.summary import summarise
-from acpo.compare.warmstart import prepare_start
 from acpo.errors import ACPOError
+
+TELL_EVERY = 20.0
+"""Seconds between two lines about the runs that are going on."""
+
+SHARED = 0.92
+"""Of a GPU's memory, what runs that share it divide; the rest is their CUDA contexts'."""
 
 QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -41,6 +48,7 @@ def compare(
     *,
     output: Path | None,
     workers: int,
+    only: Sequence[str],
     stop_after: float | None,
     report_only: bool,
 ) -> None:
@@ -51,27 +59,28 @@ def compare(
         arguments: `--key value` pairs: recipe options for every run.
         output: the study's folder; `runs/compare/<name of the study>` when unset.
         workers: runs at a time.
+        only: patterns of names; other runs are not started.
         stop_after: seconds after which no further run is started.
-        report_only: run nothing; read the runs there are, or `runs.jsonl` where they are not kept.
+        report_only: run nothing; report the runs there are.
     """
     study = read_study(path, parse_overrides(arguments))
     folder = output or Path("runs") / "compare" / path.stem
     say: Callable[[str], None] = functools.partial(print, flush=True)
-    raw = folder / "runs.jsonl"
-    if report_only and raw.is_file() and not (folder / "runs").is_dir():
-        results = store.read_raw(raw)
-    elif report_only:
-        results = progress(study, folder).results
+    broken: list[str] = []
+    if report_only:
+        results = progress(study, store.read_results(folder)).results
     else:
-        results = run_missing(study, folder, workers=workers, stop_after=stop_after, say=say)
-    words = ["acpo", "compare", str(path), *arguments, "--workers", str(workers)]
-    summary = summarise(study, results, command=" ".join(words))
-    write_report(summary, folder)
-    store.write_raw(results, raw)
+        results, broken = run_missing(
+            study, folder, workers=workers, only=only, stop_after=stop_after, say=say
+        )
+    write_report(summarise(study, results), folder)
+    store.write_results(results, folder / store.RUNS)
     say(
-        f"{folder}/report.md, table.tex, page.html, summary.json and figures; runs.jsonl holds "
+        f"{folder}/report.md, table.tex, page.html, summary.json and figures; {store.RUNS} holds "
         f"{len(results)} runs"
     )
+    if broken:
+        raise ACPOError(f"{len(broken)} runs could not be made: {'; '.join(broken)}")
 
 
 class Progress(NamedTuple):
@@ -80,37 +89,47 @@ class Progress(NamedTuple):
     Attributes:
         results: by run name.
         ready: runs that could start now, most urgent first.
-        total: runs there will be in all.
+        done: runs of the study that have a result.
+        runs: there will be in all, unless sweeps are extended.
+        updates_left: of the runs that have none.
     """
 
     results: dict[str, Result]
     ready: list[StudyRun]
-    total: int
+    done: int
+    runs: int
+    updates_left: int
 
 
-def progress(study: Study, folder: Path, results: dict[str, Result] | None = None) -> Progress:
-    """What is done and what can be done next.
+def progress(study: Study, results: dict[str, Result]) -> Progress:
+    """What is done and what can be done next, task by task.
 
     Sweeps come first, since study runs wait for them; then starts; then study runs seed by seed,
-    so that an interrupted study has whole seeds, which can be compared, rather than whole rows.
+    so that an interrupted study has whole seeds, which can be compared, rather than whole rows;
+    then runs with matched updates.
     """
-    first = [*plan.sweep_runs(study), *plan.start_runs(study)]
-    if results is None:
-        results = store.read_results(folder, first)
-    rows = [(task, row) for task in study.tasks for row in task.rows]
-    later: list[tuple[int, StudyRun]] = []
-    for task, row in rows:
-        choice = plan.choose(study, task, row, results)
-        if choice is not None:
-            later += plan.study_runs(study, task, row, choice.learning_rate)
-    for _, run in later:
-        if run.name not in results:
-            found = store.finished(folder, run)
-            if found is not None:
-                results[run.name] = found
-    urgent = [*first, *(run for _, run in sorted(later, key=lambda pair: pair[0]))]
-    total = len(first) + sum(len(task.seeds) * len(task.rows) for task in study.tasks)
-    return Progress(results, [run for run in urgent if run.name not in results], total)
+    known: list[StudyRun] = []
+    pending = pending_updates = 0
+    for task in study.tasks:
+        known += [*plan.sweep_runs(study, task, results), *plan.start_runs(study, task)]
+        tuned: list[tuple[int, StudyRun]] = []
+        matched: list[tuple[int, StudyRun]] = []
+        for row in task.rows:
+            choice = plan.choose(study, task, row, results)
+            if choice is not None:
+                tuned += plan.study_runs(study, task, row, choice.learning_rate)
+            matched += plan.matched_runs(study, task, row, results)
+        known += [run for part in (tuned, matched) for _, run in sorted(part, key=_seed_place)]
+        rows = len(task.rows) + sum(row.name in study.matched for row in task.rows)
+        unknown = len(task.seeds) * rows - len(tuned) - len(matched)
+        pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
+    ready = [run for run in known if store.result_of(results, run) is None]
+    left = sum(run.updates for run in ready) + pending_updates
+    return Progress(results, ready, len(known) - len(ready), len(known) + pending, left)
+
+
+def _seed_place(pair: tuple[int, StudyRun]) -> int:
+    return pair[0]
 
 
 def run_missing(
@@ -118,84 +137,143 @@ def run_missing(
     folder: Path,
     *,
     workers: int,
+    only: Sequence[str] = ("*",),
     stop_after: float | None = None,
     say: Callable[[str], None] = print,
-) -> dict[str, Result]:
+) -> tuple[dict[str, Result], list[str]]:
     """Run what is missing of a study.
 
     Args:
         study: what to run.
         folder: where runs are kept; finished ones are not run again.
         workers: runs at a time.
+        only: patterns of names; other runs are not started.
         stop_after: seconds after which no further run is started.
         say: takes a line of progress.
 
     Returns:
-        The results there are now, by run name.
+        The results there are now, by run name, and what went wrong with runs that have none.
     """
-    began = time.monotonic()
-    state = progress(study, folder)
-    done = len(state.results)
-    say(f"{study.title}: {state.total} runs, {done} of them done, {workers} at a time")
+    state = progress(study, store.read_results(folder))
+    say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
     if not state.ready:
-        return state.results
-    clock = _Clock(began, state.total, done, workers)
+        return state.results, []
+    share = gpu_share(workers, state.ready)
+    clock = _Clock(folder, say)
     running: dict[Future[Any], StudyRun] = {}
+    broken: dict[str, str] = {}
     with worker_pool(workers, threads=study.threads, launcher=study.launcher) as submit:
-        model = prepare_start(study, folder, submit, say)
-
-        def start(run: StudyRun) -> None:
-            place = folder / "runs" / run.name
-            if study.launcher:
-                job = submit(run_launched, run, place, model, study.threads, study.launcher)
-            else:
-                job = submit(run_here, run, place, model, study.threads)
-            running[job] = run
-
         while True:
-            late = stop_after is not None and time.monotonic() - began > stop_after
-            active = {run.name for run in running.values()}
-            waiting = [run for run in state.ready if run.name not in active]
+            taken = {*broken, *(run.name for run in running.values())}
+            waiting = [
+                run
+                for run in state.ready
+                if run.name not in taken and any(fnmatch(run.name, one) for one in only)
+            ]
+            late = stop_after is not None and clock.passed > stop_after
             for run in [] if late else waiting[: workers - len(running)]:
-                start(run)
+                job = submit(run_one, run, folder, study.threads, study.launcher, share)
+                running[job] = run
             if not running:
                 break
-            for job in wait(running, return_when=FIRST_COMPLETED).done:
-                run = running.pop(job)
-                state.results[run.name] = job.result()
-                say(clock.line(run, state.results[run.name]))
-            state = progress(study, folder, state.results)
-    missing = state.total - len(state.results)
-    say(f"{missing} runs left: run the same command again" if missing else "all runs done")
-    return state.results
+            ended = wait(running, timeout=TELL_EVERY, return_when=FIRST_COMPLETED).done
+            for run, job in [(running.pop(job), job) for job in ended]:
+                _keep(run, job, state.results, broken, folder)
+                state = progress(study, state.results)
+                clock.tell_end(run, state)
+            if not ended:
+                clock.tell_running(list(running.values()), state)
+    left = state.runs - state.done
+    say(f"{left} runs left: run the same command again" if left else "all runs done")
+    return state.results, list(broken.values())
+
+
+def _keep(
+    run: StudyRun,
+    job: Future[Any],
+    results: dict[str, Result],
+    broken: dict[str, str],
+    folder: Path,
+) -> None:
+    """What a run found; one that broke does not end the others."""
+    error = job.exception()
+    if isinstance(error, BrokenProcessPool):
+        raise error
+    if error is not None:
+        broken[run.name] = f"{run.name}: {error or type(error).__name__}; see its log.txt"
+        return
+    results[run.name] = job.result()
+    store.write_results(results, folder / store.RUNS)
 
 
 class _Clock:
-    """Progress of the whole study, with an estimate of what is left."""
+    """Tells how far a study is, and estimates what is left from the updates it has made."""
 
-    def __init__(self, began: float, total: int, done: int, workers: int) -> None:
-        self.began, self.total, self.done, self.workers = began, total, done, workers
-        self.spent: list[float] = []
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.began, self.made = time.monotonic(), 0
 
-    def line(self, run: StudyRun, result: Result) -> str:
-        self.done += 1
-        self.spent.append(result["seconds"])
-        left = (self.total - self.done) * sum(self.spent) / len(self.spent) / self.workers
-        passed = time.monotonic() - self.began
-        if result.get("failed"):
+    @property
+    def passed(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self.began
+
+    def tell_end(self, run: StudyRun, state: Progress) -> None:
+        result = state.results.get(run.name)
+        self.made += run.updates
+        if result is None:
+            found = "broken, see its log.txt"
+        elif result.get("failed"):
             found = "failed"
         elif result.get("accuracy"):
             found = f"accuracy {result['accuracy']['value']:.3f}"
         else:
             found = f"accuracy {plan.sweep_score(result) or 0.0:.3f} in training"
-        return (
-            f"[{self.done:>{len(str(self.total))}}/{self.total}] {_minutes(passed)}, about "
-            f"{_minutes(left)} left  {run.name}  {found}  {result['seconds']:.1f} s"
-        )
+        seconds = f"  {result['seconds']:.1f} s" if result else ""
+        self._line(state, 0, f"{run.name}  {found}{seconds}")
+
+    def tell_running(self, runs: Sequence[StudyRun], state: Progress) -> None:
+        made = [_updates_made(self.folder / "runs" / run.name) for run in runs]
+        words = [f"{run.name} {n}/{run.updates}" for run, n in zip(runs, made, strict=True)]
+        self._line(state, sum(made), "  ".join(words))
+
+    def _line(self, state: Progress, unfinished: int, words: str) -> None:
+        made = self.made + unfinished
+        left = (state.updates_left - unfinished) * self.passed / made if made else None
+        about = f", about {_minutes(left)} left" if left is not None else ""
+        self.say(f"[{state.done}/{state.runs}] {_minutes(self.passed)}{about}  {words}")
+
+
+def _updates_made(folder: Path) -> int:
+    try:
+        return (folder / store.STEPS).read_text().count("\n")
+    except OSError:
+        return 0
 
 
 def _minutes(seconds: float) -> str:
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def gpu_share(workers: int, runs: Sequence[StudyRun]) -> float:
+    """The part of a GPU's memory that is a run's own, when several share one.
+
+    Raises:
+        ACPOError: runs would plan with memory that is not theirs.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    together = -(-workers // gpus) if gpus else 1
+    if together == 1:
+        return 1.0
+    for run in runs:
+        if run.recipe.get("max_tokens_per_pack") is None and not run.recipe.get("use_cpu"):
+            raise ACPOError(
+                f"{run.name}: {together} runs share a GPU and max_tokens_per_pack is unset, so "
+                "each would plan with all of its memory; set it in the study's options"
+            )
+    return SHARED / together
 
 
 @contextlib.contextmanager
@@ -255,13 +333,32 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def run_here(run: StudyRun, folder: Path, model: str | None, threads: int) -> dict[str, Any]:
-    """One run in this worker process, its output in `log.txt`."""
+def run_one(
+    run: StudyRun, folder: Path, threads: int, launcher: str | None, share: float
+) -> Result:
+    """One run in this worker, or by a launcher as a command of its own; output in `log.txt`."""
+    place = folder / "runs" / run.name
+    place.mkdir(parents=True, exist_ok=True)
+    if launcher:
+        return _launch(run, place, threads, launcher)
     from acpo.compare.execute import execute
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with _output_to(folder / "log.txt"):
-        return execute(run, folder, threads=threads, model=model)
+    with _output_to(place / "log.txt"):
+        try:
+            return execute(run, place, threads=threads, gpu_share=share)
+        except Exception:
+            traceback.print_exc()
+            raise
+
+
+def _launch(run: StudyRun, folder: Path, threads: int, launcher: str) -> Result:
+    (folder / "spec.json").write_text(json.dumps(run.spec()), encoding="utf-8")
+    command = [*shlex.split(launcher), "-m", "acpo.compare.execute", str(folder), str(threads)]
+    with (folder / "log.txt").open("ab") as log:
+        status = subprocess.run(command, stdout=log, stderr=log).returncode
+    if status:
+        raise ACPOError(f"the launcher ended with status {status}")
+    return store.read_json(folder / store.RESULT)
 
 
 @contextlib.contextmanager
@@ -280,18 +377,3 @@ def _output_to(path: Path) -> Iterator[None]:
         for number, descriptor in enumerate(kept, 1):
             os.dup2(descriptor, number)
             os.close(descriptor)
-
-
-def run_launched(
-    run: StudyRun, folder: Path, model: str | None, threads: int, launcher: str
-) -> dict[str, Any]:
-    """One run as `LAUNCHER -m acpo.compare.execute FOLDER`, its output in `log.txt`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spec.json").write_text(json.dumps(run.spec()), encoding="utf-8")
-    command = [*shlex.split(launcher), "-m", "acpo.compare.execute", str(folder)]
-    command += ["--threads", str(threads), *(["--model", model] if model else [])]
-    with (folder / "log.txt").open("ab") as log:
-        status = subprocess.run(command, stdout=log, stderr=log).returncode
-    if status:
-        raise ACPOError(f"{run.name}: the launcher ended with status {status}; see its log.txt")
-    return json.loads((folder / store.RESULT).read_text(encoding="utf-8"))

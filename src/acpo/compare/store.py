@@ -1,7 +1,14 @@
-"""Results on disk: one `result.json` per run, and `runs.jsonl` with all of them."""
+"""Results on disk: one `result.json` per run, and `runs.jsonl`, which holds all of them.
 
+A run is known by a hash of everything that decides it. Files from several machines are merged by
+writing one behind the other: a run that stands there twice counts once, as it first finished.
+"""
+
+import base64
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,31 +17,103 @@ from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
 
 RESULT = "result.json"
+RUNS = "runs.jsonl"
+STEPS = "steps.txt"
+"""In a run's folder: every update and how far it moved the weights, as it goes."""
+
 PLACES = ("data", "held_out_data", "model_name_or_path")
 """Options that say where something lies, which may differ from machine to machine."""
 
 
-def finished(folder: Path, run: StudyRun) -> Result | None:
-    """What a finished run found, or None.
+def spec_hash(spec: Mapping[str, Any]) -> str:
+    """What a run is known by, on every machine."""
+    recipe = {name: value for name, value in spec["recipe"].items() if name not in PLACES}
+    text = json.dumps({**spec, "recipe": recipe}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_results(folder: Path) -> dict[str, Result]:
+    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders.
 
     Raises:
-        ACPOError: when the folder holds the result of a run with other settings, or something else.
+        ACPOError: one is damaged, or two runs of one name were made with other settings.
     """
-    path = folder / "runs" / run.name / RESULT
-    if not path.is_file():
-        return None
-    result, spec = read_json(path), json.loads(json.dumps(run.spec()))
-    made = result.get("spec")
-    if not isinstance(made, dict) or not isinstance(made.get("recipe"), dict):
-        raise ACPOError(f"{path} is not the result of a run; remove it to have the run done again")
-    for part, old, new in (("recipe", made["recipe"], spec["recipe"]), ("spec", made, spec)):
-        for key in sorted({*old, *new} - {"recipe", *PLACES}):
-            if old.get(key) != new.get(key):
+    found: dict[str, Result] = {}
+    if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
+        for number, row in enumerate(read_jsonl(folder / RUNS), 1):
+            _add(found, row, f"{folder / RUNS}:{number}")
+    for path in sorted((folder / "runs").rglob(RESULT)):
+        name = path.parent.relative_to(folder / "runs").as_posix()
+        _add(found, {"run": name, **read_json(path)}, str(path))
+    return found
+
+
+def _add(found: dict[str, Result], row: Mapping[str, Any], where: str) -> None:
+    name, spec = row.get("run"), row.get("spec")
+    if not isinstance(name, str) or not isinstance(spec, dict) or "recipe" not in spec:
+        raise ACPOError(f"{where} is not the result of a run; remove it to have the run done again")
+    if not isinstance(spec["recipe"], dict):
+        raise ACPOError(f"{where} is damaged (recipe={spec['recipe']!r}); remove it")
+    result = {key: value for key, value in row.items() if key not in ("run", "hash")}
+    other = found.get(name)
+    if other is not None:
+        refuse_difference(other["spec"], spec, where)
+    if other is None or str(result.get("finished")) < str(other.get("finished")):
+        found[name] = result
+
+
+def result_of(results: Mapping[str, Result], run: StudyRun) -> Result | None:
+    """What a run found, or None.
+
+    Raises:
+        ACPOError: when its name stands for a run with other settings.
+    """
+    result = results.get(run.name)
+    if result is not None:
+        refuse_difference(result["spec"], run.spec(), run.name)
+    return result
+
+
+def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> None:
+    """Raise for two runs of one name that were not the same run, with what differs."""
+    new = json.loads(json.dumps(new))
+    if spec_hash(old) == spec_hash(new):
+        return
+    for part, a, b in (("recipe", old["recipe"], new["recipe"]), ("spec", old, new)):
+        for key in sorted({*a, *b} - {"recipe", *PLACES}):
+            if a.get(key) != b.get(key):
                 raise ACPOError(
-                    f"{path.parent}: {key}={old.get(key)!r} there, {new.get(key)!r} in the study "
+                    f"{where}: {key}={a.get(key)!r} there, {b.get(key)!r} in the study "
                     f"({part}); use another --output, or remove the runs that are out of date"
                 )
-    return result
+
+
+def write_results(results: Mapping[str, Result], path: Path) -> None:
+    """Every run's result, one per line."""
+    lines = [
+        json.dumps({"run": name, "hash": spec_hash(results[name]["spec"]), **results[name]})
+        for name in sorted(results)
+    ]
+    _write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
+    """The verdicts of every problem's samples, as text of a few hundred letters."""
+    text = " ".join("".join("01"[bool(one)] for one in group) for group in groups)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpack_verdicts(packed: str) -> list[list[bool]]:
+    """What `pack_verdicts` packed.
+
+    Raises:
+        ACPOError: it is damaged.
+    """
+    try:
+        text = zlib.decompress(base64.b64decode(packed)).decode()
+    except (ValueError, zlib.error) as error:
+        raise ACPOError(f"verdicts={packed[:40]!r} are damaged: {error}") from error
+    return [[letter == "1" for letter in group] for group in text.split()]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -54,32 +133,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, content: Any) -> None:
     """Write a file that is either whole or not there."""
+    _write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.write_text(text, encoding="utf-8")
     partial.replace(path)
-
-
-def read_results(folder: Path, runs: Sequence[StudyRun]) -> dict[str, Result]:
-    """The results there are, by run name."""
-    found = {run.name: finished(folder, run) for run in runs}
-    return {name: result for name, result in found.items() if result is not None}
-
-
-def write_raw(results: Mapping[str, Result], path: Path) -> None:
-    """Every run's result, one per line."""
-    lines = [json.dumps({"run": name, **results[name]}) for name in sorted(results)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def read_raw(path: Path) -> dict[str, Result]:
-    """What `write_raw` wrote: a study's results without its folders.
-
-    Raises:
-        ACPOError: a line is damaged.
-    """
-    rows = read_jsonl(path)
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("run"), str) or not isinstance(row.get("spec"), dict):
-            raise ACPOError(f"{path}:{number}: not the result of a run")
-    return {row["run"]: {k: v for k, v in row.items() if k != "run"} for row in rows}

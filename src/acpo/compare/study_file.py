@@ -8,14 +8,11 @@ from typing import Any, NoReturn
 
 import yaml
 
-from acpo.compare.plan import Study, StudyRow, StudyTask, Sweep, WarmStart
+from acpo.compare.plan import BASELINE, CONTROL, Study, StudyRow, StudyTask, Sweep
 from acpo.errors import ACPOError
 from acpo.objectives.methods import METHODS
 
 Place = tuple[str | int, ...]
-
-BASELINE, CONTROL = "sapo", "global_sg_x3"
-"""What every row is compared with, and what is in every study: at w = 1 it equals ACPO."""
 
 KEYS = {
     "title": "what the study is called in its report",
@@ -26,7 +23,8 @@ KEYS = {
     "seeds": "one run per row, task and seed",
     "tasks": "named settings, each with options and optionally methods and seeds of its own",
     "sweep": "learning rates to choose from, on seeds and prompts of their own",
-    "warm_start": "supervised training before the study",
+    "matched": "rows to run once more with updates as long as SAPO's, or 'all'",
+    "pass_at": "held-out problems, and samples of each, for pass@k",
     "keep_models": "whether study runs leave their model behind",
     "threads": "CPU threads of a run; part of what makes it repeatable",
     "launcher": "the command that starts a run of several processes",
@@ -34,7 +32,7 @@ KEYS = {
 }
 ROW_KEYS = ("name", "method", "options", "seed_offset")
 TASK_KEYS = ("recipe", "options", "methods", "updates", "seeds", "sweep_of")
-SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share")
+SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share", "extend")
 DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 """Options the study decides run by run."""
 
@@ -140,10 +138,11 @@ class _Reader:
             overrides=self.overrides,
             tasks=tasks,
             sweep=sweep,
-            warm_start=self._warm_start(),
             keep_models=bool(values.get("keep_models")),
             threads=self._count(("threads",)) if "threads" in values else 1,
             launcher=values.get("launcher"),
+            matched=self._matched(tasks),
+            pass_at=self._pass_at(tasks, options),
             note=str(values.get("note") or ""),
         )
 
@@ -158,7 +157,7 @@ class _Reader:
         """Every run must log something, and be measured on problems of its own."""
         for task in tasks:
             where: Place = ("tasks", task.name) if "tasks" in self.values else ("updates",)
-            merged = {**task.recipe_options, **options, **task.options, **self.overrides}
+            merged = self._merged(task, options)
             held, every = merged.get("held_out", 0), merged.get("logging_steps", 10)
             if not isinstance(held, int) or held < 1:
                 self.file.refuse(where, f"held_out={held!r}: accuracy needs problems kept aside")
@@ -170,23 +169,47 @@ class _Reader:
                     "lower it in options",
                 )
 
-    def _warm_start(self) -> WarmStart | None:
-        value = self.values.get("warm_start")
-        if value is None:
+    def _present(self, place: Place, names: Sequence[str]) -> None:
+        for name in names:
+            if self._at(place).get(name) is None:
+                self.file.refuse(place, f"{'.'.join(map(str, (*place, name)))} is missing")
+
+    def _merged(self, task: StudyTask, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {**task.recipe_options, **options, **task.options, **self.overrides}
+
+    def _matched(self, tasks: tuple[StudyTask, ...]) -> tuple[str, ...]:
+        value = self.values.get("matched") or []
+        names = dict.fromkeys(row.name for task in tasks for row in task.rows)
+        del names[BASELINE]
+        if value == "all":
+            return tuple(names)
+        self._type(("matched",), list, "'all' or a list of rows")
+        for index, name in enumerate(value):
+            if name not in names:
+                self.file.refuse(
+                    ("matched", index), f"{name!r} is no row to match; use {', '.join(names)}"
+                )
+        return tuple(value)
+
+    def _pass_at(
+        self, tasks: tuple[StudyTask, ...], options: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        if self.values.get("pass_at") is None:
             return None
-        self._type(("warm_start",), dict, "a mapping")
-        self._known(("warm_start",), WarmStart.__dataclass_fields__)
-        for name in ("epochs", "batch_size", "max_tokens"):
-            if name in value:
-                self._count(("warm_start", name))
-        if "learning_rate" in value:
-            self._rate(("warm_start", "learning_rate"))
-        if "seed" in value:
-            self._whole(("warm_start", "seed"))
-        if "solution_columns" in value:
-            self._type(("warm_start", "solution_columns"), list, "a list of columns")
-        columns = tuple(map(str, value.get("solution_columns") or WarmStart.solution_columns))
-        return WarmStart(**{**value, "solution_columns": columns})
+        self._type(("pass_at",), dict, "a mapping of problems and samples")
+        self._known(("pass_at",), ("problems", "samples"))
+        self._present(("pass_at",), ("problems", "samples"))
+        problems, samples = (self._count(("pass_at", name)) for name in ("problems", "samples"))
+        for task in tasks:
+            merged = self._merged(task, options)
+            batch = merged.get("per_device_eval_batch_size", 8)
+            if problems > merged["held_out"] or batch % samples:
+                self.file.refuse(
+                    ("pass_at",),
+                    f"{problems} problems must be among held_out={merged['held_out']}, and "
+                    f"{samples} samples divide per_device_eval_batch_size={batch}",
+                )
+        return problems, samples
 
     def _recipe(self, place: Place) -> tuple[Path, Mapping[str, Any]]:
         """A recipe's path, and its options as they stand there."""
@@ -267,7 +290,7 @@ class _Reader:
             if any(row.name == other.name for other in rows):
                 self.file.refuse((*place, index), f"row {row.name!r} is given twice; rename one")
             rows.append(row)
-        for needed in (BASELINE, CONTROL):
+        for needed in (BASELINE, CONTROL) if place == ("methods",) else (BASELINE,):
             if not any(row.name == needed for row in rows):
                 rows.append(StudyRow(needed, needed))
         return tuple(rows)
@@ -340,12 +363,9 @@ class _Reader:
         value = self.values.get("sweep")
         if value is None:
             return None
-        if not isinstance(value, dict):
-            self.file.refuse(("sweep",), f"sweep={value!r} must be a mapping")
+        self._type(("sweep",), dict, "a mapping")
         self._known(("sweep",), SWEEP_KEYS)
-        for name in ("learning_rates", "seeds"):
-            if value.get(name) is None:
-                self.file.refuse(("sweep",), f"sweep.{name} is missing")
+        self._present(("sweep",), ("learning_rates", "seeds"))
         rates = value["learning_rates"]
         if not isinstance(rates, list) or not rates:
             self.file.refuse(("sweep", "learning_rates"), "learning_rates must be a list")
@@ -366,7 +386,10 @@ class _Reader:
         if not isinstance(share, int | float) or not 0 < share < 1:
             self.file.refuse(("sweep", "share"), f"share={share!r} must lie between 0 and 1")
         length = self._count(("sweep", "updates")) if "updates" in value else updates
-        return Sweep(tuple(sorted(map(float, rates))), seeds, length, float(share))
+        extend = self._whole(("sweep", "extend")) if "extend" in value else 0
+        if extend and len(rates) < 2:
+            self.file.refuse(("sweep", "extend"), "extend needs two learning rates for a spacing")
+        return Sweep(tuple(sorted(map(float, rates))), seeds, length, float(share), extend)
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
