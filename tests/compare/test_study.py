@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from acpo.compare.plan import start_runs, study_runs, sweep_runs
+from acpo.compare.runner import parse_overrides
 from acpo.compare.store import read_results
-from acpo.compare.study_file import parse_overrides, read_study
+from acpo.compare.study_file import read_study
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from acpo.train.recipe import read_recipe
@@ -110,10 +111,15 @@ BAD = {
         3,
         "a run of 2 updates",
     ),
+    "a sweep on held-out problems": (
+        SOUND + "options: {task: custom, data: a}\n",
+        3,
+        "held_out_data",
+    ),
     "words for a switch": (SOUND + "keep_models: maybe\n", 8, "true or false"),
     "list for a command": (SOUND + "launcher: [a, b]\n", 8, "a command"),
     "matched to nothing": (SOUND + "matched: [grpo, sapo]\n", 8, "'sapo' is no row to match"),
-    "matched as words": (SOUND + "matched: some\n", 8, "'all' or a list"),
+    "matched as words": (SOUND + "matched: some\n", 8, "a list of rows"),
     "pass@k misspelt": (SOUND + "pass_at:\n  problem: 2\n", 9, "did you mean 'problems'"),
     "pass@k of nothing": (SOUND + "pass_at: {problems: 0, samples: 4}\n", 8, "at least 1"),
     "pass@k halved": (SOUND + "pass_at: {problems: 2}\n", 8, "pass_at.samples is missing"),

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from acpo.compare import plan, store
 from acpo.compare.plan import Result, Study, StudyRun
 from acpo.compare.report import write_report
-from acpo.compare.study_file import parse_overrides, read_study
+from acpo.compare.study_file import DECIDED, read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
 
@@ -81,6 +81,23 @@ def compare(
     )
     if broken:
         raise ACPOError(f"{len(broken)} runs could not be made: {'; '.join(broken)}")
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--key value` pairs as options.
+
+    Raises:
+        ACPOError: for anything else.
+    """
+    import yaml
+
+    if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
+        raise ACPOError(f"{' '.join(arguments)!r}: options of the recipe come as --key value")
+    names = [key[2:].replace("-", "_") for key in arguments[::2]]
+    for name in names:
+        if name in DECIDED:
+            raise ACPOError(f"--{name} is decided by the study, run by run")
+    return dict(zip(names, map(yaml.safe_load, arguments[1::2]), strict=True))
 
 
 class Progress(NamedTuple):

@@ -11,6 +11,7 @@ import yaml
 from acpo.compare.plan import BASELINE, CONTROL, Study, StudyRow, StudyTask, Sweep
 from acpo.errors import ACPOError
 from acpo.objectives.methods import METHODS
+from acpo.tasks.registry import get_task
 
 Place = tuple[str | int, ...]
 
@@ -23,7 +24,7 @@ KEYS = {
     "seeds": "one run per row, task and seed",
     "tasks": "named settings, each with options and optionally methods and seeds of its own",
     "sweep": "learning rates to choose from, on seeds and prompts of their own",
-    "matched": "rows to run once more with updates as long as SAPO's, or 'all'",
+    "matched": "rows to run once more, with updates as long as SAPO's",
     "pass_at": "held-out problems, and samples of each, for pass@k",
     "keep_models": "whether study runs leave their model behind",
     "threads": "CPU threads of a run; part of what makes it repeatable",
@@ -161,6 +162,12 @@ class _Reader:
             held, every = merged.get("held_out", 0), merged.get("logging_steps", 10)
             if not isinstance(held, int) or held < 1:
                 self.file.refuse(where, f"held_out={held!r}: accuracy needs problems kept aside")
+            kind, data = get_task(str(merged.get("task", "custom"))), merged.get("data")
+            own = kind.name == "chain" or (data is None and kind.held_out_split)
+            if sweep and not own and not merged.get("held_out_data"):
+                self.file.refuse(
+                    where, "a sweep would train on the held-out problems; set held_out_data"
+                )
             lengths = [task.updates, *([sweep.updates] if sweep else [])]
             if not isinstance(every, int | float) or every > min(lengths):
                 self.file.refuse(
@@ -181,9 +188,7 @@ class _Reader:
         value = self.values.get("matched") or []
         names = dict.fromkeys(row.name for task in tasks for row in task.rows)
         del names[BASELINE]
-        if value == "all":
-            return tuple(names)
-        self._type(("matched",), list, "'all' or a list of rows")
+        self._type(("matched",), list, "a list of rows")
         for index, name in enumerate(value):
             if name not in names:
                 self.file.refuse(
@@ -390,20 +395,3 @@ class _Reader:
         if extend and len(rates) < 2:
             self.file.refuse(("sweep", "extend"), "extend needs two learning rates for a spacing")
         return Sweep(tuple(sorted(map(float, rates))), seeds, length, float(share), extend)
-
-
-def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """`--key value` pairs as options.
-
-    Raises:
-        ACPOError: for anything else.
-    """
-    import yaml
-
-    if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
-        raise ACPOError(f"{' '.join(arguments)!r}: options of the recipe come as --key value")
-    names = [key[2:].replace("-", "_") for key in arguments[::2]]
-    for name in names:
-        if name in DECIDED:
-            raise ACPOError(f"--{name} is decided by the study, run by run")
-    return dict(zip(names, map(yaml.safe_load, arguments[1::2]), strict=True))
