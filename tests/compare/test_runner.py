@@ -262,7 +262,7 @@ def test_runs_that_share_a_gpu_have_memory_of_their_own(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_the_same(tmp_path):
-    path = write_study(tmp_path, "  - sapo\n  - acpo\n", more=SWEEP)
+    path = write_study(tmp_path, "  - sapo\n", more=SWEEP)
 
     def command(name):
         return [
@@ -275,11 +275,13 @@ def test_killed_and_resumed_is_the_same(tmp_path):
             str(tmp_path / name),
             "--workers",
             "2",
+            "--only",
+            "*/sapo-*,*/start/*",
         ]
 
     subprocess.run(command("whole"), check=True, capture_output=True)
     cut = subprocess.Popen(command("cut"), start_new_session=True, stdout=subprocess.DEVNULL)
-    while len(list((tmp_path / "cut").rglob("result.json"))) < 4:
+    while len(list((tmp_path / "cut").rglob("result.json"))) < 3:
         assert cut.poll() is None, "it ended before it could be killed"
         time.sleep(0.05)
     os.killpg(cut.pid, signal.SIGKILL)
@@ -295,4 +297,4 @@ def test_killed_and_resumed_is_the_same(tmp_path):
         return untimed({row["run"]: row for row in map(json.loads, lines)})
 
     assert runs("cut") == runs("elsewhere") == runs("whole")
-    assert len(runs("whole")) == 6 + 2 + 6
+    assert len(runs("whole")) == 2 + 2 + 2

@@ -216,6 +216,8 @@ def _keep(
     error = job.exception()
     if isinstance(error, BrokenProcessPool):
         raise error
+    if isinstance(error, ACPOError):  # a refusal, which the others would meet as well
+        raise ACPOError(f"{run.name}: {error}") from error
     if error is not None:
         broken[run.name] = f"{run.name}: {error or type(error).__name__}; see its log.txt"
         return
@@ -237,7 +239,7 @@ class _Clock:
 
     def tell_end(self, run: StudyRun, state: Progress) -> None:
         result = state.results.get(run.name)
-        self.made += run.updates
+        self.made += run.updates if result else 0
         if result is None:
             found = "broken, see its log.txt"
         elif result.get("failed"):
