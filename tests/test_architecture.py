@@ -40,7 +40,7 @@ ALLOWED = {
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
-        *("verify", "tasks", "engines", "train"),
+        *("verify", "tasks", "engines", "evaluate", "train"),
     },
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},
