@@ -90,6 +90,8 @@ def execute(
     if int(os.environ.get("RANK", "0")) == 0:
         write_json(folder / RESULT, result)
     gc.collect()  # a trainer is full of cycles, and the next run needs its memory
+    if "torch._dynamo" in sys.modules:  # layers compiled for this model count against the next
+        torch.compiler.reset()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     return result
@@ -127,7 +129,7 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
         outcome["accuracy"] = measured(probe.measure())
     if probe is not None and run.pass_at:
         problems, trainer.num_generations_eval = run.pass_at
-        probe.held_out = probe.held_out.select(range(problems))
+        probe.held_out = probe.held_out.select(range(min(problems, len(probe.held_out))))
         outcome["pass_at"] = measured(probe.measure())
     if run.keeps_model:
         trainer.save_model(str(folder))
