@@ -60,6 +60,7 @@ def execute(
     import torch
     import yaml
 
+    release_memory()  # of a run before this one that broke
     torch.set_num_threads(threads)
     if gpu_share < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(gpu_share)
@@ -89,12 +90,19 @@ def execute(
     }
     if int(os.environ.get("RANK", "0")) == 0:
         write_json(folder / RESULT, result)
-    gc.collect()  # a trainer is full of cycles, and the next run needs its memory
-    if "torch._dynamo" in sys.modules:  # layers compiled for this model count against the next
+    release_memory()
+    return result
+
+
+def release_memory() -> None:
+    """Give back what a trainer, full of cycles, holds, and what was compiled for its model."""
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return result
 
 
 def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -> None:
