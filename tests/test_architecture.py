@@ -29,7 +29,7 @@ ALLOWED = {
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
-        *("objectives", "records", "scoring"),
+        *("objectives", "head", "records", "scoring", "sampling"),
     },
     "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
     "trace": {
