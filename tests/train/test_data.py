@@ -3,7 +3,7 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.tasks.registry import held_out_chains
+from acpo.tasks.chain import held_out_chains
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.train.data import build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments

@@ -56,7 +56,7 @@ def train_start(recipe: Mapping[str, Any], settings: WarmStart, place: Path) -> 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from acpo.train.policy import load_tokenizer, resolve_model
+    from acpo.checkpoints import load_tokenizer, resolve_model
 
     began = time.perf_counter()
     place.mkdir(parents=True, exist_ok=True)
@@ -83,16 +83,15 @@ def train_start(recipe: Mapping[str, Any], settings: WarmStart, place: Path) -> 
 def read_examples(recipe: Mapping[str, Any], settings: WarmStart, tokenizer: Any) -> list[Example]:
     """The training problems as prompts, each followed by its solution and the end token."""
     from acpo.tasks.problems import find_layout
-    from acpo.tasks.registry import get_task
     from acpo.tasks.sources import column, has_column, read_rows
-    from acpo.train.data import as_text, prompt_maker
+    from acpo.train.data import as_text, prompt_maker, recipe_task
     from acpo.train.recipe import TaskArguments
 
     fields = {k: v for k, v in recipe.items() if k in TaskArguments.__dataclass_fields__}
     arguments = TaskArguments(**fields)
-    task = get_task(arguments.task)
-    source = arguments.data or task.source
-    if source is None:
+    task = recipe_task(arguments)
+    source = arguments.data or task.problems
+    if not isinstance(source, str):
         raise ACPOError(f"warm_start: task={task.name!r} has no data with worked solutions")
     own_split = arguments.data is None and task.held_out_split
     if arguments.held_out and not (arguments.held_out_data or own_split):
@@ -100,7 +99,7 @@ def read_examples(recipe: Mapping[str, Any], settings: WarmStart, tokenizer: Any
             f"warm_start: held_out={arguments.held_out} problems are kept aside from "
             f"data={source!r}, whose solutions would be trained on; set held_out_data"
         )
-    config = arguments.data_config or (task.config if source == task.source else None)
+    config = arguments.data_config or (task.config if source == task.problems else None)
     rows = read_rows(source, config=config, split=arguments.data_split)
     layout = find_layout(rows, task.columns, source=source)
     found = [name for name in settings.solution_columns if has_column(rows[0], name)]
@@ -110,7 +109,8 @@ def read_examples(recipe: Mapping[str, Any], settings: WarmStart, tokenizer: Any
             f"{', '.join(rows[0])}"
         )
     prompt = prompt_maker(arguments, tokenizer)
-    prompts = [prompt(str(column(row, layout.problem))) for row in rows]
+    assert layout is not None
+    prompts = [prompt({**row, "problem": str(column(row, layout.problem))}) for row in rows]
     texts = [as_text(one, tokenizer) for one in prompts]
     solutions = [_CALCULATIONS.sub("", str(column(row, found[0]))) for row in rows]
     # A chat template writes the special tokens itself.

@@ -1,5 +1,6 @@
 """`acpo doctor`: what is wrong with a recipe, and in plain words what it will do."""
 
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.engines.trl.checks import check_output_folder, prompt_room
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
-from acpo.tasks.chain import ChainProblem
+from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
-from acpo.train.plan import BatchPlan, count_parameters, plan_batches, training_bytes
-from acpo.train.policy import load_tokenizer, resolve_model
+from acpo.train.plan import (
+    BatchPlan,
+    count_parameters,
+    plan_batches,
+    prompts_used,
+    training_bytes,
+)
 from acpo.train.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
@@ -81,7 +88,8 @@ def examine(
         check_output_folder(str(recipe.output_dir))
         name = resolve_model(recipe.model_name, recipe.output_dir)
         tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
-        data = build_data(recipe.task, tokenizer, seed=recipe.config.seed)
+        used = prompts_used(recipe, processes)
+        data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
     except ACPOError as error:
         findings.problem(str(error))
         return False
@@ -140,20 +148,17 @@ def _check_prompts(
         )
 
 
-def gold_completion(data: TrainingData, row: dict[str, Any]) -> str:
-    """A completion that gives the gold answer in the form the reward function looks for."""
-    if data.task.name == "chain":
-        return ChainProblem.parse(row["prompt"]).solution
-    return f"\\boxed{{{row['answer']}}}"
-
-
 def _check_rewards(findings: Findings, data: TrainingData) -> None:
     findings.section("reward")
-    rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
+    every = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
+    wholes = [json.loads(row[ROW]) if ROW in row else row for row in every]
+    golds = [gold_completion(data.task, whole) for whole in wholes]
+    known = [(row, gold) for row, gold in zip(every, golds, strict=True) if gold is not None]
+    rows = [row for row, _ in known]
     reward = checked_reward(data.rewards[0])
     try:
-        right = _rewards(reward, rows, [gold_completion(data, row) for row in rows])
-        wrong = _rewards(reward, rows, [""] * len(rows))
+        right = _rewards(reward, rows, [gold for _, gold in known]) if rows else []
+        wrong = _rewards(reward, every, [""] * len(every))
     except ACPOError as error:
         findings.problem(str(error))
         return
@@ -164,9 +169,12 @@ def _check_rewards(findings: Findings, data: TrainingData) -> None:
     ]
     unjudged = [row["answer"] for row, value in zip(rows, right, strict=True) if value is None]
     earning = len(rows) - len(refused) - len(unjudged)
-    (findings.fine if earning else findings.problem)(
-        f"{earning} of {len(rows)} gold answers earn a reward"
-    )
+    if rows:
+        (findings.fine if earning else findings.problem)(
+            f"{earning} of {len(rows)} gold answers earn a reward"
+        )
+    else:
+        findings.note("the rows have no gold answers, so the reward was not tried on any")
     if refused:
         findings.problem(
             f"{len(refused)} gold answers earn none, such as {refused[0]!r}: the model could never "

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
+from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
 from acpo.train.data import TrainingData, build_data
-from acpo.train.policy import load_tokenizer, resolve_model
+from acpo.train.plan import prompts_used
 from acpo.train.progress import LiveProgress
 from acpo.train.recipe import Recipe, read_recipe
 from acpo.train.report import Report, draw_curves, measured, summary
@@ -100,7 +101,8 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     tokenizer = load_tokenizer(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
-    data = build_data(recipe.task, tokenizer, seed=config.seed)
+    used = prompts_used(recipe, config.world_size)
+    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used)
     data = choose(data) if choose else data
     config.model_init_kwargs = {
         "revision": model.model_revision,
@@ -113,8 +115,14 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         _check_evaluation(config)
     recorder = Recorder()
     rewards = [recorder.around(checked_reward(data.rewards[0])), *data.rewards[1:]]
+    adapter = adapter_base(name) is not None
+    if adapter and model.use_peft:
+        raise ACPOError(
+            f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
+            "already: leave use_peft out to train it on, or name its base model"
+        )
     trainer: Any = ACPOTrainer(
-        model=name,
+        model=load_model(name, trainable=True, **config.model_init_kwargs) if adapter else name,
         reward_funcs=rewards,
         args=config,
         train_dataset=data.train,
@@ -158,6 +166,7 @@ def _finish(run: Run) -> Report:
     before, after = (run.probe.before, run.probe.after) if run.probe else ([], [])
     report = Report(
         recipe=str(run.recipe.path),
+        model=run.recipe.model_name,
         method=config.method,
         seed=config.seed,
         updates=state.global_step,
