@@ -19,11 +19,14 @@ from acpo.verify.verdict import Outcome, Verdict
 TEMPLATE = (
     "{problem}\n\nThink step by step, then give your final answer between <answer> and </answer>."
 )
-STRIDE = 1_000_000
-"""Problem i of a seed is made from `seed * STRIDE + i`: no two streams share one."""
+STRIDE, CHUNK = 1_000_000, 500
+"""Problem i of a seed is made from `seed * STRIDE + i`, so that no two streams share one, by a data
+set of `CHUNK` problems, as some make all of theirs at once."""
 
 TRAINING_SEEDS = 1000
 """Seeds from here on are training's."""
+
+Settings = tuple[tuple[str, Any], ...]
 
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
@@ -43,7 +46,7 @@ def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
     if type(seed) is not int or not 0 <= seed < TRAINING_SEEDS:
         raise ACPOError(f"gym:{name}: seed={seed!r} must be a number from 0 to 999")
     frozen = tuple(sorted(chosen.items()))
-    dataset(name, frozen, seed)  # refuses what does not fit, now
+    dataset(name, frozen, seed * STRIDE)  # refuses what does not fit, now
     return Task(
         name=name,
         title=name.replace("_", " "),
@@ -59,8 +62,8 @@ def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
 
 
 @functools.lru_cache(maxsize=64)
-def dataset(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> Any:
-    """reasoning-gym's data set of that name, from a stream of its own for every seed."""
+def dataset(name: str, settings: Settings, first: int) -> Any:
+    """reasoning-gym's data set of that name, which begins with problem `first` of all."""
     try:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
@@ -77,27 +80,33 @@ def dataset(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> Any:
         if key not in known:
             raise ACPOError(f"gym:{name} has no setting {key!r}; use {', '.join(sorted(known))}")
     try:
-        return create_dataset(name, seed=seed * STRIDE, size=STRIDE, **options)
+        return create_dataset(name, seed=first, size=CHUNK, **options)
     except Exception as error:  # each task checks its settings in its own way
-        raise ACPOError(f"gym:{name}: {options} is refused: {error}") from error
-
-
-def _rows(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> Iterator[Row]:
-    made = dataset(name, settings, seed)
-    for index in count():
-        try:
-            entry = made[index]
-        except (ValueError, RuntimeError):  # no problem of these settings at this place
-            continue
-        answer = entry["answer"]
-        row = {"problem": entry["question"], "answer": "" if answer is None else str(answer)}
-        yield {**row, "gym_seed": seed, "gym_index": index}
+        raise ACPOError(f"gym:{name}: {options} is refused: {error!r}") from error
 
 
 @functools.lru_cache(maxsize=4096)
-def _entry(name: str, settings: tuple[tuple[str, Any], ...], seed: int, index: int) -> Any:
-    """The problem once more, with the types its scorer expects, which JSON does not keep."""
-    return dataset(name, settings, seed)[index]
+def _entry(name: str, settings: Settings, number: int) -> Any:
+    """A problem, with the types its scorer expects, which JSON would not keep."""
+    return _home(name, settings, number)[number % CHUNK]
+
+
+def _home(name: str, settings: Settings, number: int) -> Any:
+    return dataset(name, settings, number - number % CHUNK)
+
+
+def _rows(name: str, settings: Settings, seed: int) -> Iterator[Row]:
+    for number in count(seed * STRIDE):
+        try:
+            entry = _entry(name, settings, number)
+        except (ValueError, RuntimeError):  # no problem of these settings at this place
+            continue
+        answer = entry["answer"]
+        yield {
+            "problem": entry["question"],
+            "answer": "" if answer is None else str(answer),
+            "gym": number,
+        }
 
 
 def extract(completion: str) -> str | None:
@@ -106,14 +115,14 @@ def extract(completion: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def grade(name: str, settings: tuple[tuple[str, Any], ...], completion: str, row: Row) -> Verdict:
+def grade(name: str, settings: Settings, completion: str, row: Row) -> Verdict:
     """Right where reasoning-gym's own scorer gives the full score."""
     answer = extract(completion)
     if answer is None:
         return Verdict(Outcome.INCORRECT, "no <answer>")
-    entry = _entry(name, settings, row["gym_seed"], row["gym_index"])
+    entry = _entry(name, settings, row["gym"])
     try:
-        score = float(dataset(name, settings, row["gym_seed"]).score_answer(answer, entry))
+        score = float(_home(name, settings, row["gym"]).score_answer(answer, entry))
     except (MemoryError, RecursionError):
         raise
     except Exception as error:  # scorers parse what they are given, each in its own way

@@ -152,9 +152,13 @@ def get_task(reference: str) -> Task:
     settings = _settings(query, reference)
     file, _, name = base.rpartition(":")
     if base in TASKS:
-        task = chain_task(**_known(settings, ("steps",), reference)) if settings else TASKS[base]
+        task = TASKS[base]
         if settings and base != "chain":
             raise ACPOError(f"task={reference!r}: {base} takes no settings")
+        if settings:
+            if settings.keys() != {"steps"} or type(settings["steps"]) is not int:
+                raise ACPOError(f"task={reference!r}: it takes steps=N")
+            task = chain_task(settings["steps"])
     elif base.startswith(GYM):
         from acpo.tasks.gym import gym_task
 
@@ -184,13 +188,6 @@ def _settings(query: str, reference: str) -> dict[str, Any]:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             settings[key] = value
-    return settings
-
-
-def _known(settings: dict[str, Any], names: tuple[str, ...], reference: str) -> dict[str, Any]:
-    for key, value in settings.items():
-        if key not in names or type(value) is not int:
-            raise ACPOError(f"task={reference!r}: {key}={value!r}; it takes {', '.join(names)}=N")
     return settings
 
 

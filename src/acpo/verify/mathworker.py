@@ -147,7 +147,9 @@ def _fork_worker(channel: int, control: socket.socket, memory_bytes: int, judge:
     try:
         control.close()
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        serve_jobs(socket.socket(fileno=channel), judge)
+        # Held until the process ends: a channel closed before would hide its exit status.
+        held = socket.socket(fileno=channel)
+        serve_jobs(held, judge)
         status = 0
     except (OSError, MemoryError, RecursionError):
         pass
