@@ -97,6 +97,6 @@ def test_prompts_beyond_the_context(examine):
 
 def test_missing_data_and_bad_options(examine, tmp_path):
     code, output = examine(data=tmp_path / "none.jsonl")
-    assert (code, "is not a file" in output) == (1, True)
+    assert (code, "is not a file" in output) == (2, True)
     code, output = examine(temprature=1)
     assert (code, "did you mean temperature?" in output) == (2, True)

@@ -1,14 +1,17 @@
 """A recipe's problems as the prompts the trainer reads."""
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, reward_function
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
-from acpo.tasks.registry import get_task, import_reward
+from acpo.tasks.registry import get_task, import_reward, line_of
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
@@ -76,7 +79,7 @@ def build_data(
             rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
         return _as_dataset(rows)
 
-    functions = [import_reward(path) for path in arguments.reward_funcs or []]
+    functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
     return TrainingData(
         task=task,
         train=dataset(training, "training"),
@@ -84,6 +87,35 @@ def build_data(
         rewards=functions or [reward_function(task)],
         notes=notes,
     )
+
+
+def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same reward function; what it raises names the line of its own file."""
+    file = Path(getattr(getattr(reward, "__code__", None), "co_filename", "?"))
+
+    def said(error: Exception) -> Exception:
+        kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
+        return kind(f"{error}, at {line_of(error, file)}")
+
+    if inspect.iscoroutinefunction(reward):
+
+        @functools.wraps(reward)
+        async def called_async(*args: Any, **columns: Any) -> Any:
+            try:
+                return await reward(*args, **columns)
+            except Exception as error:
+                raise said(error) from error
+
+        return called_async
+
+    @functools.wraps(reward)
+    def called(*args: Any, **columns: Any) -> Any:
+        try:
+            return reward(*args, **columns)
+        except Exception as error:
+            raise said(error) from error
+
+    return called
 
 
 def recipe_task(arguments: TaskArguments) -> Task:
@@ -220,8 +252,11 @@ def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
 
 
 def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Tokens of each prompt, as the trainer will feed it."""
-    return [len(ids) for ids in tokenizer([as_text(p, tokenizer) for p in prompts])["input_ids"]]
+    """Tokens of each prompt, as the trainer will feed it: under the chat template, if it is one."""
+    prompts = list(prompts)
+    plain = not prompts or isinstance(prompts[0], str)  # a chat template writes special tokens
+    texts = [as_text(prompt, tokenizer) for prompt in prompts]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
 def as_text(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -1,6 +1,5 @@
 """`acpo doctor`: what is wrong with a recipe, and in plain words what it will do."""
 
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from acpo.checkpoints import load_tokenizer, resolve_model
+from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.engines.trl.checks import check_output_folder, prompt_room
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
-from acpo.tasks.grading import ROW, gold_completion
+from acpo.train.checks import (
+    check_files,
+    check_lengths,
+    check_model,
+    check_packages,
+    gold_answers,
+)
 from acpo.train.data import TrainingData, build_data, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
@@ -26,9 +31,6 @@ from acpo.train.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-GOLD_SAMPLE = 200
-"""Problems whose gold answers are put to the reward function."""
 
 GIB = 1 << 30
 
@@ -80,19 +82,22 @@ def examine(
 
     findings = Findings()
     # Recipes for GPUs are refused where there is none; they can be examined all the same.
-    elsewhere = [] if torch.cuda.is_available() else ["--use_cpu", "true"]
-    recipe = read_recipe(path, [*elsewhere, *overrides])
+    elsewhere = not torch.cuda.is_available()
+    flags = ["--use_cpu", "true"] if elsewhere else []
+    recipe = read_recipe(path, [*flags, *overrides])
+    check_packages(recipe, elsewhere=elsewhere)
     processes = processes or recipe.config.world_size
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
-    try:
-        check_output_folder(str(recipe.output_dir))
-        name = resolve_model(recipe.model_name, recipe.output_dir)
-        tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
-        used = prompts_used(recipe, processes)
-        data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
-    except ACPOError as error:
-        findings.problem(str(error))
-        return False
+    check_output_folder(str(recipe.output_dir))
+    name = resolve_model(recipe.model_name, recipe.output_dir)
+    tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
+    check_model(recipe, name, tokenizer)
+    check_files(name)
+    used = prompts_used(recipe, processes)
+    data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
+    check_lengths(recipe, data, tokenizer)
+    if elsewhere and "use_cpu" not in recipe.given:
+        findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
     plan = plan_batches(recipe, len(data.train), processes)
     _check_data(findings, data, plan)
     _check_prompts(findings, recipe, data, tokenizer, name)
@@ -138,7 +143,9 @@ def _check_prompts(
     findings.fine(f"the first one: {text!r}")
     if tokenizer.pad_token == tokenizer.eos_token:
         findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        adapter_base(name) or name, trust_remote_code=recipe.config.trust_remote_code
+    )
     room = prompt_room(config, recipe.config)
     if room is not None and max(lengths) > room:
         findings.problem(
@@ -150,10 +157,9 @@ def _check_prompts(
 
 def _check_rewards(findings: Findings, data: TrainingData) -> None:
     findings.section("reward")
-    every = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
-    wholes = [json.loads(row[ROW]) if ROW in row else row for row in every]
-    golds = [gold_completion(data.task, whole) for whole in wholes]
-    known = [(row, gold) for row, gold in zip(every, golds, strict=True) if gold is not None]
+    tried = gold_answers(data)
+    every = [row for row, _ in tried]
+    known = [(row, gold) for row, gold in tried if gold is not None]
     rows = [row for row, _ in known]
     reward = checked_reward(data.rewards[0])
     try:
@@ -237,7 +243,9 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
     from transformers import AutoConfig
 
     findings.section("memory")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        adapter_base(name) or name, trust_remote_code=recipe.config.trust_remote_code
+    )
     parameters = count_parameters(config)
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")

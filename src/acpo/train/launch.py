@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
-from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
+from acpo.train.checks import check_lengths, check_model, check_packages, check_weights
 from acpo.train.data import TrainingData, build_data
 from acpo.train.plan import prompts_used
 from acpo.train.progress import LiveProgress
@@ -97,6 +97,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     from acpo import ACPOTrainer
 
     config, model = recipe.config, recipe.model
+    check_packages(recipe)
     name = resolve_model(recipe.model_name, recipe.output_dir)
     tokenizer = load_tokenizer(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
@@ -104,6 +105,8 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     used = prompts_used(recipe, config.world_size)
     data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used)
     data = choose(data) if choose else data
+    check_model(recipe, name, tokenizer)
+    check_lengths(recipe, data, tokenizer)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,
@@ -114,7 +117,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     if data.held_out is not None:
         _check_evaluation(config)
     recorder = Recorder()
-    rewards = [recorder.around(checked_reward(data.rewards[0])), *data.rewards[1:]]
+    rewards = [recorder.around(data.rewards[0]), *data.rewards[1:]]
     adapter = adapter_base(name) is not None
     if adapter and model.use_peft:
         raise ACPOError(
@@ -131,6 +134,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),
     )
+    check_weights(trainer.model.named_parameters(), recipe.model_name)
     return _with_callbacks(recipe, data, trainer, recorder)
 
 
