@@ -44,7 +44,7 @@ ALLOWED = {
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
-        *("verify", "tasks", "engines", "train", "checkpoints"),
+        *("verify", "tasks", "engines", "evaluate", "train", "checkpoints"),
     },
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},

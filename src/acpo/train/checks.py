@@ -162,20 +162,13 @@ def gold_answers(data: "TrainingData") -> list[tuple[dict[str, Any], str | None]
     ]
 
 
-def check_weights(weights: Any, name: str) -> None:
-    """Raise for a weight that is not a number."""
-    for key, value in weights:
-        if value.is_floating_point() and not value.isfinite().all():
-            raise ACPOError(
-                f"model {name!r}: {key} has values that are not finite; the checkpoint is damaged, "
-                "take another"
-            )
-
-
 def check_files(name: str) -> None:
-    """The same on the files of a folder, one tensor at a time."""
+    """Raise for a weight that is not a number, in the files of a folder, one tensor at a time."""
     from safetensors import safe_open
 
     for file in sorted(Path(name).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            check_weights(((key, tensors.get_tensor(key)) for key in tensors.keys()), name)  # noqa: SIM118
+            for key in tensors.keys():  # noqa: SIM118
+                value = tensors.get_tensor(key)
+                if value.is_floating_point() and not value.isfinite().all():
+                    raise ACPOError(f"{file}: {key} has values that are not finite; it is damaged")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
-from acpo.engines.trl.checks import check_output_folder, prompt_room
 from acpo.engines.trl.rewards import checked_reward
+from acpo.engines.trl.safety import check_output_folder, prompt_room
 from acpo.errors import ACPOError
 from acpo.train.checks import (
     check_files,

@@ -10,7 +10,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
-from acpo.train.checks import check_lengths, check_model, check_packages, check_weights
+from acpo.train.checks import check_lengths, check_model, check_packages
 from acpo.train.data import TrainingData, build_data
 from acpo.train.plan import prompts_used
 from acpo.train.progress import LiveProgress
@@ -103,7 +103,8 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
     used = prompts_used(recipe, config.world_size)
-    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used)
+    spare = 8 if choose else 1  # a study leaves most of them to another phase
+    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
     data = choose(data) if choose else data
     check_model(recipe, name, tokenizer)
     check_lengths(recipe, data, tokenizer)
@@ -134,7 +135,6 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),
     )
-    check_weights(trainer.model.named_parameters(), recipe.model_name)
     return _with_callbacks(recipe, data, trainer, recorder)
 
 
