@@ -7,7 +7,7 @@ import typer
 
 
 def trace(
-    model: str = typer.Argument(help="Hub id, folder, .gguf file, or package:NAME/PATH."),
+    model: str = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH."),
     samples: Path | None = typer.Option(
         None, help="Score what this folder of `acpo eval` holds instead of sampling."
     ),
