@@ -86,6 +86,27 @@ def test_train_doctor_eval_and_trace_take_it(model, tmp_path):
     assert set(Trace.open(tmp_path / "trace").rollouts["verdict"].to_pylist()) == {"incorrect"}
 
 
+def test_compare_takes_it(model, tmp_path):
+    study = {"recipe": str(RECIPE), "updates": 2, "seeds": [0, 1], "methods": ["sapo", "acpo"]}
+    options = {"task": COUNTDOWN, "logging_steps": 1, "num_generations_eval": 2, "dtype": "float32"}
+    study["options"] = {**small(model, tmp_path / "x"), **options}
+    for decided in ("output_dir", "max_steps"):
+        del study["options"][decided]
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study))
+    said = acpo("compare", file, "--output", tmp_path / "out")
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "acpo" in report and "accuracy" in report, said
+
+
+def test_a_task_made_in_memory_says_what_to_do():
+    task = Task(problems=[{"n": 1}], template="{n}", grader=lambda completion, row: True, name="t")
+    with pytest.raises(ACPOError, match=r"get_task\('my_tasks.py:NAME'\)"):
+        reward_function(task)(["?"], ["x"], **{ROW: ["{}"]})
+    here = Task(**{**vars(task), "in_process": True})
+    assert reward_function(here)(["?"], ["x"], **{ROW: ["{}"]}) == [1.0]
+
+
 def test_a_changed_grader_does_not_keep_old_verdicts(model, tmp_path):
     file = tmp_path / "own.py"
     text = "from acpo.tasks import Task\nt = Task(problems=[{'n': 1}, {'n': 2}], template='{n}', "

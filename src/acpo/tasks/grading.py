@@ -100,6 +100,9 @@ class InProcess:
 def make_pool(task: Task, workers: int | None = None, code: Backend | None = None) -> Any:
     """What judges the completions of a task: `verify(text, row or gold)` and `close()`.
 
+    Raises:
+        ACPOError: a grader that its processes could not find again.
+
     Args:
         task: whose grader.
         workers: verdicts at a time; None for one per core.
@@ -109,7 +112,14 @@ def make_pool(task: Task, workers: int | None = None, code: Backend | None = Non
         return MathPool(workers)
     if task.grader == CODE:
         return CodePool(workers, code)
-    return InProcess(task) if task.in_process else GraderPool(task, workers)
+    if task.in_process:
+        return InProcess(task)
+    if not task.reference:
+        raise ACPOError(
+            "this task was made in memory, where its grader's processes cannot find it: declare it "
+            "in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or set in_process"
+        )
+    return GraderPool(task, workers)
 
 
 class Judges:
@@ -203,7 +213,7 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 
 def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
     """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
-    pool = _shared(task.reference, os.getpid())
+    pool = _shared(task.reference, os.getpid()) if task.reference else make_pool(task)
     given = [json.loads(row) for row in rows]
     if task.grader == MATH:
         given = [str(row["answer"]) for row in given]

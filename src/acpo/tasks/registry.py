@@ -13,17 +13,18 @@ from types import ModuleType
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
 from acpo.tasks.chain import chain_task
 from acpo.tasks.sources import FORMATS, DataError
 from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
 
 GYM = "gym:"
-_NEMO = ("NVIDIA/NeMo-Skills", "0b012df8a09cd4730d31b16e90a0d8f13d145fb8")
-_SIMPLERL = ("hkust-nlp/simpleRL-reason", "cf1c7858bfc145a27aa733e75d930d34f0d318a6")
-_LLMEVAL = ("jianzhnie/LLMEval", "66572ad3f66078c376d777866f6535d3f334b0c8")
-_GLM = ("zai-org/glm-simple-evals", "2974f4ef150808745edd4a7aef3dc589f54b53f7")
-_CODEEVAL = ("CodeEval-Pro/CodeEval-Pro", "36f292eafc597b38535fbc8b4aafea8e5c654e3c")
-_OPENAI = ("openai/grade-school-math", "3101c7d5072418e28b9008a6636bde82a006892c")
+_PINNED = {
+    row["name"]: {**row, "test": Pinned(**row["test"])}
+    for row in read_jsonl(Path(__file__).with_name("benchmarks.jsonl"))
+}
+BENCHMARKS = tuple(_PINNED)
+"""Tasks whose questions are published and pinned, in `benchmarks.jsonl`."""
 
 _ENTRIES = (
     chain_task(),
@@ -39,20 +40,14 @@ _ENTRIES = (
         ),
     ),
     Task(
-        name="gsm8k",
+        **_PINNED["gsm8k"],
         title="GSM8K",
         problems="openai/gsm8k",
         config="main",
         held_out_split="test",
         template="gsm8k",
-        k=1,
-        test=Pinned(
-            *_OPENAI,
-            "grade_school_math/data/test.jsonl",
-            1319,
-            "78a0c875a4f9579ab3f94223da10fba88ee39faad5465cc4011990e80acabd6b",
-        ),
         test_template="boxed",
+        k=1,
     ),
     Task(
         name="math",
@@ -62,77 +57,11 @@ _ENTRIES = (
         held_out_split="test",
     ),
     Task(name="custom", title="Your own problems"),
-    Task(
-        name="aime24",
-        title="AIME24",
-        test=Pinned(
-            *_NEMO,
-            "nemo_skills/dataset/aime24/test.txt",
-            30,
-            "f08c5242f0eaf7391b83e6b70c610e9d24a210e816c5bf2f43f6a371e99eac6d",
-        ),
-    ),
-    Task(
-        name="aime25",
-        title="AIME25",
-        test=Pinned(
-            *_NEMO,
-            "nemo_skills/dataset/aime25/test.txt",
-            30,
-            "24d4b6b1ff13fb6292361577a91fcbf68f3904d249e2e23ebfc92d53715b4c0d",
-        ),
-    ),
-    Task(
-        name="math500",
-        title="MATH500",
-        test=Pinned(
-            *_SIMPLERL,
-            "examples/simplelr_math_eval/data/math500/test.jsonl",
-            500,
-            "127c95d115a218d75497eba38bd2a4e9de862a1cd2525a3fc4422c148dfb3d57",
-        ),
-    ),
-    Task(
-        name="hmmt25",
-        title="HMMT25",
-        test=Pinned(
-            *_LLMEVAL,
-            "data/hmmt25.jsonl",
-            30,
-            "6618090f391b7d92e11adb18f61dd8833463f55f849fe96187b5b655fd95b448",
-            cut="\nPlease reason step by step, and put",
-        ),
-    ),
-    Task(
-        name="beyondaime",
-        title="BeyondAIME",
-        test=Pinned(
-            *_GLM,
-            "data/aime/beyond_aime.jsonl",
-            100,
-            "de5030d72fbe493224a0893e3dbdbe27e4ac54b6ae02848999c46af98a42fc08",
-        ),
-    ),
-    Task(
-        name="humaneval_pro",
-        title="HumanEval Pro",
-        grader=CODE,
-        k=1,
-        template="code_pair",
-        test=Pinned(
-            *_CODEEVAL,
-            "dataset/humaneval_pro.json",
-            164,
-            "04037ad448af2282bf20b65ba8588545bcbe95c3beb97691ba569ffcf0fe4518",
-        ),
-    ),
+    *(Task(**fields) for name, fields in _PINNED.items() if name != "gsm8k"),
 )
 TASKS: dict[str, Task] = {
     entry.name: dataclasses.replace(entry, reference=entry.name) for entry in _ENTRIES
 }
-BENCHMARKS = tuple(name for name, task in TASKS.items() if isinstance(task.test, Pinned))
-"""Tasks whose questions are published and pinned."""
-
 PAPER = ("aime24", "aime25", "math500", "hmmt25", "beyondaime", "humaneval_pro")
 """The columns of the paper's table, in its order."""
 

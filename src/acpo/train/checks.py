@@ -21,16 +21,9 @@ POSITIVE = (
     *("logging_steps", "save_steps", "eval_steps", "repetition_penalty", "lora_r", "lora_alpha"),
 )
 NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
-PACKAGES = {
-    "wandb": "wandb",
-    "tensorboard": "tensorboard",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-    "swanlab": "swanlab",
-    "comet_ml": "comet_ml",
-    "clearml": "clearml",
-    "neptune": "neptune",
-}
+REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
+"""Values of `report_to` that are packages of the same name."""
+
 GOLD_SAMPLE = 200
 """Problems whose gold answers are tried."""
 
@@ -79,8 +72,7 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
         elsewhere: whether another machine will train: it needs its own vLLM.
     """
     config = recipe.config
-    wanted = [(f"report_to={name}", PACKAGES.get(name, name)) for name in config.report_to or ()]
-    wanted = [(what, package) for what, package in wanted if package in PACKAGES.values()]
+    wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
     wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
     wanted += [("use_vllm", "vllm")] if config.use_vllm and not elsewhere else []
     for what, package in wanted:
