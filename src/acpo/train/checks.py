@@ -71,7 +71,7 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
         recipe: what to train, and how.
         elsewhere: whether another machine will train: it needs its own vLLM.
     """
-    config = recipe.config
+    config: Any = recipe.config
     wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
     wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
     wanted += [("use_vllm", "vllm")] if config.use_vllm and not elsewhere else []
