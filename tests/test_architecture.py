@@ -30,7 +30,7 @@ ALLOWED = {
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
-        *("objectives", "records", "scoring", "checkpoints"),
+        *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
     },
     "train": {
         *("errors", "intervals", "objectives", "head", "verify", "tasks", "engines"),

@@ -1,14 +1,17 @@
 """What the report says of studies that did not go well; results are made up, none is run."""
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.compare import plan
-from acpo.compare.report import markdown, write_report
+from acpo.compare.report import latex, markdown, write_report
+from acpo.compare.runner import progress
 from acpo.compare.store import (
     pack_verdicts,
     read_results,
@@ -20,6 +23,7 @@ from acpo.compare.study_file import read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
 
+KEPT = Path(__file__).parents[2] / "results" / "compare"
 STUDY = """\
 recipe: recipe.yaml
 methods: [sapo, acpo, acpo_no_routing, grpo]
@@ -125,6 +129,16 @@ def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
     (kept / "runs.jsonl").write_text('{"run": 3}\n')
     with pytest.raises(ACPOError, match=r"runs.jsonl:1 is not the result of a run"):
         read_results(kept)
+
+
+@pytest.mark.parametrize("kept", sorted(KEPT.iterdir()), ids=lambda path: path.name)
+def test_kept_reports_are_what_their_runs_say(kept):
+    study = read_study(KEPT.parents[1] / "recipes" / "studies" / f"{kept.name}.yaml")
+    found = progress(study, read_results(kept)).results
+    summary = summarise(study, found)
+    assert markdown(summary) == (kept / "report.md").read_text()
+    assert latex(summary) == (kept / "table.tex").read_text()
+    assert json.loads(json.dumps(summary)) == json.loads((kept / "summary.json").read_text())
 
 
 def test_differences_stay_within_what_is_possible(study):

@@ -285,7 +285,7 @@ def compiled_by(monkeypatch, backend):
 def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
     graphs = []
 
-    def backend(graph, inputs):
+    def backend(graph, inputs, **options):
         graphs.append(graph)
         return graph.forward
 
@@ -304,7 +304,7 @@ def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
 
 
 def test_layers_that_do_not_compile_run_as_they_are(monkeypatch):
-    def backend(graph, inputs):
+    def backend(graph, inputs, **options):
         raise RuntimeError("no compiler here")
 
     compiled_by(monkeypatch, backend)

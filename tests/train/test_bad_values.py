@@ -54,6 +54,7 @@ def run(place, command, extra=(), **changes):
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
         ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),
+        ({"max_completion_length": 950}, "leaves room for 74 in the model's context"),
         ({"max_tokens_per_pack": 10}, "max_tokens_per_pack=10 cannot hold a sequence"),
         (
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},

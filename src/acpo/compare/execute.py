@@ -60,6 +60,7 @@ def execute(
     import torch
     import yaml
 
+    release_memory()  # of a run before this one that broke
     torch.set_num_threads(threads)
     if gpu_share < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(gpu_share)
@@ -89,10 +90,19 @@ def execute(
     }
     if int(os.environ.get("RANK", "0")) == 0:
         write_json(folder / RESULT, result)
-    gc.collect()  # a trainer is full of cycles, and the next run needs its memory
+    release_memory()
+    return result
+
+
+def release_memory() -> None:
+    """Give back what a trainer, full of cycles, holds, and what was compiled for its model."""
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    return result
 
 
 def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -> None:
@@ -127,7 +137,7 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
         outcome["accuracy"] = measured(probe.measure())
     if probe is not None and run.pass_at:
         problems, trainer.num_generations_eval = run.pass_at
-        probe.held_out = probe.held_out.select(range(problems))
+        probe.held_out = probe.held_out.select(range(min(problems, len(probe.held_out))))
         outcome["pass_at"] = measured(probe.measure())
     if run.keeps_model:
         trainer.save_model(str(folder))

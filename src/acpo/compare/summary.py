@@ -163,7 +163,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         ),
         "comparisons": len(task.rows) - 1,
         "rows": _rows(task, task.rows, choices, tuned, starts),
-        "matched": _rows(task, with_matched, choices, matched, starts) if study.matched else [],
+        "matched": _rows(task, with_matched, {}, matched, starts) if study.matched else [],
     }
 
 
@@ -183,7 +183,7 @@ def _rows(
     starts: Mapping[int, Result],
 ) -> list[dict[str, Any]]:
     """The lines of a table: each row by itself, then what depends on the others."""
-    lines = [_row(row, choices[row.name], found, starts, len(task.seeds)) for row in rows]
+    lines = [_row(row, choices.get(row.name), found, starts, len(task.seeds)) for row in rows]
     placed = ranks({line["name"]: line["accuracy"]["value"] for line in lines if line["accuracy"]})
     tested = {line["name"]: line["difference"] for line in lines if line["difference"]}
     adjusted = holm({name: difference["p_value"] for name, difference in tested.items()})

@@ -161,24 +161,26 @@ def draw_kernel(
 ):
     """One program, one row: sums by block in one pass, then the block that holds the point again.
 
-    `factor` scales and turns nats into powers of two.
+    `factor` scales and turns nats into powers of two. It multiplies differences: of a product and
+    a maximum, a fused multiply-add would leave the rounding of the product, 2^-24 of a logit.
     """
     row = tl.program_id(0).to(tl.int64)
     z_row = Z + row * z_stride
     offsets = tl.arange(0, BLOCK)
     blocks = tl.arange(0, BLOCKS)
-    tops = tl.full((BLOCKS,), LOWEST * factor, tl.float32)
+    tops = tl.full((BLOCKS,), LOWEST, tl.float32)
     sums = tl.zeros((BLOCKS,), tl.float32)
     for start in range(0, V, BLOCK):
         inside = start + offsets < V
         raw = tl.load(z_row + start + offsets, mask=inside, other=float("-inf"))
-        x = logit(raw, inside, scale, SOFTCAP) * factor
+        x = logit(raw, inside, scale, SOFTCAP)
         top = tl.max(x, 0)
         here = blocks == start // BLOCK
-        sums = tl.where(here, tl.sum(tl.where(inside, tl.exp2(x - top), 0.0), 0), sums)
+        e = tl.where(inside, tl.exp2((x - top) * factor), 0.0)
+        sums = tl.where(here, tl.sum(e, 0), sums)
         tops = tl.where(here, top, tops)
     top = tl.max(tops, 0)
-    weights = (sums * tl.exp2(tops - top)).to(tl.float64)
+    weights = (sums * tl.exp2((tops - top) * factor)).to(tl.float64)
     total = tl.sum(weights, 0)
     point = tl.load(UNIFORMS + row) * total
     passed = tl.cumsum(weights, 0) <= point
@@ -188,14 +190,14 @@ def draw_kernel(
     columns = block * BLOCK + offsets
     inside = columns < V
     raw = tl.load(z_row + columns, mask=inside, other=float("-inf"))
-    x = logit(raw, inside, scale, SOFTCAP) * factor
-    e = tl.where(inside, tl.exp2(x - top), 0.0)
+    x = logit(raw, inside, scale, SOFTCAP)
+    e = tl.where(inside, tl.exp2((x - top) * factor), 0.0)
     passed = tl.cumsum(e.to(tl.float64), 0) <= point
     offset = tl.minimum(tl.sum(passed.to(tl.int32), 0), tl.max(tl.where(e > 0, offsets, 0), 0))
     drawn = tl.sum(tl.where(offsets == offset, x, 0.0), 0)
-    logp = (drawn - top) * LN_2 - tl.log(total.to(tl.float32))
+    logp = (drawn - top) * factor * LN_2 - tl.log(total.to(tl.float32))
     # NaN compares false; so do sums of nothing but impossible tokens, by their maximum.
-    finite = (total > 0) & (total < float("inf")) & (top > 0.5 * LOWEST * factor)
+    finite = (total > 0) & (total < float("inf")) & (top > 0.5 * LOWEST)
     tl.store(TOKENS + row, tl.where(finite, (block * BLOCK + offset).to(tl.int64), -1))
     tl.store(LOGP + row, tl.where(finite, logp, float("nan")))
 

@@ -170,7 +170,8 @@ class StaticSampler:
         if self._twin is None:
             self._twin = Twin(self.model, self.autocast)
             for layer in self._layers() if self.compiled else ():
-                layer.compile(dynamic=True)
+                # Rounds where the layer as it is does: it is that one which is trained.
+                layer.compile(dynamic=True, options={"emulate_precision_casts": True})
         self._twin.refresh()
         if self._cache is None:
             config = self.model.config.get_text_config()
@@ -182,20 +183,21 @@ class StaticSampler:
 
     def _compare(self, cache: StaticKV) -> None:
         """Refuse a model that says something else through the cache than by itself."""
-        ids = torch.arange(8, device=self.device)[None] % self.model.config.vocab_size
         positions = torch.arange(8, device=self.device)[None]
+        ids = positions % self.model.config.get_text_config().vocab_size
         nobodys = torch.full((self.sizes[0],), self.rows, device=self.device)
-        count = len(nobodys)
         cache.reading(nobodys[:1], torch.zeros_like(nobodys[:1]))
-        with torch.compiler.set_stance("force_eager"):
-            read = self._hidden(ids[:, :7], positions[:, :7], cache)
-            training = self.model.training
-            self.model.eval()
-            with self._autocast():
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"), self._autocast():
                 own = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+                read = self._hidden(ids[:, :7], positions[:, :7], cache)
+        finally:
             self.model.train(training)
         cache.stepping(nobodys, torch.full_like(nobodys, 7))
-        step = self._hidden(ids[:, 7:].repeat(count, 1), positions[:, 7:].repeat(count, 1), cache)
+        last, place = (x[:, 7:].repeat(len(nobodys), 1) for x in (ids, positions))
+        step = self._hidden(last, place, cache)
         ours = torch.cat([read, step[:1]], 1).float()
         apart = float((ours - own.float()).norm() / own.float().norm())
         if apart > 0.1:  # bfloat16 rounds to 0.01; NaN is the weights' own and found later

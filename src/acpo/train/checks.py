@@ -24,8 +24,8 @@ NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmu
 REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
 """Values of `report_to` that are packages of the same name."""
 
-GOLD_SAMPLE = 200
-"""Problems whose gold answers are tried."""
+GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
+"""Problems whose gold answers are tried, and whose prompts are measured."""
 
 
 def check_types(values: dict[str, Any], actions: dict[str, Any], where: str) -> None:
@@ -83,15 +83,22 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
             )
 
 
-def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
-    """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
+def _shape(recipe: "Recipe", name: str) -> Any:
+    """The configuration of a model, or of what is below an adapter."""
     from transformers import AutoConfig
-    from trl import get_peft_config
 
     from acpo.checkpoints import adapter_base
 
     trusted = recipe.config.trust_remote_code
-    shape = AutoConfig.from_pretrained(adapter_base(name) or name, trust_remote_code=trusted)
+    return AutoConfig.from_pretrained(adapter_base(name) or name, trust_remote_code=trusted)
+
+
+def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
+    """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
+    from trl import get_peft_config
+
+    trusted = recipe.config.trust_remote_code
+    shape = _shape(recipe, name)
     rows = getattr(shape.get_text_config(), "vocab_size", None)
     for token in ("pad_token", "eos_token"):
         number = getattr(tokenizer, f"{token}_id")
@@ -121,8 +128,9 @@ def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
                 ) from error
 
 
-def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any) -> None:
-    """Raise where no completion can hold an answer, or no pack a sequence."""
+def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: str) -> None:
+    """Raise where a prompt leaves no room, no completion holds an answer, or no pack a sequence."""
+    from acpo.engines.trl.safety import prompt_room
     from acpo.train.data import prompt_lengths
 
     config: Any = recipe.config
@@ -135,14 +143,20 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any) -> Non
                 f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
                 f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
             )
-    if config.max_tokens_per_pack is not None:
-        some = data.train["prompt"][:GOLD_SAMPLE]
-        longest = max(prompt_lengths(some, tokenizer)) + config.max_completion_length
-        if config.max_tokens_per_pack < longest:
-            raise ACPOError(
-                f"max_tokens_per_pack={config.max_tokens_per_pack} cannot hold a sequence: prompt "
-                f"and completion may have {longest} tokens; raise it, or leave it out"
-            )
+    longest = max(prompt_lengths(data.train["prompt"][:MOST_MEASURED], tokenizer))
+    room = prompt_room(_shape(recipe, name), config)
+    if room is not None and longest > room:
+        raise ACPOError(
+            f"the longest prompt has {longest} tokens, but max_completion_length="
+            f"{config.max_completion_length} leaves room for {room} in the model's context; "
+            + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
+        )
+    whole = longest + config.max_completion_length
+    if config.max_tokens_per_pack is not None and config.max_tokens_per_pack < whole:
+        raise ACPOError(
+            f"max_tokens_per_pack={config.max_tokens_per_pack} cannot hold a sequence: prompt and "
+            f"completion may have {whole} tokens; raise it, or leave it out"
+        )
 
 
 def gold_answers(data: "TrainingData") -> list[tuple[dict[str, Any], str | None]]:

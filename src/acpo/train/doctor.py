@@ -10,7 +10,7 @@ from rich.console import Console
 
 from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.engines.trl.rewards import checked_reward
-from acpo.engines.trl.safety import check_output_folder, prompt_room
+from acpo.engines.trl.safety import check_output_folder
 from acpo.errors import ACPOError
 from acpo.train.checks import (
     check_files,
@@ -19,7 +19,7 @@ from acpo.train.checks import (
     check_packages,
     gold_answers,
 )
-from acpo.train.data import TrainingData, build_data, prompt_lengths
+from acpo.train.data import TrainingData, as_text, build_data, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
     count_parameters,
@@ -95,12 +95,12 @@ def examine(
     check_files(name)
     used = prompts_used(recipe, processes)
     data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
-    check_lengths(recipe, data, tokenizer)
+    check_lengths(recipe, data, tokenizer, name)
     if elsewhere and "use_cpu" not in recipe.given:
         findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
     plan = plan_batches(recipe, len(data.train), processes)
     _check_data(findings, data, plan)
-    _check_prompts(findings, recipe, data, tokenizer, name)
+    _check_prompts(findings, data, tokenizer)
     _check_rewards(findings, data)
     _check_batches(findings, recipe, plan, processes)
     _check_memory(findings, recipe, name, processes)
@@ -120,39 +120,18 @@ def _check_data(findings: Findings, data: TrainingData, plan: BatchPlan) -> None
 
 
 def _check_prompts(
-    findings: Findings,
-    recipe: Recipe,
-    data: TrainingData,
-    tokenizer: "PreTrainedTokenizerBase",
-    name: str,
+    findings: Findings, data: TrainingData, tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
-    from transformers import AutoConfig
-
     findings.section("prompts")
     lengths = prompt_lengths(data.train["prompt"], tokenizer)
     first = data.train[0]["prompt"]
     kind = "plain text" if isinstance(first, str) else "chat"
-    text = (
-        first
-        if isinstance(first, str)
-        else tokenizer.apply_chat_template(first, tokenize=False, add_generation_prompt=True)
-    )
     findings.fine(
         f"{kind}; {statistics.median(lengths):.0f} tokens in the middle, {max(lengths)} at most"
     )
-    findings.fine(f"the first one: {text!r}")
+    findings.fine(f"the first one: {as_text(first, tokenizer)!r}")
     if tokenizer.pad_token == tokenizer.eos_token:
         findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
-    config = AutoConfig.from_pretrained(
-        adapter_base(name) or name, trust_remote_code=recipe.config.trust_remote_code
-    )
-    room = prompt_room(config, recipe.config)
-    if room is not None and max(lengths) > room:
-        findings.problem(
-            f"the longest prompt has {max(lengths)} tokens, but max_completion_length="
-            f"{recipe.config.max_completion_length} leaves room for {room} in the model's context; "
-            + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
-        )
 
 
 def _check_rewards(findings: Findings, data: TrainingData) -> None:

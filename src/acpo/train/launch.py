@@ -155,7 +155,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
     data = choose(data) if choose else data
     check_model(recipe, name, tokenizer)
-    check_lengths(recipe, data, tokenizer)
+    check_lengths(recipe, data, tokenizer, name)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,
