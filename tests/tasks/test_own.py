@@ -146,6 +146,8 @@ def test_yaml_entries(tmp_path):
         "math": {"problems": "p.jsonl", "columns": {"problem": "q", "answer": "gold"}},
         "gym": {"gym": "countdown", "operators": ["+", "-"]},
         "bad": {**entry, "promt": "x"},
+        "few": {**entry, "k": "x"},
+        "a/b": entry,
         "worse": {**entry, "grader": "g.py:none"},
     }
     file = tmp_path / "tasks.yaml"
@@ -159,6 +161,8 @@ def test_yaml_entries(tmp_path):
         ("bad", "'promt' is unknown"),
         ("worse", "has no function 'none'"),
         ("none", "no entry 'none'"),
+        ("few", "k='x' must be a positive number"),
+        ("a/b", "in its name"),
     ):
         with pytest.raises(ACPOError, match=said):
             get_task(f"{file}:{name}")

@@ -1,5 +1,6 @@
 """Every bad value ends in one line and status 2, from `acpo train` and `acpo doctor` alike."""
 
+import asyncio
 import importlib.util
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.train.data import prompt_lengths
+from acpo.train.data import placed, prompt_lengths
 from train.standin import ascii_tokenizer, save_standin, write_problems
 
 
@@ -153,3 +154,12 @@ def test_version_and_methods():
     assert CliRunner().invoke(app, ["--version"]).output == f"acpo {version('acpo')}\n"
     shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
     assert max(map(len, shown.splitlines())) <= 80 and "global_sg_x3" in shown
+
+
+def test_async_rewards_name_their_line_too():
+    async def broken(prompts, completions, **columns):
+        return columns["gold"]
+
+    with pytest.raises(RuntimeError, match=r"'gold', at .*test_bad_values.py:\d+"):
+        asyncio.run(placed(broken)(prompts=["?"], completions=["x"]))
+    assert placed(broken).__name__ == "broken"

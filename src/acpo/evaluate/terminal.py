@@ -122,9 +122,7 @@ def show_task(name: str, *, data_dir: Path | None, data: str | None, count: int)
             tries = [("gold", gold), ("wrong", WRONG)] if gold is not None else [("wrong", WRONG)]
             for what, text in tries:
                 verdict = judges.verify(task, text, row).result()
-                said = (
-                    f"{verdict.outcome} ({verdict.detail})" if verdict.detail else verdict.outcome
-                )
+                said = f"{verdict.outcome} ({verdict.detail or 'no reason given'})"
                 console.print(f"  {what}: {text!r} -> {said}", markup=False)
             console.print()
 

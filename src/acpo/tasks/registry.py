@@ -5,6 +5,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -100,9 +101,10 @@ def get_task(reference: str) -> Task:
         task = _own_file(Path(base))
     else:
         raise ACPOError(_unknown(reference))
-    return dataclasses.replace(
-        task, name=task.name or name, title=task.title or task.name or name, reference=reference
-    )
+    name = task.name or name
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ACPOError(f"task={reference!r}: use letters, digits, '.', '_' and '-' in its name")
+    return dataclasses.replace(task, name=name, title=task.title or name, reference=reference)
 
 
 def _settings(query: str, reference: str) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def _own_file(path: Path) -> Task:
     if not path.is_file():
         raise DataError(f"benchmark {str(path)!r}: no such file")
     row = dict(read_rows(str(path))[0])
-    name = "".join(c if c.isalnum() or c in "._-" else "_" for c in path.stem)
+    name = re.sub(r"[^\w.-]+", "_", path.stem)
     own = Task(problems=str(path), name=name, title=path.stem)
     try:
         read_problem(row)

@@ -129,8 +129,9 @@ class Task:
                 f"grader={self.grader!r}: use 'math', 'code', or a function of completion and row"
             )
         for name in ("k", "cpu_seconds"):
-            if not getattr(self, name) > 0:
-                raise ACPOError(f"{name}={getattr(self, name)!r} must be positive")
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise ACPOError(f"{name}={value!r} must be a positive number")
 
     @property
     def endless(self) -> bool:

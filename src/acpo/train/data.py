@@ -1,9 +1,10 @@
 """A recipe's problems as the prompts the trainer reads."""
 
+import contextlib
 import functools
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,29 +94,25 @@ def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function; what it raises names the line of its own file."""
     file = Path(getattr(getattr(reward, "__code__", None), "co_filename", "?"))
 
-    def said(error: Exception) -> Exception:
-        kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
-        return kind(f"{error}, at {line_of(error, file)}")
+    @contextlib.contextmanager
+    def telling() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
+            raise kind(f"{error}, at {line_of(error, file)}") from error
 
-    if inspect.iscoroutinefunction(reward):
-
-        @functools.wraps(reward)
-        async def called_async(*args: Any, **columns: Any) -> Any:
-            try:
-                return await reward(*args, **columns)
-            except Exception as error:
-                raise said(error) from error
-
-        return called_async
+    @functools.wraps(reward)
+    async def called_async(*args: Any, **columns: Any) -> Any:
+        with telling():
+            return await reward(*args, **columns)
 
     @functools.wraps(reward)
     def called(*args: Any, **columns: Any) -> Any:
-        try:
+        with telling():
             return reward(*args, **columns)
-        except Exception as error:
-            raise said(error) from error
 
-    return called
+    return called_async if inspect.iscoroutinefunction(reward) else called
 
 
 def recipe_task(arguments: TaskArguments) -> Task:
