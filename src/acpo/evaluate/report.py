@@ -1,6 +1,7 @@
 """The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +96,16 @@ def latex(summary: dict[str, Any]) -> str:
     known = [value for value in values if value is not None]
     mean = sum(known) / len(known) if len(known) == len(PAPER) else None
     cells = " & ".join("--" if value is None else f"${value:.2f}$" for value in [*values, mean])
-    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{@{{}}l{'c' * (len(PAPER) + 1)}@{{}}}}",
-            r"\toprule",
-            rf"\textbf{{Model}} & {head} & \textbf{{Average}} \\",
-            r"\midrule",
-            rf"{latex_text(str(summary['model']))} & {cells} \\",
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    heads = ["Model", *map(title, PAPER), "Average"]
+    return tabular("l", heads, [rf"{latex_text(str(summary['model']))} & {cells} \\"])
+
+
+def tabular(names: str, heads: Sequence[str], rows: Sequence[str]) -> str:
+    """A table in LaTeX: its columns of names, then one centred column per score."""
+    bold = " & ".join(rf"\textbf{{{latex_text(head)}}}" for head in heads)
+    layout = names + "c" * (len(heads) - len(names))
+    top = [rf"\begin{{tabular}}{{@{{}}{layout}@{{}}}}", r"\toprule", rf"{bold} \\", r"\midrule"]
+    return "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def picture(summary: dict[str, Any], path: Path) -> None:
@@ -187,19 +185,7 @@ def comparison_latex(result: dict[str, Any]) -> str:
         cells.append(_latex_interval(entry["difference"]) if entry else "--")
     complete = all(name in result["benchmarks"] for name in PAPER)
     cells.append(_latex_interval(result["average"]) if complete else "--")
-    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{@{{}}{'c' * len(cells)}@{{}}}}",
-            r"\toprule",
-            rf"{head} & \textbf{{Average}} \\",
-            r"\midrule",
-            " & ".join(cells) + r" \\",
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    return tabular("", [*map(title, PAPER), "Average"], [" & ".join(cells) + r" \\"])
 
 
 def latex_text(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.report import latex_text, title
+from acpo.evaluate.report import latex_text, tabular, title
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.evaluate.summary import question_counts, read_run
 from acpo.intervals import Estimate
@@ -105,20 +105,16 @@ class ResultTable:
         return text.getvalue()
 
     def _latex(self) -> str:
-        heads = " & ".join(rf"\textbf{{{latex_text(title(name))}}}" for name in self.benchmarks)
-        rows = [
-            rf"\begin{{tabular}}{{@{{}}ll{'c' * (len(self.benchmarks) + 1)}@{{}}}}",
-            r"\toprule",
-            rf"\textbf{{Model}} & \textbf{{Method}} & {heads} & \textbf{{Average}} \\",
-        ]
+        rows: list[str] = []
         model = None
         for line in self.lines:
-            rows += [r"\midrule"] if line.model != model else []
+            rows += [r"\midrule"] if rows and line.model != model else []
             cells = " & ".join(_latex_cell(cell) for cell in self.cells(line))
             name = latex_text(line.model) if line.model != model else ""
             rows.append(rf"{name} & {latex_text(line.method)} & {cells} \\")
             model = line.model
-        return "\n".join([*rows, r"\bottomrule", r"\end{tabular}", ""])
+        heads = ["Model", "Method", *map(title, self.benchmarks), "Average"]
+        return tabular("ll", heads, rows)
 
 
 def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:

@@ -1,7 +1,7 @@
 """Rows to problems: which column is what, what the gold answer is, and which rows must go."""
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -197,25 +197,24 @@ def clean(
     problems: Iterable[Problem], *, needs_gold: bool = True
 ) -> tuple[list[Problem], Cleaning]:
     """One problem per text; texts without a needed answer, or with different ones, are left out."""
-    groups: dict[str, list[Problem]] = defaultdict(list)
+    first: dict[str, Problem] = {}  # rows of the others are let go: a set may come many times over
+    answers: dict[str, set[str]] = defaultdict(set)
+    rows: Counter[str] = Counter()
     unanswered = 0
     for problem in problems:
-        if problem.answer or not needs_gold:
-            groups[problem.text].append(problem)
-        else:
+        if not problem.answer and needs_gold:
             unanswered += 1
-    conflicts = {
-        text: found
-        for text, found in groups.items()
-        if needs_gold and len({problem.answer for problem in found}) > 1
-    }
-    kept = [found[0] for text, found in groups.items() if text not in conflicts]
-    rows = sum(map(len, groups.values()))
-    conflicting_rows = sum(map(len, conflicts.values()))
+            continue
+        first.setdefault(problem.text, problem)
+        answers[problem.text].add(problem.answer)
+        rows[problem.text] += 1
+    conflicts = {text for text, found in answers.items() if needs_gold and len(found) > 1}
+    kept = [problem for text, problem in first.items() if text not in conflicts]
+    conflicting_rows = sum(rows[text] for text in conflicts)
     report = Cleaning(
-        rows=rows + unanswered,
+        rows=rows.total() + unanswered,
         unanswered=unanswered,
-        repeated=rows - conflicting_rows - len(kept),
+        repeated=rows.total() - conflicting_rows - len(kept),
         conflicting=len(conflicts),
         conflicting_rows=conflicting_rows,
         kept=len(kept),
