@@ -242,6 +242,8 @@ def test_gym_problems_are_endless_and_seeds_apart():
     held = {problem.text for problem in endless_problems(task, 20, seed=task.held_out_seed)}
     other = {one.prompt for one in load_questions(f"{GYM}&seed=2", limit=20).questions}
     train = {problem.text for problem in endless_problems(task, 200, seed=1000)}
+    far = endless_problems(task, 1, seed=1000 + 123_456_789)[0].row["gym"]
+    assert 1000 * 10**6 <= far < 2**32
     assert len(train) == 200 and not held & train and not held & other
     assert load_questions(GYM, limit=5).checksum == load_questions(GYM, limit=20).checksum
     assert (

@@ -96,7 +96,9 @@ def _home(name: str, settings: Settings, number: int) -> Any:
 
 
 def _rows(name: str, settings: Settings, seed: int) -> Iterator[Row]:
-    for number in count(seed * STRIDE):
+    # Seeds that training uses come round, so that all fit into 32 bits, as some tasks ask.
+    stream = seed if seed < TRAINING_SEEDS else TRAINING_SEEDS + seed % 3000
+    for number in count(stream * STRIDE):
         try:
             entry = _entry(name, settings, number)
         except (ValueError, RuntimeError):  # no problem of these settings at this place
