@@ -19,6 +19,7 @@ ALLOWED = {
     "records": {"record_columns", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
+    "checkpoints": {"errors"},
     "verify": {"errors", "jsonl"},
     "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
@@ -29,18 +30,21 @@ ALLOWED = {
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
-        *("objectives", "head", "records", "scoring", "sampling"),
+        *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
     },
-    "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
+    "train": {
+        *("errors", "intervals", "objectives", "head", "verify", "tasks", "engines"),
+        "checkpoints",
+    },
     "trace": {
         *("errors", "objectives", "records", "scoring"),
-        *("verify", "tasks", "evaluate", "train"),
+        *("verify", "tasks", "evaluate", "train", "checkpoints"),
     },
     "annotate": {"errors", "linefile", "records", "tasks", "viewer"},
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
-        *("verify", "tasks", "engines", "evaluate", "train"),
+        *("verify", "tasks", "engines", "evaluate", "train", "checkpoints"),
     },
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},

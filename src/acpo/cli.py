@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from acpo.annotate.command import annotate_app
 from acpo.diagnose.command import diagnose_app
@@ -59,9 +59,41 @@ app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"acpo {version('acpo')}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
+) -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
+
+
+class RecipeCommand(TyperCommand):
+    """Its help lists every option of a recipe, by group."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        from acpo.train.recipe import option_groups
+
+        super().format_help(ctx, formatter)
+        for title, options in option_groups().items():
+            table = Table(title=title, box=None, title_justify="left", show_header=False)
+            table.add_column(overflow="fold")
+            table.add_column(overflow="fold")
+            for name, text in options:
+                table.add_row(f"--{name}", escape(text))
+            Console().print(table, "")
 
 
 @app.command()
@@ -78,12 +110,22 @@ OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
 RECIPE = typer.Argument(help="A YAML file; see recipes/.")
 
 
-@app.command(context_settings=OVERRIDABLE)
-def train(context: typer.Context, recipe: Path = RECIPE) -> None:
+@app.command(context_settings=OVERRIDABLE, cls=RecipeCommand)
+def train(
+    context: typer.Context,
+    recipe: Path = RECIPE,
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Print the recipe as it would be trained, and end."
+    ),
+) -> None:
     """Train what a recipe describes. Append `--key value` to change any option of it."""
     from acpo.train import launch
+    from acpo.train.recipe import read_recipe, resolved
 
-    launch.train(recipe, context.args)
+    if dry_run:
+        typer.echo(resolved(read_recipe(recipe, context.args)), nl=False)
+    else:
+        launch.train(recipe, context.args)
 
 
 @app.command(context_settings=OVERRIDABLE)

@@ -8,13 +8,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from acpo.checkpoints import resolve_model
 from acpo.cli import app
 from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
-from acpo.train.policy import resolve_model
 from evaluate.runs import sums
 from evaluate.tinymodel import save
 

@@ -10,8 +10,9 @@ import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from acpo.errors import ACPOError
 from acpo.verify import exact
 from acpo.verify.extract import extract_answer
 from acpo.verify.pool import Pool, available_cores
@@ -125,7 +126,7 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     return MathJob(exact.improper(clean), exact.improper(clean_gold))
 
 
-class _MathWorker:
+class WorkerProcess:
     """One worker process, replaced whenever it dies."""
 
     def __init__(self, spawner: Spawner, cpu_seconds: float) -> None:
@@ -136,18 +137,9 @@ class _MathWorker:
         with contextlib.suppress(SpawnError):  # the first job asks again, and reports it
             self._connected()
 
-    def run(self, job: MathJob) -> Verdict:
-        verdict = self._compare(job)
-        if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
-            # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
-            probe = self._compare(MathJob("0", job.gold))
-            if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
-                detail = f"the gold answer itself: {probe.detail}"
-                return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)
-        return verdict
-
-    def _compare(self, job: MathJob) -> Verdict:
-        line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
+    def ask(self, job: dict[str, Any]) -> Verdict:
+        """The worker's verdict on a job, or what became of the worker."""
+        line = json.dumps({**job, "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
         for _ in range(2):
             try:
                 channel = self._connected()
@@ -160,13 +152,15 @@ class _MathWorker:
             start = time.perf_counter()
             reply = self._receive(channel)
             if reply is not None:
+                if "error" in reply:
+                    raise ACPOError(reply["error"])
                 return Verdict(Outcome(reply["outcome"]), reply["detail"], reply["seconds"])
             seconds = time.perf_counter() - start
             status = self._kill()
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
                 continue
             return self._death(status, seconds)
-        return Verdict(Outcome.INFRA_ERROR, "two math workers in a row ended without an answer")
+        return Verdict(Outcome.INFRA_ERROR, "two workers in a row ended without an answer")
 
     def close(self) -> None:
         self._kill()
@@ -202,8 +196,22 @@ class _MathWorker:
     def _death(self, status: int, seconds: float) -> Verdict:
         sent = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if sent == signal.SIGKILL or status == 0:
-            return Verdict(Outcome.INFRA_ERROR, "the math worker was killed or starved", seconds)
+            return Verdict(Outcome.INFRA_ERROR, "the worker was killed or starved", seconds)
         if sent == signal.SIGPROF:
             detail = f"more than {self._cpu_seconds} s of CPU time"
             return Verdict(Outcome.TIMEOUT, detail, seconds)
         return Verdict(Outcome.LIMIT, "the answer ends its worker", seconds)
+
+
+class _MathWorker(WorkerProcess):
+    """A worker that compares answers."""
+
+    def run(self, job: MathJob) -> Verdict:
+        verdict = self.ask(job._asdict())
+        if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
+            # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
+            probe = self.ask({"answer": "0", "gold": job.gold})
+            if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
+                detail = f"the gold answer itself: {probe.detail}"
+                return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)
+        return verdict

@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +22,9 @@ SPAWN, KILL = b"S", b"K"
 MAX_RESULT_BITS = 200_000
 RECYCLE_AFTER_JOBS = 5_000
 RECYCLE_ABOVE_BYTES = 600 << 20
+
+Judge = Callable[[dict[str, Any]], dict[str, Any]]
+"""From a job to what is said of it."""
 
 # The parser learns its grammar as it goes; a worker inherits what these have taught the server.
 _WARM_UP = (
@@ -110,7 +114,12 @@ def guard_sympy() -> None:
     eval_guard(binomial, 10_000)
 
 
-def serve_jobs(channel: socket.socket) -> None:
+def compare_job(job: dict[str, Any]) -> dict[str, Any]:
+    """`compare`, as a worker is asked."""
+    return compare(job["answer"], job["gold"])
+
+
+def serve_jobs(channel: socket.socket, judge: Judge) -> None:
     """Answer jobs until the parent closes the channel or this process has grown too old."""
     reader = channel.makefile("rb")
     for _ in range(RECYCLE_AFTER_JOBS):
@@ -120,7 +129,7 @@ def serve_jobs(channel: socket.socket) -> None:
         job = json.loads(line)
         before = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"])
-        reply = compare(job["answer"], job["gold"])
+        reply = judge(job)
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - before
         channel.sendall(json.dumps({**reply, "seconds": seconds}).encode() + b"\n")
@@ -129,7 +138,7 @@ def serve_jobs(channel: socket.socket) -> None:
             return
 
 
-def _fork_worker(channel: int, control: socket.socket, memory_bytes: int) -> int:
+def _fork_worker(channel: int, control: socket.socket, memory_bytes: int, judge: Judge) -> int:
     pid = os.fork()
     if pid:
         os.close(channel)
@@ -138,7 +147,9 @@ def _fork_worker(channel: int, control: socket.socket, memory_bytes: int) -> int
     try:
         control.close()
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        serve_jobs(socket.socket(fileno=channel))
+        # Held until the process ends: a channel closed before would hide its exit status.
+        held = socket.socket(fileno=channel)
+        serve_jobs(held, judge)
         status = 0
     except (OSError, MemoryError, RecursionError):
         pass
@@ -154,7 +165,7 @@ def _reap(pid: int) -> int:
         return 0
 
 
-def serve_spawns(control: socket.socket, memory_bytes: int) -> None:
+def serve_spawns(control: socket.socket, memory_bytes: int, judge: Judge = compare_job) -> None:
     """Fork and reap workers for the parent until it closes the control channel."""
     children: set[int] = set()
     try:
@@ -164,7 +175,7 @@ def serve_spawns(control: socket.socket, memory_bytes: int) -> None:
             if not message:
                 return
             if message[:1] == SPAWN:
-                pid = _fork_worker(channels[0], control, memory_bytes)
+                pid = _fork_worker(channels[0], control, memory_bytes, judge)
                 children.add(pid)
                 control.sendall(b"%d\n" % pid)
             elif message[:1] == KILL and int(message[1:]) in children:
