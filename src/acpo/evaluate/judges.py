@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from acpo.evaluate.benchmarks import Judge
 from acpo.verify.code import Backend, CodePool
-from acpo.verify.exact import normalise
+from acpo.verify.normalise import normalise
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool
 from acpo.verify.verdict import Verdict

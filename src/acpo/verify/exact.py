@@ -1,162 +1,389 @@
-r"""Answers that need no algebra: equal strings, words, integers, plain rationals.
+r"""Whether two normalised answers are the same: their structure here, their parts by a judge.
 
-Everything here is exact and runs in the caller's process in microseconds. `decide` returns None
-whenever the question is one for math-verify.
+An answer is a list, a set, a point or interval, a union of intervals, a matrix, or one part.
+Parts that are words or rational numbers are compared exactly and in microseconds (`same_part`);
+`decide` returns None whenever a part needs more than that.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
-MAX_ANSWER_CHARS = 2_000
-MAX_DEPTH = 40
-MAX_DIGITS = 400
+from acpo.verify.evaluate import exact_value
 
-_SPACING = re.compile(r"(?:(?<!\\)\\[!,;:> ]|(?<!\\)~|\s)+")
-_DIGIT_SPACING = re.compile(r"(?<=[\d,])\\[!,](?=\d)")
-_PERCENT = re.compile(r"(.*?) ?\\?%")
-_STYLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])")
-_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_NUMBER = re.compile(rf"([+-]?)(?:({_INTEGER})(\.\d*)?|(\.\d+))")
-_RATIO = re.compile(
-    rf"([+-]?)(?:\\frac\{{(-?{_INTEGER})\}}\{{(-?{_INTEGER})\}}|({_INTEGER})/({_INTEGER}))"
+Judge = Callable[[str, str], bool | None]
+
+_SEPARATOR = re.compile(
+    r"[,;]? *(?:\\text\{ *,? *(?:and|or) *\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))|[,;]"
 )
-_MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+)/(\d+)| *\\frac\{(\d+)\}\{(\d+)\})")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\{([^{}\\]*)\}")
-_WORDS = re.compile(r"[^\W\d_][^\W\d_' -]*")
-_BASE = re.compile(r"_\{?(\d+)\}?$")
-_LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
-_REWRITES = (
-    ("\\dfrac", "\\frac"),
-    ("\\tfrac", "\\frac"),
-    ("{,}", ","),
-    ("\u2212", "-"),
-    ("\u00d7", "\\times "),
-    ("\\$", ""),
-    ("$", ""),
+_RELATION = re.compile(r"\\le |\\ge |\\ne |[<>]")
+_EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
+_OPENING, _CLOSING = "([{", ")]}"
+_MATRIX = re.compile(r"[(\[]? ?\\begin\{pmatrix\}(.*)\\end\{pmatrix\} ?[)\]]?")
+_NAME = re.compile(
+    r"(?:\\text\{[^{}]*\}|\\frac|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle"
+    r"|triangle|overline|vec|cdot)(?![a-zA-Z])|(?<=[a-zA-Z])\^\{-1\}"
+    r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{}| ])+"
 )
-_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"))
+_DIGITS = re.compile(r"[+-]?\d{1,400}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
+_PERCENT = re.compile(r"(.*?) ?\\%")
+_RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
+_BASED = re.compile(r"(-?\(?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
+_CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
+_TEXT = re.compile(r"\\text\{([^{}\\]*)\}")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -])*")
+_IDLE_SPACE = re.compile(r" (?!\d)|(?<!\d) ")
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+_ROUNDED_DIGITS = 6
 
 
-def oversized(text: str) -> str | None:
-    """Why `text` is too large to parse, or None when it is not."""
-    if len(text) > MAX_ANSWER_CHARS:
-        return f"answer of {len(text)} characters, more than {MAX_ANSWER_CHARS}"
-    depth = deepest = 0
-    for char in text:
-        if char in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "})]":
-            depth -= 1
-    if deepest > MAX_DEPTH:
-        return f"answer nested {deepest} deep, more than {MAX_DEPTH}"
-    if _LONG_NUMBER.search(text):
-        return f"number of more than {MAX_DIGITS} digits"
-    return None
+class Shape(NamedTuple):
+    """An answer taken apart.
+
+    Attributes:
+        kind: `part`, `list`, `set`, `union`, `matrix`, `relation`, or the two brackets around a
+            point or an interval.
+        items: What it is made of: shapes, or for a part and a relation its text.
+        name: What it is said to be equal to, or the variable of an inequality.
+    """
+
+    kind: str
+    items: tuple["Shape", ...] = ()
+    text: str = ""
+    name: str = ""
 
 
-def normalise(text: str) -> str:
-    """`text` without what LaTeX and Markdown add around an answer and never mean."""
-    for old, new in _REWRITES:
-        if old in text:
-            text = text.replace(old, new)
-    text = _DIGIT_SPACING.sub("", _STYLE.sub("", text))
-    text = _SPACING.sub(" ", text).strip()
-    for opening, closing in _DELIMITERS:
-        if text.startswith(opening):
-            text = text.removeprefix(opening).rstrip(" .").removesuffix(closing)
-    return text.strip().rstrip(".,;:").strip()
+def split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """`text` cut at every `separator` that no bracket encloses."""
+    pieces, depth, start, position = [], 0, 0, 0
+    while position < len(text):
+        found = separator.match(text, position) if depth == 0 else None
+        if found and found.end() > position:
+            pieces.append(text[start:position])
+            start = position = found.end()
+            continue
+        char = text[position]
+        depth += (char in _OPENING) - (char in _CLOSING)
+        position += 2 if char == "\\" and text[position + 1 : position + 2] not in ("{", "}") else 1
+    return [piece.strip() for piece in (*pieces, text[start:])]
+
+
+def shape(text: str) -> Shape:
+    """The structure of a normalised answer."""
+    text = text.strip()
+    pieces = split(text, _SEPARATOR)
+    if len(pieces) > 1:
+        parts = _items(pieces)
+        is_union = all(part.name and part.kind not in ("part", "list") for part in parts)
+        return Shape("union" if is_union else "list", parts)
+    if match := _MATRIX.fullmatch(text):
+        rows = [split(row, re.compile("&")) for row in split(match[1], re.compile(r"\\\\"))]
+        return Shape("matrix", tuple(Shape("row", tuple(map(shape, row))) for row in rows))
+    if _RELATION.search(text):
+        return _inequality(text)
+    sides = split(text, _EQUALS)
+    if len(sides) > 1:
+        return _equation(sides)
+    pieces = split(text, re.compile(r"\\cup(?![a-zA-Z])"))
+    if len(pieces) > 1:
+        return Shape("union", tuple(map(shape, pieces)))
+    return _bracketed(text)
+
+
+def _bracketed(text: str) -> Shape:
+    if text == "\\emptyset":
+        return Shape("set")
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return Shape("set", _items(split(text[2:-2], _SEPARATOR)))
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
+        pieces = split(text[1:-1], _SEPARATOR)
+        if len(pieces) > 1:
+            return Shape(text[0] + text[-1], tuple(map(shape, pieces)))
+        if text[0] + text[-1] == "()":
+            return shape(text[1:-1])
+    if _PLUS_MINUS.search(text):
+        signs = ({"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"})
+        both = (_PLUS_MINUS.sub(lambda m, sign=sign: sign[m[1]], text) for sign in signs)
+        return Shape("list", tuple(Shape("part", text=one) for one in both))
+    return Shape("part", text=text)
+
+
+def _items(pieces: Sequence[str]) -> tuple[Shape, ...]:
+    """The shapes of the pieces of a list or a set; what stands for several counts as several."""
+    found: list[Shape] = []
+    for item in map(shape, pieces):
+        found += item.items if item.kind == "list" else [item]
+    return tuple(found)
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket of `text` closes at its end."""
+    depth = 0
+    for position, char in enumerate(text):
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _equation(sides: list[str]) -> Shape:
+    """`x = 5` as 5 that is called x; anything else as the equation it is."""
+    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+        sides = sides[::-1]
+    named = sides[0] and _NAME.fullmatch(sides[0]) and any(map(str.isalpha, sides[0]))
+    rest = sides[1:] if named else sides
+    if len(rest) == 1:
+        return shape(rest[0])._replace(name=sides[0])
+    return Shape("part", text="=".join(rest), name=sides[0] if named else "")
+
+
+def _inequality(text: str) -> Shape:
+    """An inequality in one variable as the interval it describes."""
+    sides = split(text, _RELATION)
+    signs = [found.strip() for found in _RELATION.findall(text)]
+    if len(sides) != len(signs) + 1 or not all(sides):
+        return Shape("part", text=text)
+    low = Shape("part", text="-\\infty")
+    high = Shape("part", text="\\infty")
+    if len(signs) == 2 and len({sign[:2] in ("<", "\\l") for sign in signs}) == 1:
+        if signs[0] in (">", "\\ge"):
+            sides, signs = sides[::-1], [_flip(sign) for sign in reversed(signs)]
+        if "\\ne" in signs or not _is_variable(sides[1]):
+            return Shape("part", text=text)
+        brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
+        return Shape(brackets, (shape(sides[0]), shape(sides[2])), name=sides[1])
+    if len(signs) != 1:
+        return Shape("part", text=text)
+    (sign,) = signs
+    if _is_variable(sides[1]) and not _is_variable(sides[0]):
+        sides, sign = sides[::-1], _flip(sign)
+    if not _is_variable(sides[0]) or re.search(r"(?<!\\)\b[a-zA-Z]\b", sides[1]):
+        if sign in (">", "\\ge"):
+            sides, sign = sides[::-1], _flip(sign)
+        items = tuple(Shape("part", text=side) for side in sides)
+        return Shape("relation", items, text=sign)
+    bound = shape(sides[1])
+    if sign == "\\ne":
+        around = (Shape("()", (low, bound)), Shape("()", (bound, high)))
+        return Shape("union", around, name=sides[0])
+    if sign in ("<", "\\le"):
+        return Shape("()" if sign == "<" else "(]", (low, bound), name=sides[0])
+    return Shape("()" if sign == ">" else "[)", (bound, high), name=sides[0])
+
+
+def _flip(sign: str) -> str:
+    return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
+
+
+def _is_variable(text: str) -> bool:
+    return re.fullmatch(r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-zA-Z]\))?|\\[a-z]+", text) is not None
+
+
+def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
+    """Whether two answers are the same; None where `judge` leaves that open."""
+    if answer.name and gold.name and answer.name != gold.name:
+        whole = [s.kind == "part" and f"{s.name}={s.text}" for s in (answer, gold)]
+        return judge(*whole) if all(whole) else False
+    if answer.kind == gold.kind == "part":
+        return judge(*_as_equations(answer, gold))
+    if answer.kind == gold.kind == "relation":
+        sides = ["\\le ".join(item.text for item in side.items) for side in (answer, gold)]
+        return judge(*sides) if answer.text == gold.text else False
+    kinds = {answer.kind, gold.kind}
+    if "set" in kinds and kinds <= {"set", "list", "part"}:
+        return _all([_contains(*pair, judge) for pair in ((answer, gold), (gold, answer))])
+    if kinds in ({"list"}, {"union"}):
+        return _same_unordered(answer.items, gold.items, judge)
+    if kinds in ({"()", "list"}, {"()", "matrix"}):
+        answer, gold = (Shape("()", _flat(side)) for side in (answer, gold))
+    if answer.kind != gold.kind or len(answer.items) != len(gold.items):
+        return False
+    pairs = zip(answer.items, gold.items, strict=True)
+    return _all([same(a, g, judge) for a, g in pairs])
+
+
+def _as_equations(answer: Shape, gold: Shape) -> tuple[str, str]:
+    """The texts to compare: names count only where the other side is an equation."""
+    texts = [answer.text, gold.text]
+    for index, (side, other) in enumerate(((answer, gold), (gold, answer))):
+        if side.name and not other.name and "=" in other.text and "=" not in side.text:
+            texts[index] = f"{side.name}={side.text}"
+    return texts[0], texts[1]
+
+
+def _flat(matrix: Shape) -> tuple[Shape, ...]:
+    """The entries of a row or a column; a larger matrix as it is."""
+    rows = matrix.items
+    if matrix.kind != "matrix":
+        return rows
+    if len(rows) == 1:
+        return rows[0].items
+    return tuple(row.items[0] for row in rows) if {len(r.items) for r in rows} == {1} else rows
+
+
+def _all(verdicts: Sequence[bool | None]) -> bool | None:
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _contains(container: Shape, contents: Shape, judge: Judge) -> bool | None:
+    """Whether every item of one is an item of the other."""
+    options = (container,) if container.kind == "part" else container.items
+    wanted = (contents,) if contents.kind == "part" else contents.items
+    found: list[bool | None] = []
+    for item in wanted:
+        verdicts = [same(option, item, judge) for option in options]
+        found.append(True if True in verdicts else None if None in verdicts else False)
+    return _all(found)
+
+
+def _same_unordered(
+    answers: Sequence[Shape], golds: Sequence[Shape], judge: Judge
+) -> bool | None:
+    if len(answers) != len(golds):
+        return False
+    left = list(golds)
+    is_open = False
+    for answer in answers:
+        verdicts = [same(answer, gold, judge) for gold in left]
+        if True in verdicts:
+            left.pop(verdicts.index(True))
+        elif None in verdicts:
+            is_open = True
+        else:
+            return False
+    return None if is_open else True
 
 
 def decide(answer: str, gold: str) -> bool | None:
-    """Whether two normalised answers are equal, or None where only algebra can tell."""
-    if answer.replace(" ", "") == gold.replace(" ", ""):
+    """Whether two normalised answers are equal, or None where only evaluation can tell.
+
+    Never False for a gold that has not been read to its end: whether it can be read is not the
+    answer's to decide.
+    """
+    if _equal_texts(answer, gold):
         return True
+    verdict = same(shape(answer), shape(gold), same_part)
+    return None if verdict is False and not _plain(shape(gold)) else verdict
+
+
+def _plain(gold: Shape) -> bool:
+    """Whether every part of `gold` is a word or a rational number."""
+    if gold.kind == "part":
+        return _rational(gold.text) is not None or _words(gold.text) is not None
+    return all(map(_plain, gold.items))
+
+
+def same_part(answer: str, gold: str) -> bool | None:
+    """`decide` for two parts."""
+    if _equal_texts(answer, gold):
+        return True
+    words, gold_words = _words(answer), _words(gold)
+    if words is not None or gold_words is not None:
+        prose = [words or _letters(answer), gold_words or _letters(gold)]
+        if None in prose and _rational(answer) is _rational(gold) is None:
+            return None
+        return prose[0] == prose[1]
+    if (special := _notation(answer, gold)) is not None:
+        return special
     gold_value = _rational(gold)
-    if gold_value is not None:
-        answer_value = _rational(answer)
-        if answer_value == gold_value:
-            return True
-        if answer_value is not None and "." not in answer and "." not in gold:
-            return False
-    if (percent := _equal_as_percent(answer, gold)) is not None:
-        return percent
-    gold_words = _words(gold)
-    if gold_words is not None and (answer_words := _words(answer)) is not None:
-        return answer_words == gold_words
-    gold_base, answer_base = _BASE.search(gold), _BASE.search(answer)
-    if gold_base and answer_base and int(gold_base[1]) != int(answer_base[1]):
+    answer_value = _rational(answer) if gold_value is not None else None
+    if answer_value is None or gold_value is None:
+        return None
+    return answer_value == gold_value or rounds_to(answer, gold_value) or rounds_to(
+        gold, answer_value
+    )
+
+
+def rounds_to(decimal: str, value: Fraction, *, endless: bool = False) -> bool:
+    """Whether `decimal` is `value`, cut or rounded after six digits or more.
+
+    Only a number whose decimals have no end is ever rounded: `endless`, or any n/3.
+    """
+    match = _DECIMAL.fullmatch(decimal)
+    if match is None or len(decimal.lstrip("+- 0.").replace(".", "")) < _ROUNDED_DIGITS:
         return False
-    return None
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    unit = Fraction(1, 10 ** len(match[1]))
+    return (endless or bottom != 1) and abs(Fraction(decimal.replace(" ", "")) - value) < unit
 
 
-def improper(text: str) -> str:
-    """A mixed number as one fraction, which is how math-verify has to see it."""
-    match = _MIXED.fullmatch(text)
-    if match is None:
-        return text
-    numerator, denominator = match[3] or match[5], match[4] or match[6]
-    total = int(match[2]) * int(denominator) + int(numerator)
-    return f"{match[1]}\\frac{{{total}}}{{{denominator}}}"
+def _notation(answer: str, gold: str) -> bool | None:
+    """Percent signs, number bases, congruences, ratios: forms in which a number is written."""
+    percents = [_PERCENT.fullmatch(text) for text in (answer, gold)]
+    if any(percents):
+        numbers = [
+            _rational(sign[1] if sign else text)
+            for sign, text in zip(percents, (answer, gold), strict=True)
+        ]
+        if None in numbers:
+            return None
+        given, wanted = (n / 100 if s else n for n, s in zip(numbers, percents, strict=True))
+        return given == wanted or (numbers[0] == numbers[1] and abs(numbers[0] or 0) > 1)
+    based = [_BASED.fullmatch(text) for text in (answer, gold)]
+    if any(based):
+        digits, bases = zip(
+            *((m[1], m[2]) if m else (t, None) for m, t in zip(based, (answer, gold), strict=True)),
+            strict=True,
+        )
+        return digits[0] == digits[1] and (None in bases or bases[0] == bases[1])
+    moduli = [_CONGRUENCE.fullmatch(text) for text in (answer, gold)]
+    if all(moduli):
+        (a, m), (b, n) = ((int(match[1]), int(match[2])) for match in moduli if match)
+        return m == n and m != 0 and (a - b) % m == 0
+    if any(moduli):
+        plain = [match[1] if match else text for match, text in zip(moduli, (answer, gold), strict=True)]
+        return plain[0] == plain[1]
+    ratios = [_RATIO.fullmatch(text) for text in (answer, gold)]
+    if all(ratios):
+        return _proportional(answer, gold)
+    clocks = [ratio and _rational(ratio[0]) is None for ratio in ratios]
+    return False if any(clocks) else None
+
+
+def _proportional(answer: str, gold: str) -> bool:
+    """6:8 is 3:4; a clock's 3:05 is only itself."""
+    if re.search(r": ?0\d", answer + gold):
+        return False
+    a, g = ([int(part) for part in text.split(":")] for text in (answer, gold))
+    return len(a) == len(g) and all(x * g[0] == y * a[0] for x, y in zip(a, g, strict=True))
 
 
 def _rational(text: str) -> Fraction | None:
-    text = improper(text)
-    if match := _NUMBER.fullmatch(text):
-        digits = (match[2] or "").replace(",", "") + (match[3] or match[4] or "")
-        return Fraction(match[1] + digits.rstrip("."))
-    if match := _RATIO.fullmatch(text.replace(" ", "")):
-        top = (match[2] or match[4]).replace(",", "")
-        bottom = (match[3] or match[5]).replace(",", "")
-        if int(bottom) == 0:
-            return None
-        return Fraction(int(top), int(bottom)) * (-1 if match[1] == "-" else 1)
-    return None
-
-
-def _equal_as_percent(answer: str, gold: str) -> bool | None:
-    """True where a percent sign is all that differs: 12.5% is 12.5 and is 0.125."""
-    signs = [_PERCENT.fullmatch(text) for text in (answer, gold)]
-    if not any(signs):
-        return None
-    numbers, shares = set(), set()
-    for sign, text in zip(signs, (answer, gold), strict=True):
-        number = _rational(sign[1] if sign else text)
-        if number is None:
-            return None
-        numbers.add(number)
-        shares.add(number / 100 if sign else number)
-    return True if len(numbers) == 1 or len(shares) == 1 else None
+    if _DIGITS.fullmatch(text):
+        return Fraction(int(text))
+    if _RATIO.fullmatch(text) and text.count(":") == 1 and int(text.split(":")[1]):
+        return Fraction(*map(int, text.split(":")))
+    return exact_value(text)
 
 
 def _words(text: str) -> str | None:
     r"""`text` as words when it is prose, not a product of variables.
 
-    SymPy reads `listen` as l*i*s*t*e*n and finds it equal to `silent`, so words are compared as
-    words. Short bare letters (`xy`) stay with SymPy.
+    `listen` is not l*i*s*t*e*n, which would be `silent`; neither are capitals. Short bare letters
+    (`xy`) are factors.
     """
-    bare = _TEXT.sub(r"\1", text)
-    bare = bare.strip().strip("()").strip()
-    if not _WORDS.fullmatch(bare):
+    letters = _letters(text)
+    if letters is None:
         return None
-    if bare == text and len(bare.replace(" ", "")) < 4:
+    bare = text.replace(" ", "").strip("()")
+    if "\\" not in text and len(bare) < 4 and not (len(bare) > 1 and bare.isupper()):
         return None
-    return " ".join(bare.casefold().split())
+    return letters
 
 
-def balanced(text: str) -> bool:
-    """Whether every brace of `text` has its partner."""
-    depth = 0
-    escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth < 0:
-                return False
-    return depth == 0
+def _letters(text: str) -> str | None:
+    """The letters of `text` when it has nothing else."""
+    bare = _TEXT.sub(r"\1", text).strip().strip("()").strip()
+    return " ".join(bare.casefold().split()) if _WORDS.fullmatch(bare) else None
+
+
+def _equal_texts(answer: str, gold: str) -> bool:
+    """Equal but for spaces; those between digits are none of the idle ones."""
+    return answer == gold or _IDLE_SPACE.sub("", answer) == _IDLE_SPACE.sub("", gold)

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from acpo.verify import exact
-from acpo.verify.extract import extract_answer
+from acpo.verify.extract import extract_answer, extract_gold
+from acpo.verify.normalise import balanced, normalise, oversized
 from acpo.verify.pool import Pool, available_cores
 from acpo.verify.spawner import Spawner, SpawnError
 from acpo.verify.verdict import Outcome, Verdict
@@ -103,26 +104,26 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     def verdict(outcome: Outcome, detail: str) -> Verdict:
         return Verdict(outcome, detail, time.perf_counter() - start)
 
-    if exact.oversized(gold):
-        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {exact.oversized(gold)}")
-    clean_gold = exact.normalise(gold)
+    if reason := oversized(gold):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
+    clean_gold = normalise(extract_gold(gold))
     if not clean_gold:
         return verdict(Outcome.UNPARSEABLE_GOLD, "the gold answer is empty")
     answer = extract_answer(text)
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")
-    if reason := exact.oversized(answer):
+    if reason := oversized(answer):
         return verdict(Outcome.LIMIT, reason)
-    clean = exact.normalise(answer)
+    clean = normalise(answer)
     if not clean:
         return verdict(Outcome.INCORRECT, "the answer is empty")
     equal = exact.decide(clean, clean_gold)
     if equal is not None:
         outcome = Outcome.CORRECT if equal else Outcome.INCORRECT
         return verdict(outcome, "equal exactly" if equal else "not equal exactly")
-    if not exact.balanced(clean):
+    if not balanced(clean):
         return verdict(Outcome.INCORRECT, "unbalanced braces")
-    return MathJob(exact.improper(clean), exact.improper(clean_gold))
+    return MathJob(clean, clean_gold)
 
 
 class _MathWorker:

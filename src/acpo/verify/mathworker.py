@@ -14,11 +14,12 @@ import select
 import signal
 import socket
 import sys
-from functools import lru_cache
 from typing import Any
 
+from acpo.verify.equal import clear_caches, compare
+from acpo.verify.evaluate import MAX_BITS, MAX_INTEGER_ARGUMENT, TooLarge
+
 SPAWN, KILL = b"S", b"K"
-MAX_RESULT_BITS = 200_000
 RECYCLE_AFTER_JOBS = 5_000
 RECYCLE_ABOVE_BYTES = 600 << 20
 
@@ -35,46 +36,6 @@ _WARM_UP = (
 )
 
 
-class AnswerTooLargeError(BaseException):
-    """An exact number grew past the limit. No `Exception`: math-verify swallows those."""
-
-
-def compare(answer: str, gold: str) -> dict[str, str]:
-    """The outcome of comparing two answers."""
-    from math_verify import verify
-
-    try:
-        gold_values = _parse(gold)
-        if not gold_values:
-            detail = f"math-verify cannot read {gold[:80]!r}"
-            return {"outcome": "unparseable_gold", "detail": detail}
-        values = _parse(answer)
-        equal = bool(values) and verify(list(gold_values), list(values), timeout_seconds=None)
-    except AnswerTooLargeError as error:
-        return {"outcome": "limit", "detail": str(error)}
-    if equal:
-        return {"outcome": "correct", "detail": "equal by math-verify"}
-    detail = "not equal by math-verify" if values else "math-verify cannot read the answer"
-    return {"outcome": "incorrect", "detail": detail}
-
-
-@lru_cache(maxsize=512)
-def _parse(answer: str) -> tuple[Any, ...]:
-    """What math-verify reads in one boxed answer; only the whole box, never a number inside it."""
-    from math_verify import LatexExtractionConfig, parse
-
-    whole_box = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
-    return tuple(
-        parse(
-            f"\\boxed{{{answer}}}",
-            [whole_box],
-            fallback_mode="no_fallback",
-            extraction_mode="first_match",
-            parsing_timeout=None,
-        )
-    )
-
-
 def guard_sympy() -> None:
     """Make SymPy refuse powers, factorials and binomials too large to ever be an answer.
 
@@ -88,8 +49,8 @@ def guard_sympy() -> None:
         def guarded(self: Any, exponent: Any) -> Any:
             if isinstance(exponent, Integer):
                 bits = max(abs(int(self.p)).bit_length(), int(self.q).bit_length())
-                if bits > 1 and abs(int(exponent)) * bits > MAX_RESULT_BITS:
-                    raise AnswerTooLargeError(f"a power of more than {MAX_RESULT_BITS} bits")
+                if bits > 1 and abs(int(exponent)) * bits > MAX_BITS:
+                    raise TooLarge(f"a power of more than {MAX_BITS} bits")
             return original(self, exponent)
 
         kind._eval_power = guarded  # type: ignore[attr-defined]
@@ -99,15 +60,15 @@ def guard_sympy() -> None:
 
         def guarded(cls: type, *args: Any) -> Any:
             if any(isinstance(arg, Integer) and abs(int(arg)) > largest for arg in args):
-                raise AnswerTooLargeError(f"{function.__name__} of a number above {largest}")
+                raise TooLarge(f"{function.__name__} of a number above {largest}")
             return original(cls, *args)
 
         function.eval = classmethod(guarded)  # type: ignore[attr-defined]
 
     power_guard(Integer)
     power_guard(Rational)
-    eval_guard(factorial, 10_000)
-    eval_guard(binomial, 10_000)
+    eval_guard(factorial, MAX_INTEGER_ARGUMENT)
+    eval_guard(binomial, MAX_INTEGER_ARGUMENT)
 
 
 def serve_jobs(channel: socket.socket) -> None:
@@ -184,7 +145,7 @@ def main(control_fd: int, memory_bytes: int) -> None:
     guard_sympy()
     for answer, gold in _WARM_UP:
         compare(answer, gold)
-    _parse.cache_clear()
+    clear_caches()
     gc.collect()
     gc.freeze()
     control = socket.socket(fileno=control_fd)
