@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
@@ -10,10 +11,11 @@ from acpo.tasks.sources import Row, column, has_column
 
 
 class Problem(NamedTuple):
-    """A question and its gold answer."""
+    """A question, its gold answer, and the row they stand in."""
 
     text: str
     answer: str
+    row: Row = MappingProxyType({})
 
 
 class Columns(NamedTuple):
@@ -87,7 +89,7 @@ def _read(rows: Iterable[Row], layout: Columns, source: str) -> Iterator[Problem
         if not text:
             raise ACPOError(f"{where}: {layout.problem!r} is empty; remove the row")
         answer = _value(row, layout.answer, where)
-        yield Problem(text, "" if answer is None else read_gold(str(answer)).strip())
+        yield Problem(text, "" if answer is None else read_gold(str(answer)).strip(), row)
 
 
 def find_layout(rows: Sequence[Row], columns: Sequence[Columns], *, source: str) -> Columns:
@@ -105,14 +107,16 @@ def find_layout(rows: Sequence[Row], columns: Sequence[Columns], *, source: str)
 def clean(problems: Iterable[Problem]) -> tuple[list[Problem], Cleaning]:
     """One problem per text; texts without an answer or with different ones are left out."""
     answers: dict[str, list[str]] = defaultdict(list)
+    first: dict[str, Problem] = {}
     unanswered = 0
     for problem in problems:
         if problem.answer:
             answers[problem.text].append(problem.answer)
+            first.setdefault(problem.text, problem)
         else:
             unanswered += 1
     conflicts = {text: found for text, found in answers.items() if len(set(found)) > 1}
-    kept = [Problem(text, found[0]) for text, found in answers.items() if text not in conflicts]
+    kept = [problem for text, problem in first.items() if text not in conflicts]
     rows = sum(map(len, answers.values()))
     conflicting_rows = sum(map(len, conflicts.values()))
     report = Cleaning(

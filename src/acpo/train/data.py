@@ -1,5 +1,6 @@
 """A recipe's problems as the prompts the trainer reads."""
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from acpo.tasks.registry import (
 )
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
+from acpo.verify.rewards import CODE_PROMPT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,6 +29,9 @@ CHAIN_PROBLEMS = 20_000
 
 Prompt = str | list[dict[str, str]]
 
+TRAINERS = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+"""Columns that mean something to the trainer."""
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -34,7 +39,7 @@ class TrainingData:
 
     Attributes:
         task: the task.
-        train: rows with `prompt` and `answer`.
+        train: rows with `prompt`, `answer` and every column of the data.
         held_out: likewise, never trained on; None when the recipe holds nothing out.
         rewards: the reward functions, correctness first.
         notes: what happened to the data, one sentence each.
@@ -62,18 +67,10 @@ def build_data(
     prompt = prompt_maker(arguments, tokenizer)
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
-        from datasets import Dataset
-
-        rows = [
-            {
-                "prompt": prompt(problem.text),
-                "answer": problem.answer,
-            }
-            for problem in problems
-        ]
+        rows = [_row(problem, prompt(problem.text)) for problem in problems]
         if arguments.max_prompt_tokens is not None:
             rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
-        return Dataset.from_list(rows)
+        return _as_dataset(rows)
 
     return TrainingData(
         task=task,
@@ -92,6 +89,31 @@ def prompt_maker(
     template = get_template(arguments.template or task.template)
     chat = _uses_chat(task, arguments, tokenizer)
     return lambda text: _prompt(fill(template, text), chat, arguments.system_prompt)
+
+
+def _row(problem: Problem, prompt: Prompt) -> dict[str, Any]:
+    """Every column of the data, for the rewards; its own `prompt` under another name."""
+    columns = {name: value for name, value in problem.row.items() if name not in TRAINERS}
+    if isinstance(own := problem.row.get("prompt"), str):
+        columns[CODE_PROMPT] = own
+    return {**columns, "prompt": prompt, "answer": problem.answer}
+
+
+def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
+    """The rows as a data set; a column whose values have no common type becomes JSON."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        try:
+            pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            values = [json.dumps(value, default=str) for value in values]
+        columns[name] = values
+    return Dataset.from_dict(columns)
 
 
 def _check_arguments(task: Task, arguments: TaskArguments) -> None:

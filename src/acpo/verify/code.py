@@ -122,7 +122,7 @@ def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Bac
     if defines(code, problem.entry_point or ""):
         sources = [problem.prelude, code]
     else:
-        sources = [problem.prompt + code]
+        sources = [f"{problem.prompt.rstrip()}\n{code}"]
     if problem.assert_mode:
         return _judge_asserts(sources, problem, backend)
     return _judge_calls(sources, problem, backend)

@@ -3,11 +3,13 @@
 import ast
 import builtins
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.verify.extract import defines, extract_code
 from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
 
 # Tests of HumanEval Pro whose own reference answers an int where the test writes a float, or the
@@ -15,9 +17,17 @@ from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
 HUMANEVAL_PRO_NUMERIC = frozenset({45, 47, 83, 130})
 
 
+PROBLEM_COLUMNS = (
+    frozenset({"test_code"}),
+    frozenset({"test", "entry_point"}),
+    frozenset({"inputs", "outputs"}),
+)
+"""The fields by which a row is known as a code problem; one of these sets."""
+
 # What parsing a test may raise, down to one nested too deep for Python's own parser.
 _BAD_DATA = (SyntaxError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 _BAD_DATA += (MemoryError, OverflowError)
+_FIRST_LINE = re.compile(r"^(?:import|from|async def|def|class|@)\b", re.MULTILINE)
 
 
 class ProblemError(ACPOError):
@@ -87,10 +97,8 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
             return _scripts(row)
     except _BAD_DATA as error:
         raise ProblemError(f"{type(error).__name__}: {error}") from error
-    raise ProblemError(
-        f"fields {sorted(row)}: a code problem has test_code, or test and entry_point, or inputs "
-        "and outputs"
-    )
+    kinds = ", or ".join(" and ".join(sorted(kind)) for kind in PROBLEM_COLUMNS)
+    raise ProblemError(f"fields {sorted(row)}: a code problem has {kinds}")
 
 
 def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
@@ -141,12 +149,31 @@ def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> C
 
 def _prelude(prompt: str) -> str:
     """The prompt where it is a program by itself, else its imports."""
+    if _compiles(prompt):
+        return prompt
+    return "\n".join(line for line in prompt.splitlines() if line.startswith(("import ", "from ")))
+
+
+def _compiles(source: str) -> bool:
     try:
-        compile(prompt, "<prompt>", "exec")
-    except SyntaxError:
-        return "\n".join(
-            line for line in prompt.splitlines() if line.startswith(("import ", "from "))
-        )
+        compile(source, "<prompt>", "exec", dont_inherit=True)
+    except _BAD_DATA:
+        return False
+    return True
+
+
+def code_in_prompt(prompt: str, entry_point: str) -> str:
+    """The code that a prompt asks to complete, without what is said around it.
+
+    That is the prompt itself, its fenced block, or its end from the first line of code on,
+    whichever first is a program with `entry_point` in it; else the prompt as it is.
+    """
+    candidates = [prompt, extract_code(prompt, entry_point) or ""]
+    first = _FIRST_LINE.search(prompt)
+    candidates += [prompt[first.start() :]] if first else []
+    for code in candidates:
+        if defines(code, entry_point) and _compiles(code):
+            return code
     return prompt
 
 
