@@ -1,8 +1,11 @@
 """Code problems as HumanEval writes them, in the three shapes in which models answer them."""
 
 import json
+import re
 import textwrap
 from pathlib import Path
+
+from acpo.verify import read_problem
 
 # name and arguments, docstring, body, asserts; imports before the first, helpers where needed.
 _OWN = [
@@ -41,8 +44,7 @@ def shared_problems(data: Path) -> list[dict]:
     for line in (data / "humaneval_pro.jsonl").read_text().splitlines():
         row = json.loads(line)
         given = f"{row['raw_problem']}{row['raw_solution']}\n"
-        name = row["new_problem"].rpartition("\ndef ")[2] or row["new_problem"]
-        name = name.removeprefix("def ").partition("(")[0].strip()
+        name = read_problem(row).entry_point
         test = f"def check(candidate):\n{textwrap.indent(row['test_code'], '    ')}\n"
         prompt = f"{given}\n{row['new_problem']}"
         body = row["new_solution"]
@@ -54,7 +56,7 @@ def shared_problems(data: Path) -> list[dict]:
 def shapes(row: dict) -> dict[str, str]:
     """The reference as the body that continues the prompt, as the function, as a whole program."""
     whole = f"{row['prompt'].rstrip()}\n{row['canonical_solution']}"
-    start = whole.index(f"def {row['entry_point']}(")
+    start = re.search(rf"^def {row['entry_point']}\b", whole, re.MULTILINE).start()
     return {
         "body": row["canonical_solution"],
         "function": f"Here it is:\n```python\n{whole[start:]}\n```",

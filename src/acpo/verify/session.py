@@ -322,5 +322,6 @@ def _read_only(data: bytes | None) -> Iterator[IO[bytes] | int]:
         file.write(data)
         file.flush()
         os.chmod(file.name, 0o444)  # the runner may be another user, and opens /dev/stdin
-        with open(file.name, "rb") as readable:
-            yield readable
+        readable = open(file.name, "rb")  # noqa: SIM115 (closed below)
+    with readable:
+        yield readable
