@@ -1,5 +1,6 @@
 """Code problems as HumanEval writes them, in the three shapes in which models answer them."""
 
+import ast
 import json
 import re
 import textwrap
@@ -43,11 +44,14 @@ def shared_problems(data: Path) -> list[dict]:
     rows = []
     for line in (data / "humaneval_pro.jsonl").read_text().splitlines():
         row = json.loads(line)
-        given = f"{row['raw_problem']}{row['raw_solution']}\n"
         name = read_problem(row).entry_point
         test = f"def check(candidate):\n{textwrap.indent(row['test_code'], '    ')}\n"
-        prompt = f"{given}\n{row['new_problem']}"
-        body = row["new_solution"]
+        given = f"{row['raw_problem']}{row['raw_solution']}\n"
+        whole = f"{given}{row['new_problem']}{row['new_solution']}\n"
+        asked = [node for node in ast.parse(whole).body if getattr(node, "name", "") == name][-1]
+        lines = whole.splitlines(keepends=True)
+        first = asked.body[0].lineno - 1
+        prompt, body = "".join(lines[:first]), "".join(lines[first:])
         rows.append({"task_id": f"Pro/{row['id']}", "prompt": prompt, "entry_point": name,
                      "test": test, "canonical_solution": body})  # fmt: skip
     return rows

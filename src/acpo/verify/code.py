@@ -119,7 +119,8 @@ def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Bac
         return Verdict(Outcome.LIMIT, f"{len(code)} characters, more than {MAX_CODE_CHARS}")
     if problem.stdio:
         return _judge_program(code, problem, backend)
-    if defines(code, problem.entry_point or ""):
+    continues = code.lstrip("\r\n")[:1] in (" ", "\t")
+    if defines(code, problem.entry_point or "") and not continues:
         sources = [problem.prelude, code]
     else:
         sources = [f"{problem.prompt.rstrip()}\n{code}"]

@@ -148,18 +148,21 @@ def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> C
 
 
 def _prelude(prompt: str) -> str:
-    """The prompt where it is a program by itself, else its imports."""
-    if _compiles(prompt):
-        return prompt
+    """The prompt where it is a program but for the body of its last function, else its imports."""
+    if program := _program(prompt):
+        return program
     return "\n".join(line for line in prompt.splitlines() if line.startswith(("import ", "from ")))
 
 
-def _compiles(source: str) -> bool:
-    try:
-        compile(source, "<prompt>", "exec", dont_inherit=True)
-    except _BAD_DATA:
-        return False
-    return True
+def _program(source: str) -> str:
+    """`source`, with a body for its last function where that has none; "" where it is no code."""
+    for candidate in (source, f"{source.rstrip()}\n    pass\n"):
+        try:
+            compile(candidate, "<prompt>", "exec", dont_inherit=True)
+        except _BAD_DATA:
+            continue
+        return candidate
+    return ""
 
 
 def code_in_prompt(prompt: str, entry_point: str) -> str:
@@ -172,7 +175,7 @@ def code_in_prompt(prompt: str, entry_point: str) -> str:
     first = _FIRST_LINE.search(prompt)
     candidates += [prompt[first.start() :]] if first else []
     for code in candidates:
-        if defines(code, entry_point) and _compiles(code):
+        if defines(code, entry_point) and _program(code):
             return code
     return prompt
 
