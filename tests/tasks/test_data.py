@@ -58,9 +58,7 @@ def test_layouts_of_the_hub(tmp_path):
         ("What is {1+1}?", "2")
     ]
     gsm8k = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24.\n#### 1,024"}
-    assert found(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k])) == [
-        ("How many?", "1024")
-    ]
+    assert found(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k])) == [("How many?", "1024")]
     math = {
         "problem": "Half?",
         "solution": "So \\boxed{1} no, \\boxed{\\frac{1}{2}}.",

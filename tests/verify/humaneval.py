@@ -16,11 +16,11 @@ _OWN = [
     ("whole(x: float) -> float", "    return int(x)\n", ["(2.5) == 2.0", "(-1.5) == -1.0"]),
     ("root(x: float) -> float", "    return math.sqrt(x)\n", ["(4.0) == 2.0"]),
     ("words(s: str) -> List[str]", "\n    return s.split()\n", ["('a b') == ['a', 'b']"]),
-    ("first(xs: List[int]) -> Optional[int]", "    return xs[0] if xs else None\n", ["([]) is None"]),
+    ("first(xs) -> Optional[int]", "    return xs[0] if xs else None\n", ["([]) is None"]),
     ("is_even(n: int) -> bool", "    return n % 2 == 0\n", ["(2) == True", "(3) == False"]),
     ("swap(a, b) -> Tuple", "    return b, a\n", ["(1, 2) == (2, 1)"]),
     ("count(s: str) -> dict", "    return {c: s.count(c) for c in s}\n", ["('aa') == {'a': 2}"]),
-    ("unique(xs) -> set", "    seen = set()\n    for x in xs:\n        seen.add(x)\n    return seen\n",
+    ("unique(xs) -> set", "    s = set()\n    for x in xs:\n        s.add(x)\n    return s\n",
      ["([1, 1]) == {1}"]),
     ("near(x: float) -> float", "    return x + 1e-9\n", ["(1.0) > 0"]),
 ]  # fmt: skip

@@ -157,7 +157,7 @@ def test_attack_17_memory_while_replies_keep_coming():
 
 def test_attack_17_memory_behind_a_closed_channel():
     script = {"inputs": [""], "outputs": ["x"]}
-    code = f"print('x', flush=True)\nos.closerange(3, 64)\ngrow()\ntime.sleep(4)"
+    code = "print('x', flush=True)\nos.closerange(3, 64)\ngrow()\ntime.sleep(4)"
     assert judge(f"{GROW}{code}", script).outcome is Outcome.LIMIT
     assert judge(f"{GROW}os.closerange(3, 64)\ngrow()\ntime.sleep(4)").reward() == 0.0
     assert not sandbox_processes()

@@ -79,8 +79,7 @@ def test_scripts_that_fail_in_python_fail_here(name):
 def test_a_thread_that_never_ends_is_a_timeout():
     short = LocalBackend(MarkedLauncher(), dataclasses.replace(SHORT, wall_seconds=1.0))
     code = (
-        "import threading, time\nprint(42)\n"
-        "threading.Thread(target=time.sleep, args=(60,)).start()"
+        "import threading, time\nprint(42)\nthreading.Thread(target=time.sleep, args=(60,)).start()"
     )
     assert judge_code(code, DOUBLE, short).outcome is Outcome.TIMEOUT
 

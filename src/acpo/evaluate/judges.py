@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from acpo.evaluate.benchmarks import Judge
 from acpo.verify.code import Backend, CodePool
-from acpo.verify.normalise import normalise
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool
+from acpo.verify.normalise import normalise
 from acpo.verify.verdict import Verdict
 
 Row = dict[str, Any]

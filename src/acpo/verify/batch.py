@@ -1,5 +1,6 @@
 """What `acpo verify` does with a JSONL file, for a person at a shell."""
 
+import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -99,7 +100,7 @@ class Verdicts(Closing):
             futures = []
             for index in todo:
                 futures.append(verify(*pairs[index]))
-                futures[-1].add_done_callback(lambda future, index=index: keep(index, future))
+                futures[-1].add_done_callback(functools.partial(keep, index))
             wait(futures)
             for future in futures:
                 future.result()

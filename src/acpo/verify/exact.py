@@ -28,7 +28,7 @@ _NAME = re.compile(
 )
 _DIGITS = re.compile(r"[+-]?\d{1,400}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
-_PERCENT = re.compile(r"(.*?) ?\\%")
+_PERCENT = re.compile(r"(.*?) ?(\\%)")
 _RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
 _BASED = re.compile(r"(-?\(?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
 _CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
@@ -104,9 +104,9 @@ def _bracketed(text: str) -> Shape:
         if text[0] + text[-1] == "()":
             return shape(text[1:-1])
     if _PLUS_MINUS.search(text):
-        signs = ({"pm": "+", "mp": "-"}, {"pm": "-", "mp": "+"})
-        both = (_PLUS_MINUS.sub(lambda m, sign=sign: sign[m[1]], text) for sign in signs)
-        return Shape("list", tuple(Shape("part", text=one) for one in both))
+        upper = _PLUS_MINUS.sub(lambda m: "+" if m[1] == "pm" else "-", text)
+        lower = _PLUS_MINUS.sub(lambda m: "-" if m[1] == "pm" else "+", text)
+        return Shape("list", (Shape("part", text=upper), Shape("part", text=lower)))
     return Shape("part", text=text)
 
 
@@ -184,8 +184,9 @@ def _is_variable(text: str) -> bool:
 def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
     """Whether two answers are the same; None where `judge` leaves that open."""
     if answer.name and gold.name and answer.name != gold.name:
-        whole = [s.kind == "part" and f"{s.name}={s.text}" for s in (answer, gold)]
-        return judge(*whole) if all(whole) else False
+        if not answer.kind == gold.kind == "part":
+            return False
+        return judge(f"{answer.name}={answer.text}", f"{gold.name}={gold.text}")
     if answer.kind == gold.kind == "part":
         return judge(*_as_equations(answer, gold))
     if answer.kind == gold.kind == "relation":
@@ -240,9 +241,7 @@ def _contains(container: Shape, contents: Shape, judge: Judge) -> bool | None:
     return _all(found)
 
 
-def _same_unordered(
-    answers: Sequence[Shape], golds: Sequence[Shape], judge: Judge
-) -> bool | None:
+def _same_unordered(answers: Sequence[Shape], golds: Sequence[Shape], judge: Judge) -> bool | None:
     if len(answers) != len(golds):
         return False
     left = list(golds)
@@ -293,8 +292,8 @@ def same_part(answer: str, gold: str) -> bool | None:
     answer_value = _rational(answer) if gold_value is not None else None
     if answer_value is None or gold_value is None:
         return None
-    return answer_value == gold_value or rounds_to(answer, gold_value) or rounds_to(
-        gold, answer_value
+    return (
+        answer_value == gold_value or rounds_to(answer, gold_value) or rounds_to(gold, answer_value)
     )
 
 
@@ -316,35 +315,41 @@ def rounds_to(decimal: str, value: Fraction, *, endless: bool = False) -> bool:
 
 def _notation(answer: str, gold: str) -> bool | None:
     """Percent signs, number bases, congruences, ratios: forms in which a number is written."""
-    percents = [_PERCENT.fullmatch(text) for text in (answer, gold)]
-    if any(percents):
-        numbers = [
-            _rational(sign[1] if sign else text)
-            for sign, text in zip(percents, (answer, gold), strict=True)
-        ]
-        if None in numbers:
-            return None
-        given, wanted = (n / 100 if s else n for n, s in zip(numbers, percents, strict=True))
-        return given == wanted or (numbers[0] == numbers[1] and abs(numbers[0] or 0) > 1)
-    based = [_BASED.fullmatch(text) for text in (answer, gold)]
-    if any(based):
-        digits, bases = zip(
-            *((m[1], m[2]) if m else (t, None) for m, t in zip(based, (answer, gold), strict=True)),
-            strict=True,
-        )
-        return digits[0] == digits[1] and (None in bases or bases[0] == bases[1])
-    moduli = [_CONGRUENCE.fullmatch(text) for text in (answer, gold)]
-    if all(moduli):
-        (a, m), (b, n) = ((int(match[1]), int(match[2])) for match in moduli if match)
-        return m == n and m != 0 and (a - b) % m == 0
-    if any(moduli):
-        plain = [match[1] if match else text for match, text in zip(moduli, (answer, gold), strict=True)]
-        return plain[0] == plain[1]
-    ratios = [_RATIO.fullmatch(text) for text in (answer, gold)]
-    if all(ratios):
+    for pattern, same_number in _NOTATIONS:
+        sides = []
+        for text in (answer, gold):
+            match = pattern.fullmatch(text)
+            sides.append((match[1], match[2]) if match else (text, ""))
+        if sides[0][1] or sides[1][1]:
+            return same_number(*sides)
+    ratios = [text for text in (answer, gold) if _RATIO.fullmatch(text)]
+    if len(ratios) == 2:
         return _proportional(answer, gold)
-    clocks = [ratio and _rational(ratio[0]) is None for ratio in ratios]
-    return False if any(clocks) else None
+    return False if ratios and _rational(ratios[0]) is None else None
+
+
+def _same_percent(answer: tuple[str, str], gold: tuple[str, str]) -> bool | None:
+    """50% is 0.5; it is 50, too, where the sign was left out, since 50 is no share of anything."""
+    given, wanted = _rational(answer[0]), _rational(gold[0])
+    if given is None or wanted is None:
+        return None
+    if given == wanted and (answer[1] == gold[1] or abs(given) > 1):
+        return True
+    return given / (100 if answer[1] else 1) == wanted / (100 if gold[1] else 1)
+
+
+def _same_base(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    return answer[0] == gold[0] and (not answer[1] or not gold[1] or answer[1] == gold[1])
+
+
+def _same_residue(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    if not answer[1] or not gold[1]:
+        return answer[0] == gold[0]
+    modulus = int(gold[1])
+    return answer[1] == gold[1] and modulus > 0 and (int(answer[0]) - int(gold[0])) % modulus == 0
+
+
+_NOTATIONS = ((_PERCENT, _same_percent), (_BASED, _same_base), (_CONGRUENCE, _same_residue))
 
 
 def _proportional(answer: str, gold: str) -> bool:

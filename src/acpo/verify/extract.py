@@ -10,7 +10,9 @@ _ANSWER = re.compile(
     r"answer[ \t*_]{0,8}:[*_]{0,3}|^[ \t]{0,3}(?:#{1,6}[ \t]+|\*\*)(?:final[ \t]+)?answer\**$",
     re.IGNORECASE | re.MULTILINE,
 )
-_SENTENCE = re.compile(r"\banswer is(?: ?:)?(?: (?:therefore|thus|then|simply|equal to))? +", re.IGNORECASE)
+_SENTENCE = re.compile(
+    r"\banswer is(?: ?:)?(?: (?:therefore|thus|then|simply|equal to))? +", re.IGNORECASE
+)
 # A full stop that ends a sentence, not one inside a number or behind an abbreviation.
 _FULL_STOP = re.compile(r"\.(?=\s|$|\*\*)")
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)

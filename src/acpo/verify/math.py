@@ -20,6 +20,8 @@ from acpo.verify.spawner import Spawner, SpawnError
 from acpo.verify.verdict import Outcome, Verdict
 
 _WALL_PER_CPU_SECOND = 30.0
+# What is left of an answer that was missing before it was made into text.
+_NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
 
 
 class MathJob(NamedTuple):
@@ -107,8 +109,8 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     if reason := oversized(gold):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     clean_gold = normalise(extract_gold(gold))
-    if not clean_gold:
-        return verdict(Outcome.UNPARSEABLE_GOLD, "the gold answer is empty")
+    if clean_gold.casefold() in _NO_GOLD:
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
     answer = extract_answer(text)
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")

@@ -27,7 +27,7 @@ _CHARACTERS = str.maketrans(
         **{"\u03b8": "\\theta ", "\u03b1": "\\alpha ", "\u03b2": "\\beta ", "\u03bb": "\\lambda "},
         **{"\u00bd": "\\frac{1}{2}", "\u2153": "\\frac{1}{3}", "\u2154": "\\frac{2}{3}"},
         **{"\u00bc": "\\frac{1}{4}", "\u00be": "\\frac{3}{4}", "\u215b": "\\frac{1}{8}"},
-        **{"\u2032": "'", "\u2033": "\'\'", "\u2019": "'", "\u27e8": "(", "\u27e9": ")"},
+        **{"\u2032": "'", "\u2033": "''", "\u2019": "'", "\u27e8": "(", "\u27e9": ")"},
     }
 )
 _RAISED_DIGITS = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b\u207f"
@@ -35,14 +35,10 @@ _RAISED = str.maketrans(_RAISED_DIGITS, "0123456789-n")
 _LOWERED_DIGITS = "\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089"
 _LOWERED = str.maketrans(_LOWERED_DIGITS, "0123456789")
 _REALS = r"(-\\infty,\\infty)"
-_BASES = {
-    name: str(base)
-    for base, name in enumerate(
-        "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-        "sixteen".split(),
-        start=2,
-    )
-}
+_BASE_NAMES = """
+two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+"""
+_BASES = {name: str(base) for base, name in enumerate(_BASE_NAMES.split(), start=2)}
 _MAGNITUDE = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6}
 _MAGNITUDE |= {"billion": 10**9, "trillion": 10**12}
 _MAGNITUDES = "|".join(_MAGNITUDE)
@@ -54,29 +50,27 @@ _PLAIN = re.compile(r"-?\d+(?:\.\d+)?")
 _SCRIPT = r"(?:\^\{?-?\d\}?)?"
 
 # What stands behind a number is its unit, unless one of these words says something else about it.
-_NO_UNIT = frozenset(
-    """
-    about above almost although and any approximately are around at be because below both but can
-    cannot correct could cubed divided dozen dozens double either equals error except exactly false
-    for from guess half halves has hence hundred hundreds if impossible incorrect infinite infinity
-    instead invalid is isn it its less likely maybe million millions billion billions trillion
-    trillions thousand thousands minus mistake more most must nearly negative neither never no none
-    nor not nothing only or otherwise over perhaps plus possible possibly probably quarter quarters
-    rather right roughly should since so squared sure than that the then there these third thirds
-    this times to triple true twice undefined unknown unless until was wasn were when where which
-    while with without would wrong yes zero one two three four five six seven eight nine ten eleven
-    twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty
-    sixty seventy eighty ninety first solution solutions cases
-    """.split()
-)
+_OTHER_WORDS = """
+about above almost although and any approximately are around at be because below both but can
+cannot correct could cubed divided dozen dozens double either equals error except exactly false
+for from guess half halves has hence hundred hundreds if impossible incorrect infinite infinity
+instead invalid is isn it its less likely maybe million millions billion billions trillion
+trillions thousand thousands minus mistake more most must nearly negative neither never no none
+nor not nothing only or otherwise over perhaps plus possible possibly probably quarter quarters
+rather right roughly should since so squared sure than that the then there these third thirds this
+times to triple true twice undefined unknown unless until was wasn were when where which while
+with without would wrong yes zero one two three four five six seven eight nine ten eleven twelve
+thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
+seventy eighty ninety first solution solutions cases
+"""
+_NO_UNIT = frozenset(_OTHER_WORDS.split())
 _UNIT_WORDS = 5
 # Bare letters are factors; these few are not, and neither are words of four letters or more.
-_SHORT_UNITS = frozenset(
-    """
-    cm mm km dm kg mg lb lbs oz ft in mi yd hr hrs min sec mph kph rpm cc ml mL sq cu per of a an
-    day days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
-    """.split()
-)
+_SHORT_WORDS = """
+cm mm km dm kg mg lb lbs oz ft in mi yd hr hrs min sec mph kph rpm cc ml mL sq cu per of a an day
+days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
+"""
+_SHORT_UNITS = frozenset(_SHORT_WORDS.split())
 
 
 class Rewrite(NamedTuple):
@@ -132,9 +126,7 @@ def _unit(match: re.Match[str]) -> str:
     return "" if is_unit else match[0]
 
 
-def _row(
-    name: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]
-) -> Rewrite:
+def _row(name: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> Rewrite:
     return Rewrite(name, re.compile(pattern), replacement)
 
 
@@ -179,8 +171,11 @@ REWRITES = (
     _row("empty text", r"\\text\{\s*\}", ""),
     _row("fractions", rf"\\[dtc]frac{_COMMAND_END}", r"\\frac"),
     _row("root signs", "\u221a" + r"\s*(?:\(([^()]*)\)|\{?(\d+|[a-zA-Z])\}?)", r"\\sqrt{\1\2}"),
-    _row("raised digit", f"([{_RAISED_DIGITS}])(?![{_RAISED_DIGITS}])(?<![{_RAISED_DIGITS}]{{2}})",
-         lambda m: "^" + m[1].translate(_RAISED)),
+    _row(
+        "raised digit",
+        f"([{_RAISED_DIGITS}])(?![{_RAISED_DIGITS}])(?<![{_RAISED_DIGITS}]{{2}})",
+        lambda m: "^" + m[1].translate(_RAISED),
+    ),
     _row("raised digits", f"[{_RAISED_DIGITS}]+", lambda m: f"^{{{m[0].translate(_RAISED)}}}"),
     _row("lowered digits", f"[{_LOWERED_DIGITS}]+", lambda m: f"_{{{m[0].translate(_LOWERED)}}}"),
     _row("at most", rf"\\(?:leqslant|leqq|leq|le){_COMMAND_END}|<=", r"\\le "),
@@ -206,11 +201,14 @@ REWRITES = (
         rf"(?<=\d) ?(?:\\text\{{ *({_MAGNITUDES})((?: [^{{}}]*)?)\}}|({_MAGNITUDES})\b)",
         lambda m: f"\\cdot {_MAGNITUDE[m[1] or m[3]]}" + (f"\\text{{{m[2]}}}" if m[2] else ""),
     ),
-    _row("ordinals", r"(?<=\d)\^?\{? ?\\text\{ ?(?:st|nd|rd|th) ?\}\}?|(?<=\d)(?:st|nd|rd|th)\b", ""),
+    _row(
+        "ordinals", r"(?<=\d)\^?\{? ?\\text\{ ?(?:st|nd|rd|th) ?\}\}?|(?<=\d)(?:st|nd|rd|th)\b", ""
+    ),
     _row("percent", r"\\text\{ *(?:\\?%|percent(?:age)?) *\}|\bpercent(?:age)?\b|\\?%", r"\\%"),
     _row(
         "degrees",
-        r"(?:\^ ?(?:\\circ|\{ ?(?:\\circ|\\text\{o\}) ?\})|\\degree|\\text\{ *degrees? *\}|(?<=\d) ?degrees?\b)"
+        r"(?:\^ ?(?:\\circ|\{ ?(?:\\circ|\\text\{o\}) ?\})|\\degree|\\text\{ *degrees? *\}"
+        r"|(?<=\d) ?degrees?\b)"
         r"(?: ?\\text\{ ?[CF] ?\}| ?[CF]\b)?",
         _degrees,
     ),
@@ -234,11 +232,14 @@ REWRITES = (
     _row("open ends", r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])", _interval),
     _row(
         "units",
-        rf"(?:[ /]{0,4}(?:\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\])[A-Za-z]{{2,}}(?![A-Za-z]))\.?{_SCRIPT})+$",
+        r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z]))"
+        rf"\.?{_SCRIPT})+$",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
-    _row("spaced thousands", r"^[+-]? ?[1-9]\d{0,2}(?: \d{3})+(?! ?\d)(?=[^,\[\]()]*$)", _ungrouped),
+    _row(
+        "spaced thousands", r"^[+-]? ?[1-9]\d{0,2}(?: \d{3})+(?! ?\d)(?=[^,\[\]()]*$)", _ungrouped
+    ),
     _row(
         "mixed numbers",
         r"(?<![\w.}\)^])(\d+) ?\\frac ?(?:\{ ?(\d+) ?\}|(\d)) ?(?:\{ ?(\d+) ?\}|(\d))",

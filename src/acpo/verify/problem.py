@@ -25,8 +25,10 @@ PROBLEM_COLUMNS = (
 """The fields by which a row is known as a code problem; one of these sets."""
 
 # What parsing a test may raise, down to one nested too deep for Python's own parser.
-_BAD_DATA = (SyntaxError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_BAD_DATA += (MemoryError, OverflowError)
+_BAD_DATA = (
+    *(SyntaxError, ValueError, TypeError, KeyError, AttributeError),
+    *(RecursionError, MemoryError, OverflowError),
+)
 _FIRST_LINE = re.compile(r"^(?:import|from|async def|def|class|@)\b", re.MULTILINE)
 
 

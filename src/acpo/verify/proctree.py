@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+
 def children(pid: int) -> list[int]:
     """The processes that `pid` started; empty where the kernel does not list them."""
     found = []

@@ -5,7 +5,13 @@ import platform
 import struct
 
 # (audit architecture, {name: number}) per machine; numbers from the kernel's unistd tables.
-_SHARED = {"memfd_secret": 447, "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430}
+_SHARED = {
+    "memfd_secret": 447,
+    "io_uring_setup": 425,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+}
 _X86_64 = _SHARED | {
     "shmget": 29, "semget": 64, "msgget": 68, "ptrace": 101, "pivot_root": 155, "chroot": 161,
     "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "init_module": 175,
