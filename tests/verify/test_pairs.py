@@ -11,6 +11,8 @@ from acpo.verify import MathPool
 
 # Right answers that are not recognised, with the reason.
 MISSED = {
+    "The answer is $\\boxed{0.333...}$.": "how the dots go on is not said",
+    "The answer is $\\boxed{_5C_2}$.": "one of a dozen ways to write a binomial",
     "So $\\boxed 5$.": "TeX boxes the 5 of \\boxed 57 alone: without braces there is no answer",
 }
 

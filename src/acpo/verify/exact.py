@@ -24,13 +24,13 @@ _MATRIX = re.compile(r"[(\[]? ?\\begin\{pmatrix\}(.*)\\end\{pmatrix\} ?[)\]]?")
 _NAME = re.compile(
     r"(?:\\text\{[^{}]*\}|\\frac|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle"
     r"|triangle|overline|vec|cdot)(?![a-zA-Z])|(?<=[a-zA-Z])\^\{-1\}"
-    r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{}| ])+"
+    r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{} ])++"
 )
 _DIGITS = re.compile(r"[+-]?\d{1,400}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
 _PERCENT = re.compile(r"(.*?) ?(\\%)")
 _RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
-_BASED = re.compile(r"(-?\(?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
+_BASED = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
 _CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
 _TEXT = re.compile(r"\\text\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -])*")
@@ -263,10 +263,13 @@ def decide(answer: str, gold: str) -> bool | None:
     Never False for a gold that has not been read to its end: whether it can be read is not the
     answer's to decide.
     """
+    if _DIGITS.fullmatch(answer) and _DIGITS.fullmatch(gold):
+        return int(answer) == int(gold)
     if _equal_texts(answer, gold):
         return True
-    verdict = same(shape(answer), shape(gold), same_part)
-    return None if verdict is False and not _plain(shape(gold)) else verdict
+    gold_shape = shape(gold)
+    verdict = same(shape(answer), gold_shape, same_part)
+    return None if verdict is False and not _plain(gold_shape) else verdict
 
 
 def _plain(gold: Shape) -> bool:

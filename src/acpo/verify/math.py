@@ -5,6 +5,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -22,6 +23,8 @@ from acpo.verify.verdict import Outcome, Verdict
 _WALL_PER_CPU_SECOND = 30.0
 # What is left of an answer that was missing before it was made into text.
 _NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
+# A letter or digit that is no part of a command.
+_SOMETHING = re.compile(r"(?<![\\a-zA-Z])\w")
 
 
 class MathJob(NamedTuple):
@@ -108,10 +111,12 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
 
     if reason := oversized(gold):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
+    answer = extract_answer(text)
+    if answer == gold and _SOMETHING.search(gold) and gold.casefold() not in _NO_GOLD:
+        return verdict(Outcome.CORRECT, "equal exactly")
     clean_gold = normalise(extract_gold(gold))
     if clean_gold.casefold() in _NO_GOLD:
         return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
-    answer = extract_answer(text)
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")
     if reason := oversized(answer):

@@ -64,6 +64,7 @@ thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty fort
 seventy eighty ninety first solution solutions cases
 """
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
+_THOUSANDS = frozenset({"k", "K", "M", "B", "bn"})
 _UNIT_WORDS = 5
 # Bare letters are factors; these few are not, and neither are words of four letters or more.
 _SHORT_WORDS = """
@@ -122,6 +123,7 @@ def _unit(match: re.Match[str]) -> str:
         and not re.search(r"\{[^{}]*[^A-Za-z {}/.^*-][^{}]*\}", re.sub(_SCRIPT, "", match[0]))
         and all(len(word) > 3 or word in _SHORT_UNITS for word in re.findall(r"[A-Za-z]+", bare))
         and _NO_UNIT.isdisjoint(word.casefold() for word in words)
+        and _THOUSANDS.isdisjoint(words)
     )
     return "" if is_unit else match[0]
 
@@ -170,6 +172,7 @@ REWRITES = (
     ),
     _row("empty text", r"\\text\{\s*\}", ""),
     _row("fractions", rf"\\[dtc]frac{_COMMAND_END}", r"\\frac"),
+    _row("choose", r"\{? ?(\w+) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
     _row("root signs", "\u221a" + r"\s*(?:\(([^()]*)\)|\{?(\d+|[a-zA-Z])\}?)", r"\\sqrt{\1\2}"),
     _row(
         "raised digit",
@@ -213,6 +216,7 @@ REWRITES = (
         _degrees,
     ),
     _row("whole text", r"^\\text\{([^{}]*(?:[\d,;()]| or | and )[^{}]*| ?[A-Za-z] ?)\}$", r"\1"),
+    _row("base", r"(?<=_\{)\\text\{ ?base ?\} ?", ""),
     _row("digits as text", r"\\text\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
     _row(
         "base names",
