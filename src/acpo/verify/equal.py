@@ -6,14 +6,13 @@ from typing import Any
 
 from acpo.verify import evaluate
 from acpo.verify.evaluate import TooLarge
-from acpo.verify.exact import Shape, rounds_to, same, same_part, shape
+from acpo.verify.exact import MOST_WORDS, Shape, rounds_to, same, same_part, shape
 from acpo.verify.latex import Expression, Unreadable, parse
 
 # What the parser of `evaluate` leaves to math-verify.
 _CALCULUS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|det|begin)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}")
-_MOST_WORDS = 4
 
 
 def compare(answer: str, gold: str) -> dict[str, str]:
@@ -48,7 +47,7 @@ def _unreadable_gold(gold: Shape) -> str | None:
         return None  # the comparison says so
     except Unreadable as error:
         words = len(_WORD.findall(_COMMAND.sub(" ", text)))
-        if 0 < words <= _MOST_WORDS:
+        if 0 < words <= MOST_WORDS:
             return None  # words with something around them: only the same text is the same
         if not (_CALCULUS.search(text) and _by_math_verify(text)):
             return f"{text[:80]!r} cannot be read: {error}"[:200]

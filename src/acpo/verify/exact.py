@@ -37,6 +37,8 @@ _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -])*")
 _IDLE_SPACE = re.compile(r" (?!\d)|(?<!\d) ")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 _ROUNDED_DIGITS = 6
+MOST_WORDS = 6
+"""An answer in words has no more of them; a sentence is none."""
 
 
 class Shape(NamedTuple):
@@ -389,7 +391,8 @@ def _words(text: str) -> str | None:
 def _letters(text: str) -> str | None:
     """The letters of `text` when it has nothing else."""
     bare = _TEXT.sub(r"\1", text).strip().strip("()").strip()
-    return " ".join(bare.casefold().split()) if _WORDS.fullmatch(bare) else None
+    words = bare.casefold().split()
+    return " ".join(words) if _WORDS.fullmatch(bare) and len(words) <= MOST_WORDS else None
 
 
 def _equal_texts(answer: str, gold: str) -> bool:
