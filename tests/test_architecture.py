@@ -29,7 +29,7 @@ ALLOWED = {
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
-        *("objectives", "records", "scoring"),
+        *("objectives", "head", "records", "scoring", "sampling"),
     },
     "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
     "trace": {
@@ -40,7 +40,7 @@ ALLOWED = {
     "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
-        *("verify", "tasks", "engines", "train"),
+        *("verify", "tasks", "engines", "evaluate", "train"),
     },
     "catalogue": {"errors", "objectives"},
     "replay": {"errors", "objectives", "records", "scoring"},

@@ -54,7 +54,9 @@ def replay(trace: Trace, method: str | Method) -> MethodColumns:
     """
     method = get_method(method)
     columns = _columns(trace)
-    if method.shaping == "entropy_reward" and not columns["logp"].equal(columns["old_logp"]):
+    if "old_entropy" in method.shaping.group_needs and not columns["logp"].equal(
+        columns["old_logp"]
+    ):
         raise ACPOError(
             f"method {method.name!r} needs the entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
