@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 _MAX_DEGREE = 100
+_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{5,}")
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[a-zA-Z]'*|\s+|.", re.DOTALL)
 _DIGIT, _LETTER = frozenset(string.digits), frozenset(string.ascii_letters)
 _ACCENTS = frozenset({"\\overline", "\\vec", "\\hat", "\\bar", "\\tilde", "\\widehat", "\\mathbb"})
@@ -69,6 +70,8 @@ def _is_number(token: str) -> bool:
 
 class _Parser:
     def __init__(self, text: str) -> None:
+        if word := _WORD.search(text):
+            raise Unreadable(f"{word[0][:20]!r} is a word")
         self._tokens = _TOKEN.findall(text.strip())
         self._position = 0
         self._bars = 0
