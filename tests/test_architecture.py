@@ -19,7 +19,7 @@ ALLOWED = {
     "records": {"record_columns", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
-    "verify": {"errors", "jsonl"},
+    "verify": {"errors", "jsonl", "linefile"},
     "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},

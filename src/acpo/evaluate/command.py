@@ -152,7 +152,7 @@ def check_data(
     data_dir: Path | None = DATA_DIR,
     train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
     train_field: str = typer.Option("problem", help="Field of its question."),
-    train_gold: str = typer.Option("answer", help="Field of its gold answer; code rows need none."),
+    train_gold: str = typer.Option("answer", help="Field of its gold answer, where it has one."),
     ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
     as_json: bool = typer.Option(False, "--json", help="Print everything but the texts as JSON."),
     output: Path | None = typer.Option(None, help="Write every overlap with its texts, as JSONL."),

@@ -22,13 +22,18 @@ class BadReference(NamedTuple):
 def bad_references(
     rows: Sequence[Row], gold_field: str, workers: int | None = None
 ) -> list[BadReference]:
-    """The rows whose gold answer, or code problem, cannot be read; counted from 1."""
+    """The rows whose gold answer, or code problem, cannot be read; counted from 1.
+
+    Where no row has `gold_field`, there are no golds to look at.
+    """
     found: list[BadReference] = []
+    has_golds = any(gold_field in row for row in rows)
     golds: dict[int, str] = {}
     for number, row in enumerate(rows, start=1):
         given = {name for name, value in row.items() if value is not None}
         if not any(given >= columns for columns in PROBLEM_COLUMNS):
-            golds[number] = "" if row.get(gold_field) is None else str(row[gold_field])
+            if has_golds:
+                golds[number] = "" if row.get(gold_field) is None else str(row[gold_field])
             continue
         try:
             read_problem(row)
