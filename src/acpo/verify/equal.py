@@ -6,8 +6,9 @@ from typing import Any
 
 from acpo.verify import evaluate
 from acpo.verify.evaluate import TooLarge
-from acpo.verify.exact import MOST_WORDS, Shape, rounds_to, same, same_part, shape
+from acpo.verify.exact import MOST_WORDS, rounds_to, same_part
 from acpo.verify.latex import Expression, Unreadable, parse
+from acpo.verify.shape import Shape, same, shape
 
 # What the parser of `evaluate` leaves to math-verify.
 _CALCULUS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|det|begin)(?![a-zA-Z])")

@@ -1,4 +1,4 @@
-"""Math answers to verdicts: exact paths here, everything else to killable SymPy workers."""
+"""Math answers to verdicts: exact paths here, everything else to killable workers."""
 
 import atexit
 import contextlib
