@@ -11,6 +11,7 @@ import pytest
 
 from acpo.verify import MathPool, Outcome, verify_math
 from acpo.verify.extract import extract_answer
+from acpo.verify.math import MathJob, decide_without_algebra
 
 STOPPED = (Outcome.TIMEOUT, Outcome.LIMIT)
 
@@ -271,6 +272,18 @@ def test_attack_40_huge_string_form(pool, answer):
     start = time.monotonic()
     assert boxed(pool, answer, "x+1").outcome in (*STOPPED, Outcome.INCORRECT)
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    "term", ["\\frac{1}{%d^{40000}}", "%d^{50000}", "\\frac{1}{9%d!}", "\\binom{9%d}{400}"]
+)
+def test_attack_40_costly_numbers_are_not_made_in_the_callers_process(term):
+    """Whoever asks has no CPU limit: numbers of many digits are the worker's to compute."""
+    primes = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+    answer = "+".join(term % prime for prime in primes * 4)
+    start = time.process_time()
+    assert isinstance(decide_without_algebra(f"\\boxed{{{answer}}}", "7"), MathJob)
+    assert time.process_time() - start < 0.5
 
 
 DEGENERATE = {

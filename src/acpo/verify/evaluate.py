@@ -17,6 +17,7 @@ from acpo.verify.latex import Expression, Node, Unreadable, parse
 MAX_BITS = 200_000
 MAX_INTEGER_ARGUMENT = 10_000
 _EXPONENT_BITS = 200
+_CHEAP_BITS, _CHEAP_ARGUMENT = 4_000, 300
 _DIGITS, _SURE_DIGITS = 60, 200
 _SLACK_DIGITS = 25
 _POINTS, _TRIES = 3, 9
@@ -51,6 +52,8 @@ def _value(node: Node, point: Point | None) -> Value:
         return point[parts[0]]
     values = [_value(part, point) for part in parts] if operation != "constant" else []
     if values and operation in _EXACT and all(isinstance(v, Fraction) for v in values):
+        if point is None and _is_costly(operation, values):
+            raise Unreadable("for a worker to compute")
         if sum(map(_bits, values)) > MAX_BITS:
             raise TooLarge(f"a number of more than {MAX_BITS} bits")
         if (exact := _EXACT[operation](*values)) is not None:
@@ -71,6 +74,14 @@ def _mp() -> Any:
     import mpmath
 
     return mpmath.mp
+
+
+def _is_costly(operation: str, values: list[Fraction]) -> bool:
+    """Whether a result may be too large to be made in the caller's process, which has no limit."""
+    if operation in ("factorial", "binomial"):
+        return max(values) > _CHEAP_ARGUMENT
+    bits = sum(map(_bits, values))
+    return (bits * abs(values[1]) if operation == "^" else bits) > _CHEAP_BITS
 
 
 def _bits(value: Fraction) -> int:

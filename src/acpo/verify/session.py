@@ -22,6 +22,8 @@ _TICK_SECONDS = 0.1
 _EXIT_POLL_SECONDS = 0.002
 _KILL_SECONDS = 5.0
 _STDERR_TAIL = 400
+# Processes of bubblewrap itself that stand around the runner.
+_BUBBLEWRAPS = 2
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ class Session:
         if (parent := parent_group()) is None:
             return
         try:
-            group = ControlGroup(parent, self._limits.memory_bytes, self._limits.processes)
+            processes = self._limits.processes + _BUBBLEWRAPS
+            group = ControlGroup(parent, self._limits.memory_bytes, processes)
         except OSError:
             return
         try:
