@@ -17,7 +17,7 @@ _RELATION = re.compile(r"\\le |\\ge |\\ne |[<>]")
 _EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
 _OPENING, _CLOSING = "([{", ")]}"
 _MATRIX = re.compile(
-    r"(?P<factor>[^&=]*?)[(\[]? ?\\begin\{pmatrix\}(?P<rows>(?:(?!\\begin|\\end).)*)"
+    r"(?P<factor>(?:(?!\\det)[^&=])*?)[(\[]? ?\\begin\{pmatrix\}(?P<rows>(?:(?!\\begin|\\end).)*)"
     r"\\end\{pmatrix\} ?[)\]]?"
 )
 _ROW_END, _COLUMN_END = re.compile(r"\\\\"), re.compile("&")
