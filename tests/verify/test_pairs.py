@@ -13,6 +13,7 @@ from acpo.verify import MathPool
 MISSED = {
     "The answer is $\\boxed{0.333...}$.": "how the dots go on is not said",
     "The answer is $\\boxed{_5C_2}$.": "one of a dozen ways to write a binomial",
+    "The answer is $\\boxed{5\\;\\mathrm{kg\\cdot m/s}}$.": "a unit with a sign of maths in it",
     "So $\\boxed 5$.": "TeX boxes the 5 of \\boxed 57 alone: without braces there is no answer",
 }
 

@@ -15,6 +15,7 @@ _DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
 _PERCENT = re.compile(r"(.*?) ?(\\%)")
 _RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
 _BASED = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
+_CLOCK = re.compile(r"(\d+(?::\d\d)+) ?\\text\{([ap]m)\}", re.ASCII)
 _CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
 _TEXT = re.compile(r"\\text\{([^{}\\]*)\}")
 _WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -])*")
@@ -108,7 +109,8 @@ def _same_percent(answer: tuple[str, str], gold: tuple[str, str]) -> bool | None
     return given / (100 if answer[1] else 1) == wanted / (100 if gold[1] else 1)
 
 
-def _same_base(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+def _same_with_suffix(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    """The base of a number, or the half of the day: one side may leave it to the question."""
     return answer[0] == gold[0] and (not answer[1] or not gold[1] or answer[1] == gold[1])
 
 
@@ -119,7 +121,12 @@ def _same_residue(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
     return answer[1] == gold[1] and modulus > 0 and (int(answer[0]) - int(gold[0])) % modulus == 0
 
 
-_NOTATIONS = ((_PERCENT, _same_percent), (_BASED, _same_base), (_CONGRUENCE, _same_residue))
+_NOTATIONS = (
+    (_PERCENT, _same_percent),
+    (_BASED, _same_with_suffix),
+    (_CLOCK, _same_with_suffix),
+    (_CONGRUENCE, _same_residue),
+)
 
 
 def _proportional(answer: str, gold: str) -> bool:

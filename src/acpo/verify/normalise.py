@@ -51,7 +51,7 @@ _SCRIPT = r"(?:\^\{?-?\d\}?)?"
 
 # What stands behind a number is its unit, unless one of these words says something else about it.
 _OTHER_WORDS = """
-about above almost although and any approximately are around at be because below both but can
+am pm about above almost although and any approximately are around at be because below both but can
 cannot correct could cubed divided dozen dozens double either equals error except exactly false
 for from guess half halves has hence hundred hundreds if impossible incorrect infinite infinity
 instead invalid is isn it its less likely maybe million millions billion billions trillion
@@ -234,6 +234,11 @@ REWRITES = (
     _row("equals sign first", r"^\s*=\s*", ""),
     _row("end of sentence", r"[\s.,;:]+$", ""),
     _row("open ends", r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])", _interval),
+    _row(
+        "time of day",
+        r"(?<=:\d\d) ?(?:\\text\{ *)?([AaPp])\.?[Mm]\.?(?: *\})?$",
+        lambda m: f"\\text{{{m[1].lower()}m}}",
+    ),
     _row(
         "units",
         r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z]))"
