@@ -20,7 +20,7 @@ ALLOWED = {
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
-    "verify": {"errors", "jsonl"},
+    "verify": {"errors", "jsonl", "linefile"},
     "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},

@@ -177,7 +177,9 @@ def compare(
 
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
-OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
+OUTPUT = typer.Option(
+    None, help="Write rows with verdicts here, as JSONL, as they come; goes on where it stopped."
+)
 WORKERS = typer.Option(None, min=1, help="Verifications at a time (default: one per core).")
 
 
@@ -198,9 +200,12 @@ def verify_math(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
-    with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
-        verdicts = batch.verdicts(pool.verify, list(zip(texts, golds, strict=True)))
-    batch.report(rows, verdicts, output)
+    with (
+        batch.Verdicts(rows, output) as verdicts,
+        MathPool(workers, cpu_seconds=cpu_seconds) as pool,
+    ):
+        verdicts.judge(pool.verify, list(zip(texts, golds, strict=True)))
+    verdicts.report()
 
 
 @verify_app.command("code")
@@ -227,10 +232,12 @@ def verify_code(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     tests = batch.join(rows, problems, id_field) if problems else rows
-    backend = batch.backend(remote, unsafe_local, cpu_seconds)
-    with CodePool(workers, backend) as pool:
-        verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
-    batch.report(rows, verdicts, output)
+    with (
+        batch.Verdicts(rows, output) as verdicts,
+        CodePool(workers, batch.backend(remote, unsafe_local, cpu_seconds)) as pool,
+    ):
+        verdicts.judge(pool.verify, list(zip(texts, tests, strict=True)))
+    verdicts.report()
 
 
 @app.command()

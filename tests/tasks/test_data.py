@@ -60,25 +60,27 @@ def test_real_files(shared_data, task, file, kept, unanswered):
     assert (len(problems), cleaning.unanswered) == (kept, unanswered)
 
 
+def found(task, file):
+    return [problem[:2] for problem in load_problems(task, file)[0]]
+
+
 def test_layouts_of_the_hub(tmp_path):
     prompt = fill(TEMPLATES["dapo"], {"problem": "What is {1+1}?"})
     dapo = {
         "prompt": [{"role": "user", "content": prompt}],
         "reward_model": {"ground_truth": "2", "style": "rule"},
     }
-    assert load_problems(get_task("dapo_math"), write(tmp_path / "d.jsonl", [dapo]))[0] == [
+    assert found(get_task("dapo_math"), write(tmp_path / "d.jsonl", [dapo])) == [
         ("What is {1+1}?", "2")
     ]
     gsm8k = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24.\n#### 1,024"}
-    assert load_problems(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k]))[0] == [
-        ("How many?", "1024")
-    ]
+    assert found(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k])) == [("How many?", "1024")]
     math = {
         "problem": "Half?",
         "solution": "So \\boxed{1} no, \\boxed{\\frac{1}{2}}.",
         "level": "1",
     }
-    assert load_problems(get_task("math"), write(tmp_path / "m.jsonl", [math]))[0] == [
+    assert found(get_task("math"), write(tmp_path / "m.jsonl", [math])) == [
         ("Half?", "\\frac{1}{2}")
     ]
 
@@ -97,7 +99,7 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
         problems, cleaning = load_problems(
             get_task("custom"), str(tmp_path / name), columns=Columns("q", "gold")
         )
-        assert problems == [("1+1?", "2"), ("2+2?", "4")]
+        assert [problem[:2] for problem in problems] == [("1+1?", "2"), ("2+2?", "4")]
         assert (cleaning.rows, cleaning.repeated) == (3, 1)
 
 
@@ -110,7 +112,7 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
         {"problem": "d", "answer": " "},
     ]
     problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
-    assert problems == [("b", "2")]
+    assert [problem[:2] for problem in problems] == [("b", "2")]
     assert str(cleaning) == (
         "5 rows, left out: 2 without an answer, 0 repeats, 2 rows of 1 problems with "
         "conflicting answers; 1 problems remain"
@@ -218,7 +220,7 @@ def test_a_hub_data_set_stays_on_disk(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     problems, cleaning = load_problems(get_task("gsm8k"), split="test")
     assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test"}
-    assert problems == [(f"{i}?", str(i)) for i in range(5)]
+    assert [problem[:2] for problem in problems] == [(f"{i}?", str(i)) for i in range(5)]
     assert (cleaning.rows, cleaning.repeated) == (500, 495)
     load_problems(get_task("gsm8k"), "somebody/else")
     assert asked == {"path": "somebody/else", "name": None, "split": "train"}

@@ -64,6 +64,7 @@ FAILED = typer.Option(
     Failed.EXCLUDE, help="Samples that could not be drawn are left out, or count as wrong."
 )
 DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl (default: download once).")
+NAMED_ROWS = 20
 
 
 @eval_app.command("run")
@@ -202,31 +203,39 @@ def check_data(
     data_dir: Path | None = DATA_DIR,
     train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
     train_field: str = typer.Option("problem", help="Field of its question."),
+    train_gold: str = typer.Option("answer", help="Field of its gold answer, where it has one."),
     ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
     as_json: bool = typer.Option(False, "--json", help="Print everything but the texts as JSON."),
     output: Path | None = typer.Option(None, help="Write every overlap with its texts, as JSONL."),
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
 ) -> None:
-    """Rows, checksums, gold answers that verify, and overlap with a training set."""
+    """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     import json
 
     from acpo.evaluate.check import check
     from acpo.evaluate.terminal import print_checks
     from acpo.jsonl import read_jsonl
     from acpo.verify import batch
+    from acpo.verify.references import bad_references
 
-    training = batch.column(read_jsonl(train), train_field, "--train-field") if train else []
+    rows = read_jsonl(train) if train else []
+    training = batch.column(rows, train_field, "--train-field")
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
         typer.echo(json.dumps([entry.plain() for entry in checks], indent=1))
     else:
         print_checks(checks, train=train, ngram=ngram)
+    bad = bad_references(rows, train_gold, workers)
+    if bad:
+        typer.echo(f"{train}: {len(bad)} of {len(rows)} rows cannot be judged against", err=True)
+    for number, reason in bad[:NAMED_ROWS]:
+        typer.echo(f"  row {number}: {reason}", err=True)
     if output is not None:
-        rows = [row for entry in checks for row in entry.texts(training)]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        overlaps = [row for entry in checks for row in entry.texts(training)]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in overlaps]
         output.write_text("".join(lines), encoding="utf-8")
-    if not all(entry.sound for entry in checks):
+    if bad or not all(entry.sound for entry in checks):
         raise typer.Exit(1)
 
 

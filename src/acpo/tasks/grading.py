@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks.task import CODE, MATH, Row, Task
 from acpo.verify.code import Backend, CodePool
-from acpo.verify.exact import normalise
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool, WorkerProcess
+from acpo.verify.normalise import normalise
 from acpo.verify.pool import Pool, available_cores
 from acpo.verify.rewards import completion_text, math_correct
 from acpo.verify.spawner import Spawner

@@ -16,6 +16,7 @@ from acpo.tasks.registry import get_task, import_reward, line_of
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
+from acpo.verify.rewards import CODE_PROMPT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -133,6 +134,8 @@ def prompt_maker(
 
 def _row(problem: Problem, prompt: Prompt, graded: bool) -> dict[str, Any]:
     columns = {name: value for name, value in problem.row.items() if name not in RESERVED}
+    if isinstance(own := problem.row.get("prompt"), str):
+        columns[CODE_PROMPT] = own
     whole = {ROW: json.dumps(problem.row, default=str)} if graded else {}
     return {**columns, "prompt": prompt, "answer": problem.answer, **whole}
 

@@ -1,10 +1,11 @@
-"""Math answers to verdicts: exact paths here, everything else to killable SymPy workers."""
+"""Math answers to verdicts: exact paths here, everything else to killable workers."""
 
 import atexit
 import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -14,12 +15,17 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.verify import exact
-from acpo.verify.extract import extract_answer
+from acpo.verify.extract import extract_answer, extract_gold
+from acpo.verify.normalise import balanced, normalise, oversized
 from acpo.verify.pool import Pool, available_cores
 from acpo.verify.spawner import Spawner, SpawnError
 from acpo.verify.verdict import Outcome, Verdict
 
 _WALL_PER_CPU_SECOND = 30.0
+# What is left of an answer that was missing before it was made into text.
+_NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
+# A letter or digit that is no part of a command.
+_SOMETHING = re.compile(r"(?<![\\a-zA-Z])\w")
 
 
 class MathJob(NamedTuple):
@@ -104,26 +110,28 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     def verdict(outcome: Outcome, detail: str) -> Verdict:
         return Verdict(outcome, detail, time.perf_counter() - start)
 
-    if exact.oversized(gold):
-        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {exact.oversized(gold)}")
-    clean_gold = exact.normalise(gold)
-    if not clean_gold:
-        return verdict(Outcome.UNPARSEABLE_GOLD, "the gold answer is empty")
+    if reason := oversized(gold):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     answer = extract_answer(text)
+    if answer == gold and _SOMETHING.search(gold) and gold.casefold() not in _NO_GOLD:
+        return verdict(Outcome.CORRECT, "equal exactly")
+    clean_gold = normalise(extract_gold(gold))
+    if clean_gold.casefold() in _NO_GOLD:
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")
-    if reason := exact.oversized(answer):
+    if reason := oversized(answer):
         return verdict(Outcome.LIMIT, reason)
-    clean = exact.normalise(answer)
+    clean = normalise(answer)
     if not clean:
         return verdict(Outcome.INCORRECT, "the answer is empty")
     equal = exact.decide(clean, clean_gold)
     if equal is not None:
         outcome = Outcome.CORRECT if equal else Outcome.INCORRECT
         return verdict(outcome, "equal exactly" if equal else "not equal exactly")
-    if not exact.balanced(clean):
+    if not balanced(clean):
         return verdict(Outcome.INCORRECT, "unbalanced braces")
-    return MathJob(exact.improper(clean), exact.improper(clean_gold))
+    return MathJob(clean, clean_gold)
 
 
 class WorkerProcess:
