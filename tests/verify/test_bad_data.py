@@ -20,6 +20,7 @@ UNREADABLE = [
     "None",
     "\\frac{",
     "??",
+    "a)} nonsense {",
     "The total cannot be told from the text.",
     "%",
 ]

@@ -118,6 +118,8 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     clean_gold = normalise(extract_gold(gold))
     if clean_gold.casefold() in _NO_GOLD:
         return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
+    if not balanced(clean_gold):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: unbalanced braces in {gold[:80]!r}")
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")
     if reason := oversized(answer):
