@@ -6,15 +6,14 @@ import time
 import pytest
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Decision, Item, Proposal
+from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.apply import Merged, apply
-from acpo.annotate.exact import ExactAnnotator
-from acpo.annotate.outcomes import Status
+from acpo.annotate.evidence import Accept, Evidence, aligned_pairs
 from acpo.annotate.pairs import Span, select
-from acpo.annotate.review import write_review_page
-from acpo.annotate.run import propose
-from acpo.annotate.settled import Accept, Evidence, aligned_pairs
+from acpo.annotate.propose import propose
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
+from acpo.viewer.review import write_review_page
 from annotate.traces import chain_rows, write_texts
 from conftest import require_tool
 from viewer.browser import CHROMIUM, Browser

@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from acpo.diagnose import geometry, stream
+from acpo.diagnose import geometry, tokens
 from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment, clustered_share
 from acpo.diagnose.coupling import Gate, coupling
-from acpo.diagnose.envelope import envelope
+from acpo.diagnose.envelope import envelope, moving_average
 from acpo.diagnose.gradients import composites, gradients
 from acpo.diagnose.mismatch import mismatch
-from acpo.diagnose.rollout import moving_average
 from acpo.errors import ACPOError
 from acpo.objectives import theory
 from acpo.records import Trace, TraceError, TraceWriter
@@ -24,8 +23,8 @@ from diagnose.traces import HEADER, make_trace
 ANALYSES = [gradients, mismatch, alignment, envelope]
 
 
-def everything(trace: Trace) -> stream.Chunk:
-    (chunk,) = stream.chunks(trace, *geometry.COLUMNS, size=1 << 30)
+def everything(trace: Trace) -> tokens.Chunk:
+    (chunk,) = tokens.chunks(trace, *geometry.COLUMNS, size=1 << 30)
     return chunk
 
 
@@ -349,7 +348,7 @@ def test_memory_does_not_grow_with_tokens(tmp_path):
 def repeat(trace: Trace, path: Path, *, times: int) -> Trace:
     with TraceWriter(path, HEADER) as writer:
         for _ in range(times):
-            for part in stream.parts_of(trace):
+            for part in tokens.parts_of(trace):
                 rows = part.rollouts.drop_columns("step").to_pylist()
                 writer.append(rows, part.tokens("token_id", *geometry.COLUMNS, "delta"))
     return Trace.open(path)
@@ -358,7 +357,7 @@ def repeat(trace: Trace, path: Path, *, times: int) -> Trace:
 def test_chunks_do_not_depend_on_their_size(tmp_path):
     trace = make_trace(tmp_path / "t", parts=3, rollouts=3, length=77)
     for size in (10, 77, 100_000):
-        pieces = list(stream.chunks(trace, "logp", size=size))
+        pieces = list(tokens.chunks(trace, "logp", size=size))
         joined = np.concatenate([piece.columns["logp"] for piece in pieces])
         np.testing.assert_array_equal(joined, trace.tokens("logp")["logp"])
         prompt = np.concatenate([piece.prompt for piece in pieces])

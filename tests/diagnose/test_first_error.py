@@ -8,19 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter
-from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.annotate.run import propose
+from acpo.annotate.propose import propose
 from acpo.cli import app
-from acpo.diagnose.first_error import (
-    Aligned,
-    Settings,
-    compared,
-    first_error,
-    measure,
-    representative,
-    smoothed,
-)
+from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
+from acpo.diagnose.first_error import ProfileSettings, first_error
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import ChainProblem, chain_problems
@@ -55,7 +48,7 @@ CHANGE = ("entropy", "after minus before, wrong minus right")
 
 
 def test_a_planted_rise_is_found_with_its_size(tmp_path):
-    around, _ = first_error(*case(tmp_path, rise=0.3), settings=Settings(window=8))
+    around, _ = first_error(*case(tmp_path, rise=0.3), settings=ProfileSettings(window=8))
     found = effects_of(around)
     assert found[CHANGE]["mean"] == pytest.approx(0.3, abs=0.03)
     assert found[CHANGE]["low"] < 0.3 < found[CHANGE]["high"]
@@ -70,23 +63,24 @@ def test_a_planted_rise_is_found_with_its_size(tmp_path):
 def test_no_rise_is_not_found_and_a_fall_is(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    flat, _ = first_error(*case(tmp_path / "a", rise=0.0), settings=Settings(window=8))
+    flat, _ = first_error(*case(tmp_path / "a", rise=0.0), settings=ProfileSettings(window=8))
     assert effects_of(flat)[CHANGE]["p_value"] > 0.05
     assert any("no rise after the error is shown" in fact for fact in flat.facts)
-    fallen, _ = first_error(*case(tmp_path / "b", rise=-0.2), settings=Settings(window=8))
+    fallen, _ = first_error(*case(tmp_path / "b", rise=-0.2), settings=ProfileSettings(window=8))
     assert any("entropy: it falls after the error" in fact for fact in fallen.facts)
 
 
 def test_a_window_beyond_every_completion_costs_nothing(tmp_path):
     trace, annotations = case(tmp_path, rise=0.3, problems=3)
-    whole, _ = first_error(trace, annotations, settings=Settings(window=30, profiles=1))
-    endless, _ = first_error(trace, annotations, settings=Settings(window=10**11, profiles=1))
+    whole, _ = first_error(trace, annotations, settings=ProfileSettings(window=30, profiles=1))
+    wide = ProfileSettings(window=10**11, profiles=1)
+    endless, _ = first_error(trace, annotations, settings=wide)
     assert [row["t"] for row in endless.rows] == [row["t"] for row in whole.rows]
     assert effects_of(endless) == effects_of(whole)
 
 
 def test_the_units_are_stated(tmp_path):
-    around, profiles = first_error(*case(tmp_path, rise=0.3), settings=Settings(profiles=3))
+    around, profiles = first_error(*case(tmp_path, rise=0.3), settings=ProfileSettings(profiles=3))
     assert around.facts[0].startswith(
         "72 pairs of 36 (36 different) wrong and 24 (12 different) right completions, from 12"
     )
@@ -160,7 +154,7 @@ def test_another_trace_and_empty_windows_are_refused(tmp_path):
         first_error(other, annotations)
     trace = Trace.open(tmp_path / "trace")
     with pytest.raises(ACPOError, match="both sides"):
-        first_error(trace, annotations, settings=Settings(window=3, every=4))
+        first_error(trace, annotations, settings=ProfileSettings(window=3, every=4))
 
 
 def test_proposals_of_models_are_named_as_such(tmp_path):

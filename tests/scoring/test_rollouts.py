@@ -8,7 +8,7 @@ from acpo.errors import ACPOError
 from acpo.objectives import METHODS, get_method
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, prompt_id, score, trace_rows
+from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 GROUP = 4
@@ -31,7 +31,9 @@ def make_rollouts(seed=0, prompts=3):
             completion = rng.integers(2, 17, rng.integers(1, 20)).tolist()
             reward = (0.0, 1.0, 1.0, None)[sample]
             found.append(
-                Rollout(prompt_id(prompt), sample, prompt, [*completion, 1], False, "7", reward)
+                SampledCompletion(
+                    prompt_id(prompt), sample, prompt, [*completion, 1], False, "7", reward
+                )
             )
     return found
 
@@ -157,13 +159,13 @@ def test_logits_that_are_no_numbers_name_the_token(model):
 
 
 def test_ids_the_model_does_not_have_are_refused(model):
-    bad = Rollout("q", 3, [2], [5, 99], False)
+    bad = SampledCompletion("q", 3, [2], [5, 99], False)
     with pytest.raises(
         ACPOError, match="prompt q, sample 3: token id 99 is not among the model's 17"
     ):
         score(model, [bad], temperature=1.0, top_k=0)
     with pytest.raises(ACPOError, match="no tokens"):
-        score(model, [Rollout("q", 0, [], [5], False)], temperature=1.0, top_k=0)
+        score(model, [SampledCompletion("q", 0, [], [5], False)], temperature=1.0, top_k=0)
 
 
 def test_a_prompt_keeps_its_name():

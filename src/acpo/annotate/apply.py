@@ -50,6 +50,14 @@ class Merged(NamedTuple):
     unchanged: int  # decisions that had been merged before
     undecided: int  # items nobody has decided yet
 
+    def sentence(self, path: Path) -> str:
+        """The same for a person."""
+        return (
+            f"{self.accepted} accepted, {self.moved} moved, {self.rejected} rejected; "
+            f"{self.replaced} of these replace an earlier decision, {self.unchanged} were known. "
+            f"{self.undecided} items of {path} wait for a person"
+        )
+
 
 def apply(path: Path, exported: Path) -> Merged:
     """Merge exported decisions into a file of annotations: all of them, or none.

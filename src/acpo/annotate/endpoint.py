@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from acpo.annotate.outcomes import Status
+from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
 
 MAX_REPLY_BYTES = 1 << 20
@@ -19,7 +19,7 @@ FAILURES_IN_A_ROW = 5
 _PASSING_STATUS = (408, 409, 425)
 
 
-class Reply(NamedTuple):
+class ChatReply(NamedTuple):
     """The message of a completed request, and the tokens it cost."""
 
     text: str
@@ -97,7 +97,7 @@ class Endpoint:
         self._resume_at = 0.0
         self._failed_in_a_row = 0
 
-    def complete(self, system: str, message: str) -> Reply:
+    def complete(self, system: str, message: str) -> ChatReply:
         """The reply to a message.
 
         Raises:
@@ -135,7 +135,7 @@ class Endpoint:
         with self._lock:
             self._resume_at = max(self._resume_at, time.monotonic() + seconds)
 
-    def _adapted(self, system: str, message: str) -> Reply:
+    def _adapted(self, system: str, message: str) -> ChatReply:
         """One attempt, without the options that this server turns out not to know."""
         while True:
             options = dict(self._options)
@@ -149,7 +149,7 @@ class Endpoint:
             with self._lock:
                 self._options.pop(unknown, None)
 
-    def _send(self, system: str, message: str, options: dict[str, Any]) -> Reply:
+    def _send(self, system: str, message: str, options: dict[str, Any]) -> ChatReply:
         import httpx2
         import openai
 
@@ -198,7 +198,7 @@ class Endpoint:
         return Failure(Status.REJECTED, said, passing=False)
 
 
-def _reply(body: bytes) -> Reply:
+def _reply(body: bytes) -> ChatReply:
     """The message in the body of a chat completion."""
     try:
         value = json.loads(body)
@@ -213,7 +213,7 @@ def _reply(body: bytes) -> Reply:
     words = all(isinstance(value, str) for value in (text, refusal, finish))
     if not words or type(read) is not int or type(written) is not int:
         raise Failure(Status.MALFORMED, f"no chat completion: {body[:200]!r}")
-    return Reply(text, refusal, finish, max(read, 0), max(written, 0))
+    return ChatReply(text, refusal, finish, max(read, 0), max(written, 0))
 
 
 def _retry_after(header: str | None) -> float:

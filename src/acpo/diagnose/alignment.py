@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from acpo.diagnose.finding import Finding, Table, percent
-from acpo.diagnose.source import describe
-from acpo.diagnose.stream import chunks
-from acpo.diagnose.style import look, panels
+from acpo.diagnose.figures import look, panels
+from acpo.diagnose.report import Finding, Table, percent
+from acpo.diagnose.tokens import chunks, describe
 from acpo.intervals import student_quantile
 from acpo.records import Trace, TraceError
 

@@ -2,14 +2,17 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from acpo.diagnose.finding import Finding
+    from acpo.diagnose.report import Finding
+    from acpo.records import Trace
 
 diagnose_app = typer.Typer(
     help="The paper's analyses of a trace or of training runs, as numbers and figures.",
@@ -47,7 +50,7 @@ def gradients(
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
     from acpo.diagnose.gradients import gradients as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.diagnose.tokens import open_trace
 
     finding = measure(open_trace(trace, step), h_max=h_max, every_token=every_token)
     _write(finding, output or _folder(trace))
@@ -64,7 +67,7 @@ def mismatch(
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
     from acpo.diagnose.mismatch import mismatch as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.diagnose.tokens import open_trace
 
     finding = measure(
         open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
@@ -76,7 +79,7 @@ def mismatch(
 def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
     """How near the sampled tokens are to the mode."""
     from acpo.diagnose.alignment import alignment as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.diagnose.tokens import open_trace
 
     _write(measure(open_trace(trace, step)), output or _folder(trace))
 
@@ -91,7 +94,7 @@ def envelope(
 ) -> None:
     """Bounds on entropy from δ, and where the tokens lie between them."""
     from acpo.diagnose.envelope import envelope as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.diagnose.tokens import open_trace
 
     opened = open_trace(trace, step) if trace else None
     _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
@@ -109,7 +112,7 @@ def coupling(
     """The update away from w = 1, and where an aligned positive one reverses."""
     from acpo.diagnose.coupling import Gate
     from acpo.diagnose.coupling import coupling as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.diagnose.tokens import open_trace
 
     opened = open_trace(trace, step) if trace else None
     _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
@@ -145,8 +148,8 @@ def first_error(
 ) -> None:
     """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
     from acpo.annotate.annotations import Annotations
-    from acpo.annotate.settled import Accept
-    from acpo.diagnose.first_error import Settings
+    from acpo.annotate.evidence import Accept
+    from acpo.diagnose.first_error import ProfileSettings
     from acpo.diagnose.first_error import first_error as measure
     from acpo.errors import ACPOError
     from acpo.records import Trace
@@ -159,14 +162,14 @@ def first_error(
         Trace.open(trace),
         Annotations.read(annotations),
         accept=accept,
-        settings=Settings(window=window, every=every, smooth=smooth, profiles=profiles),
+        settings=ProfileSettings(window=window, every=every, smooth=smooth, profiles=profiles),
     )
     for finding in findings:
         _write(finding, output or _folder(trace))
 
 
 @diagnose_app.command("all")
-def everything(
+def all_analyses(
     trace: Path = TRACE,
     runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
     output: Path | None = OUTPUT,
@@ -174,16 +177,15 @@ def everything(
     every_token: bool = EVERY,
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
-    from acpo.diagnose.everything import analyses
-    from acpo.diagnose.finding import one_line
+    from acpo.diagnose.figures import one_line
     from acpo.diagnose.report import html
-    from acpo.diagnose.source import describe, open_trace
+    from acpo.diagnose.tokens import describe, open_trace
     from acpo.errors import ACPOError
 
     opened, folder = open_trace(trace, step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
-    for name, measure in analyses(opened, runs, every_token=every_token).items():
+    for name, measure in _analyses(opened, runs, every_token=every_token).items():
         try:
             findings.append(measure())
         except ACPOError as error:
@@ -197,6 +199,27 @@ def everything(
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 
+def _analyses(
+    trace: "Trace", runs: list[Path], *, every_token: bool
+) -> dict[str, Callable[[], "Finding"]]:
+    """Every analysis of a trace, ready to be called, in the order of the report."""
+    from acpo.diagnose.alignment import alignment
+    from acpo.diagnose.coupling import coupling
+    from acpo.diagnose.dynamics import dynamics
+    from acpo.diagnose.envelope import envelope
+    from acpo.diagnose.gradients import gradients
+    from acpo.diagnose.mismatch import mismatch
+
+    made: dict[str, Callable[[], Finding]] = {
+        "gradients": partial(gradients, trace, every_token=every_token),
+        "mismatch": partial(mismatch, trace, every_token=every_token),
+        "alignment": partial(alignment, trace),
+        "envelope": partial(envelope, trace),
+        "coupling": partial(coupling, trace if "old_logp" in trace.columns else None),
+    }
+    return made | ({"dynamics": partial(dynamics, runs)} if runs else {})
+
+
 def _folder(trace: Path | None) -> Path:
     return Path("diagnose") / trace.resolve().name if trace else Path("diagnose")
 
@@ -206,7 +229,7 @@ def _command() -> str:
 
 
 def _write(finding: "Finding", folder: Path) -> None:
-    from acpo.diagnose.finding import one_line
+    from acpo.diagnose.figures import one_line
 
     paths = finding.write(folder, command=_command())
     # Names from data may hold what a terminal would obey.

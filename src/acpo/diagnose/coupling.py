@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acpo.diagnose.finding import Finding, Table, number, percent
-from acpo.diagnose.source import describe, require_temperatures
-from acpo.diagnose.stream import chunks
-from acpo.diagnose.style import REVERSED, legend, letter, look, panels
+from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
+from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.tokens import chunks, describe, require_temperatures
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceError
 

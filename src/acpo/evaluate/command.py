@@ -91,7 +91,8 @@ def run_eval(
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
     from acpo.errors import ACPOError
-    from acpo.evaluate.backends import Sampling, make_backend
+    from acpo.evaluate.backends import Sampling
+    from acpo.evaluate.backends.by_name import make_backend
     from acpo.evaluate.data import load
     from acpo.evaluate.judges import Judges
     from acpo.evaluate.run import plan

@@ -19,7 +19,7 @@ TOKENS_PER_PASS = 16_384
 
 
 @dataclass(frozen=True)
-class Rollout:
+class SampledCompletion:
     """One completion as it was sampled.
 
     Attributes:
@@ -50,7 +50,7 @@ def prompt_id(prompt_ids: Sequence[int]) -> str:
 
 def score(
     model: Any,
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[SampledCompletion],
     *,
     temperature: float,
     top_k: int,
@@ -95,7 +95,7 @@ def score(
 
 
 def trace_rows(
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[SampledCompletion],
     scored: TokenDistribution,
     pieces: Pieces,
     *,
@@ -149,7 +149,7 @@ def trace_rows(
 
 
 def placed_rows(
-    rollouts: Sequence[Rollout], advantages: Sequence[float], pieces: Pieces
+    rollouts: Sequence[SampledCompletion], advantages: Sequence[float], pieces: Pieces
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rollouts as rows, and the columns that say which token stands where."""
     rows = []
@@ -194,7 +194,7 @@ def statistic_columns(stats: TokenStats) -> dict[str, Any]:
     }
 
 
-def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
+def _batches(rollouts: Sequence[SampledCompletion], batch_size: int) -> list[list[int]]:
     """Rollouts that go together: of similar length, so that they pad little."""
 
     def length(number: int) -> int:
@@ -210,7 +210,7 @@ def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+def _states(model: Any, rollouts: Sequence[SampledCompletion]) -> tuple[torch.Tensor, torch.Tensor]:
     """`[N, H]` states that predict the completion tokens, and those tokens."""
     sequences = [[*r.prompt_ids, *r.completion_ids] for r in rollouts]
     width = max(map(len, sequences))
@@ -225,7 +225,7 @@ def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torc
     return torch.cat(states), torch.cat(tokens)
 
 
-def _require_ids(model: Any, rollouts: Sequence[Rollout]) -> None:
+def _require_ids(model: Any, rollouts: Sequence[SampledCompletion]) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     for rollout in rollouts:
         where = f"prompt {rollout.prompt_id}, sample {rollout.sample}"
@@ -239,7 +239,7 @@ def _require_ids(model: Any, rollouts: Sequence[Rollout]) -> None:
             )
 
 
-def _require_finite(rollout: Rollout, scored: TokenDistribution) -> None:
+def _require_finite(rollout: SampledCompletion, scored: TokenDistribution) -> None:
     bad = ~(torch.isfinite(scored.logp) & torch.isfinite(scored.entropy))
     if not bad.any():
         return

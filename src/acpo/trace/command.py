@@ -33,8 +33,7 @@ def trace(
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
     """Sample, verify and score groups of completions, token by token, into a trace."""
-    from acpo.trace.terminal import trace_and_print, trace_samples_and_print
-    from acpo.trace.write import Options
+    from acpo.trace.write import TraceOptions, trace_and_print, trace_samples_and_print
     from acpo.train.recipe import TaskArguments
 
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
@@ -60,5 +59,5 @@ def trace(
         system_prompt=system,
         chain_steps=chain_steps,
     )
-    options = Options(n, group, temperature, max_tokens, top_k, method, seed, step)
+    options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, device=device, batch_size=batch_size)

@@ -10,7 +10,7 @@ from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
-from acpo.scoring.rollouts import Rollout, prompt_id
+from acpo.scoring.rollouts import SampledCompletion, prompt_id
 from acpo.tasks.registry import MATH_REWARD, Task, import_reward
 from acpo.train.data import TrainingData, build_data
 from acpo.train.recipe import TaskArguments
@@ -19,7 +19,7 @@ from acpo.verify.verdict import Outcome
 
 
 @dataclass(frozen=True)
-class Question:
+class TokenisedProblem:
     """A prompt as the model reads it, and its gold answer."""
 
     prompt_ids: list[int]
@@ -28,7 +28,7 @@ class Question:
 
 def choose_questions(
     arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
-) -> tuple[Task, list[Question]]:
+) -> tuple[Task, list[TokenisedProblem]]:
     """`count` of the task's problems, drawn with the seed, laid out as training lays them out.
 
     Raises:
@@ -41,7 +41,9 @@ def choose_questions(
         raise ACPOError(f"--n {count}: the data has {len(data.train)} problems")
     chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
     rows = data.train.select(chosen)
-    return data.task, [Question(_tokens(row["prompt"], tokenizer), row["answer"]) for row in rows]
+    return data.task, [
+        TokenisedProblem(_tokens(row["prompt"], tokenizer), row["answer"]) for row in rows
+    ]
 
 
 def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
@@ -54,14 +56,14 @@ def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
 def sample_rollouts(
     source: TransformersBackend,
     model: Any,
-    questions: Sequence[Question],
+    questions: Sequence[TokenisedProblem],
     sampling: Sampling,
     *,
     group: int,
     seed: int,
     batch_size: int,
     watch: Callable[[], None] = lambda: None,
-) -> list[Rollout]:
+) -> list[SampledCompletion]:
     """`group` completions of each question, groups consecutive, without verdicts.
 
     Args:
@@ -84,10 +86,10 @@ def sample_rollouts(
         for sample in range(group):
             own_seed = sample_seed(seed, "trace", (name, sample))
             jobs.append(Job((number, sample), question.prompt_ids, own_seed))
-    found: dict[tuple[int, int], Rollout] = {}
+    found: dict[tuple[int, int], SampledCompletion] = {}
     for key, tokens, finish, _, end in decoder.run(jobs):
         question = questions[key[0]]
-        found[key] = Rollout(
+        found[key] = SampledCompletion(
             prompt_id=prompt_id(question.prompt_ids),
             sample=key[1],
             prompt_ids=question.prompt_ids,

@@ -5,13 +5,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import Progress
+
 from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.objectives import get_method
 from acpo.records import Trace, TraceError, TraceWriter, has_begun
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, score, trace_rows
+from acpo.scoring.rollouts import SampledCompletion, score, trace_rows
 from acpo.tasks.registry import Task
 from acpo.trace.sample import choose_questions, sample_rollouts, verify
 from acpo.train.policy import resolve_model
@@ -19,7 +22,7 @@ from acpo.train.recipe import TaskArguments
 
 
 @dataclass(frozen=True)
-class Options:
+class TraceOptions:
     """What a trace is made of, apart from the task.
 
     Attributes:
@@ -47,7 +50,7 @@ def write_sampled_trace(
     model: str,
     output: Path,
     task: TaskArguments,
-    options: Options,
+    options: TraceOptions,
     *,
     device: str | None = None,
     batch_size: int = 32,
@@ -110,7 +113,9 @@ def write_sampled_trace(
         writer.append(rows, columns, step=options.step)
 
 
-def _judged(rollouts: Sequence[Rollout], task: Task, tokenizer: Any) -> list[Rollout]:
+def _judged(
+    rollouts: Sequence[SampledCompletion], task: Task, tokenizer: Any
+) -> list[SampledCompletion]:
     """The same with reward and verdict, as training gives them."""
     texts = [
         str(tokenizer.decode(list(r.completion_ids), skip_special_tokens=True)) for r in rollouts
@@ -122,7 +127,7 @@ def _judged(rollouts: Sequence[Rollout], task: Task, tokenizer: Any) -> list[Rol
     ]
 
 
-def _header(model: str, loaded: Any, task: TaskArguments, options: Options) -> dict[str, Any]:
+def _header(model: str, loaded: Any, task: TaskArguments, options: TraceOptions) -> dict[str, Any]:
     defaults = asdict(TaskArguments())
     given = {k: v for k, v in asdict(task).items() if v != defaults[k]}
     return {
@@ -165,3 +170,42 @@ def require_new_step(output: Path, header: dict[str, Any], step: int) -> None:
             f"{output} holds step {step} already (steps {', '.join(map(str, steps))}): pass --step "
             "for another, or another --output"
         )
+
+
+def trace_and_print(
+    model: str, output: Path, task: TaskArguments, options: TraceOptions, **run: Any
+) -> None:
+    """Make a trace under a progress bar, and say what it holds."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        total = options.n * options.group
+        sampling = bar.add_task("sampling", total=total)
+        write_sampled_trace(
+            model, output, task, options, **run, watch=lambda: bar.advance(sampling)
+        )
+    print_trace(output)
+
+
+def trace_samples_and_print(model: str, samples: Path, output: Path, **options: Any) -> None:
+    """Score the samples of an evaluation, and say what the trace holds."""
+    from acpo.evaluate.traces import trace_samples
+
+    trace_samples(model, samples, output, **options)
+    print_trace(output)
+
+
+def print_trace(path: Path) -> None:
+    """What a trace holds, in a few numbers."""
+    trace = Trace.open(path)
+    rollouts = trace.rollouts
+    tokens = trace.tokens("is_mode", "entropy", "delta")
+    rewards = rollouts["reward"].drop_null().to_numpy()
+    prompts = len(set(rollouts["prompt_id"].to_pylist()))
+    console = Console(highlight=False)
+    console.print(f"{rollouts.num_rows} completions of {prompts} prompts, {len(trace)} tokens")
+    if len(rewards):
+        console.print(f"mean reward {rewards.mean():.3f} over {len(rewards)} verdicts")
+    console.print(
+        f"sampled token is the mode {tokens['is_mode'].mean():.1%}, "
+        f"entropy {tokens['entropy'].mean():.3f} nats, delta {tokens['delta'].mean():.3f}"
+    )
+    console.print(f"in {path}", markup=False)

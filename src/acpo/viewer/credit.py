@@ -8,7 +8,7 @@ import numpy as np
 
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import Group, MethodColumns, TracePayload, prompt_groups
+from acpo.viewer.payload import Columns, PromptGroup, TracePayload, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 MOST_TOKENS = 500_000  # about 85 MB
@@ -29,7 +29,7 @@ def write_credit_page(
     trace: Trace,
     output: Path,
     *,
-    methods: Mapping[str, MethodColumns],
+    methods: Mapping[str, Columns],
     titles: Mapping[str, str],
     prompts: int,
 ) -> int:
@@ -74,7 +74,7 @@ def write_credit_page(
     return len(shown)
 
 
-def _require_size(trace: Trace, groups: Sequence[Group]) -> None:
+def _require_size(trace: Trace, groups: Sequence[PromptGroup]) -> None:
     lengths = trace.rollouts["tokens"].to_numpy()
     totals = np.cumsum([lengths[list(group.rows)].sum() for group in groups])
     if totals[-1] > MOST_TOKENS:
@@ -86,7 +86,7 @@ def _require_size(trace: Trace, groups: Sequence[Group]) -> None:
         )
 
 
-def _index(payload: TracePayload, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _index(payload: TracePayload, groups: Sequence[PromptGroup]) -> list[dict[str, Any]]:
     """What the page needs to know of a prompt before it opens its block."""
     prompts = payload.rollouts["prompt"]
     return [{"id": g.prompt_id, "prompt": (prompts[g.rows[0]] or "")[:120]} for g in groups]

@@ -1,4 +1,9 @@
-"""A trace as the page's blocks: completions grouped by prompt, columns as typed arrays."""
+"""A trace as the page's blocks: completions grouped by prompt, columns as typed arrays.
+
+A token's bytes need not be UTF-8: characters are split between tokens. A byte that is no text
+becomes the code point U+DC00 + byte (Python's `surrogateescape`), which the page shows as a boxed
+hex number. No valid text holds these code points.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,32 +15,34 @@ import numpy as np
 import pyarrow as pa
 
 from acpo.records import Trace
-from acpo.viewer.pieces import joined_characters, piece_text
 from acpo.viewer.shell import packed
 
 NUMBERS = ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage")
 FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
-MethodColumns = Mapping[str, np.ndarray]
-"""Columns of one method, as long as the trace: `credit`, `advantage`, `update`."""
+Columns = Mapping[str, np.ndarray]
+"""Of one method, as long as the trace: `credit`, `advantage`, `update`."""
+
+LENGTHS = ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4))
+"""First and last lead byte of characters of several bytes, and how many they have."""
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The completions of one prompt, at all steps, as rows of the trace."""
 
     prompt_id: str
     rows: tuple[int, ...]
 
 
-def prompt_groups(trace: Trace) -> list[Group]:
+def prompt_groups(trace: Trace) -> list[PromptGroup]:
     """Prompts in the order in which the trace first has them; completions by step and sample."""
     rows: dict[str, list[tuple[int, int, int]]] = {}
     columns = (trace.rollouts[name].to_pylist() for name in ("prompt_id", "step", "sample"))
     for row, (prompt_id, step, sample) in enumerate(zip(*columns, strict=True)):
         rows.setdefault(prompt_id, []).append((step, sample, row))
     return [
-        Group(prompt_id, tuple(row for _, _, row in sorted(members)))
+        PromptGroup(prompt_id, tuple(row for _, _, row in sorted(members)))
         for prompt_id, members in rows.items()
     ]
 
@@ -43,7 +50,7 @@ def prompt_groups(trace: Trace) -> list[Group]:
 class TracePayload:
     """Reads the columns of a trace that its pages show, once, and cuts them by completion."""
 
-    def __init__(self, trace: Trace, methods: Mapping[str, MethodColumns] | None = None) -> None:
+    def __init__(self, trace: Trace, methods: Mapping[str, Columns] | None = None) -> None:
         self.trace = trace
         self.methods = methods or {}
         self.rollouts = {
@@ -85,7 +92,7 @@ class TracePayload:
         table = self.trace.table(*found)
         return {name: table[name] for name in found}
 
-    def group(self, group: Group) -> dict[str, Any]:
+    def group(self, group: PromptGroup) -> dict[str, Any]:
         """The block of one prompt; it needs no other."""
         vocabulary = _Vocabulary()
         completions = [self._completion(row, vocabulary) for row in group.rows]
@@ -178,3 +185,60 @@ def _rectangle(rows: Sequence[Any], k: int, blank: Any, dtype: Any) -> np.ndarra
 def _plain(value: Any) -> Any:
     """JSON has no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def piece_text(piece: bytes) -> str:
+    """A token's bytes on their own."""
+    return piece.decode("utf-8", "surrogateescape")
+
+
+def joined_characters(pieces: Sequence[bytes]) -> dict[int, str]:
+    """What to show for tokens that share a character, by position.
+
+    The token with a character's first byte shows it; the others show their bytes.
+    """
+    joined: dict[int, str] = {}
+    run: list[int] = []
+    for position, piece in enumerate((*pieces, b"")):
+        if _is_text(piece):
+            if len(run) > 1:
+                joined |= _join(run, pieces)
+            run = []
+        else:
+            run.append(position)
+    return joined
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _join(run: Sequence[int], pieces: Sequence[bytes]) -> Mapping[int, str]:
+    data = b"".join(pieces[position] for position in run)
+    owners = [position for position in run for _ in pieces[position]]
+    shown = dict.fromkeys(run, "")
+    shared: set[int] = set()
+    at = 0
+    while at < len(data):
+        end = min(at + _character_length(data[at]), len(data))
+        character = piece_text(data[at:end])
+        if len(character) != 1:  # not a whole character: one byte at a time
+            end, character = at + 1, piece_text(data[at : at + 1])
+        shown[owners[at]] += character
+        for byte in range(at + 1, end):
+            if owners[byte] != owners[at]:
+                shown[owners[byte]] += piece_text(data[byte : byte + 1])
+                shared |= {owners[at], owners[byte]}
+        at = end
+    return {position: shown[position] for position in sorted(shared)}
+
+
+def _character_length(lead: int) -> int:
+    for first, last, length in LENGTHS:
+        if first <= lead <= last:
+            return length
+    return 1

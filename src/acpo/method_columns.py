@@ -37,7 +37,7 @@ class MethodColumns(NamedTuple):
 def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
     """The methods named, with commas; without a word, SAPO and the trace's own (or ACPO).
 
-    A trace that was not scored can show none, unless one is named: then `replay` says why not.
+    A trace that was not scored can show none, unless one is named: then `method_columns` refuses.
     """
     if names is None:
         own = trace.header.get("method")
@@ -46,7 +46,7 @@ def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
     return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
 
 
-def replay(trace: Trace, method: str | Method) -> MethodColumns:
+def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     """A method's columns; all completions of one training step count as one mini-batch.
 
     Raises:
@@ -66,7 +66,7 @@ def replay(trace: Trace, method: str | Method) -> MethodColumns:
         if not len(where):
             continue
         sizes = {len(group) for group in groups}
-        result = _replay_step(
+        result = _step_columns(
             method,
             batch={name: values[where] for name, values in columns.items()},
             lengths=np.diff(trace.starts)[rows],
@@ -125,7 +125,7 @@ def _stored_scale(trace: Trace) -> str:
     return "std" if own is None else own.advantage_scale
 
 
-def _replay_step(
+def _step_columns(
     method: Method,
     *,
     batch: dict[str, Tensor],

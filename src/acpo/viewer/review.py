@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from acpo.annotate.annotations import Annotations, Item, Record, Review
-from acpo.annotate.pairs import Group, Trajectory, select
+from acpo.annotate.pairs import PromptPairs, Trajectory, select
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import Group as ShownGroup
-from acpo.viewer.payload import TracePayload
+from acpo.viewer.payload import PromptGroup, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "credit.css", "review.css")
@@ -57,7 +56,7 @@ def write_review_page(
         rows = (*group.wrong, *group.right)
         own = list(_items(group, annotations, number=len(blocks), first=len(items)))
         if own:
-            shown = ShownGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
+            shown = PromptGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
             blocks[f"group-{len(blocks)}"] = payload.group(shown)
             items += own
     if not items:
@@ -81,7 +80,7 @@ def write_review_page(
     return len(items)
 
 
-def _items(group: Group, annotations: Annotations, *, number: int, first: int) -> Any:
+def _items(group: PromptPairs, annotations: Annotations, *, number: int, first: int) -> Any:
     """For every wrong completion its error, then what corresponds to it in each right one."""
     at = first
     for wrong_at, wrong in enumerate(group.wrong):

@@ -1,0 +1,50 @@
+"""The commands that write pages. Light to import: everything heavy is imported by the verbs."""
+
+from pathlib import Path
+
+import typer
+
+
+def view(
+    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
+    output: Path | None = typer.Option(
+        None, "--output", "-o", help="The page (default: TRACE.html)."
+    ),
+    methods: str | None = typer.Option(
+        None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
+    ),
+    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
+) -> None:
+    """Write a page that shows where the credit goes, token by token; it needs no network."""
+    from acpo.method_columns import method_columns, methods_to_show
+    from acpo.records import Trace
+    from acpo.viewer.credit import write_credit_page
+
+    source = Trace.open(trace)
+    chosen = methods_to_show(source, methods)
+    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
+    shown = write_credit_page(
+        source,
+        page,
+        methods={method.name: method_columns(source, method)._asdict() for method in chosen},
+        titles={method.name: method.title for method in chosen},
+        prompts=prompts,
+    )
+    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
+
+
+def review(
+    trace: Path = typer.Argument(help="Folder of a trace."),
+    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
+    output: Path = typer.Option(Path("review.html"), "--output", "-o", help="Page to write."),
+    limit: int | None = typer.Option(None, min=1, help="Only the first so many prompts."),
+) -> None:
+    """Write one offline page in which a person accepts, moves or rejects each proposal."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.records import Trace
+    from acpo.viewer.review import write_review_page
+
+    opened = Annotations.read(annotations)
+    count = write_review_page(Trace.open(trace), opened, output, limit=limit)
+    typer.echo(f"{output}: {count} items; open it in a browser, decide, export, then")
+    typer.echo(f"acpo annotate apply {annotations} review.json")
