@@ -129,5 +129,6 @@ def _earlier(review: Review | None) -> dict[str, Any] | None:
         "decision": review.decision.value,
         "span": review.span,
         "annotator": review.annotator,
+        "error": review.error,
         "reviewer": review.reviewer,
     }
