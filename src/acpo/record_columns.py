@@ -16,6 +16,7 @@ ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),  # completions of one prompt share it
     "sample": pa.int32(),  # number of the completion among its prompt's
     "step": pa.int32(),  # optimizer step the policy had reached
+    "update": pa.int32(),  # updates made on this rollout since; null and 0: as it was sampled
     "prompt": pa.string(),
     "completion": pa.string(),
     "answer": pa.string(),  # gold

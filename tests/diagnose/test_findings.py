@@ -178,12 +178,44 @@ def test_coupling_on_policy_has_no_reversal(tmp_path):
     logp = trace.tokens("logp")["logp"]
     same = make_trace(tmp_path / "s", parts=1, change={"old_logp": logp})
     facts = " ".join(coupling(same).facts)
-    assert "no update is off-policy" in facts
+    assert "w = 1 by construction" in facts and "off-policy" not in facts
     assert "(0.0000%)" in facts
+    of_a_run = {"source": "train"}
+    run = make_trace(tmp_path / "r", parts=1, change={"old_logp": logp}, header=of_a_run)
+    assert "does not record" in " ".join(coupling(run).facts), "rollouts are scored once"
+    of_a_run["updates_per_rollout"] = 1
+    one = make_trace(tmp_path / "o", parts=1, change={"old_logp": logp}, header=of_a_run)
+    assert "no update is off-policy" in " ".join(coupling(one).facts)
     # The same, but for float32 rounding: confident tokens must not count as reversed.
     noise = np.random.default_rng(0).normal(0, 1e-6, len(logp))
     near = make_trace(tmp_path / "n", parts=1, change={"old_logp": logp + noise})
     assert "(0.0000%)" in " ".join(coupling(near).facts)
+
+
+def test_coupling_sees_later_updates_where_they_happen(tmp_path):
+    """On-policy at the first update of a rollout; at the second one token in four reverses."""
+    columns = {"is_mode": np.ones(16, dtype=bool), "token_id": np.zeros(16, dtype=np.int32)}
+    old = np.tile([0.3, 0.3, 0.3, 0.2], 4)
+    rows = [{"prompt_id": "q", "sample": i, "tokens": 8, "advantage": 1.0 - 2 * i} for i in (0, 1)]
+    with TraceWriter(tmp_path / "t", {**HEADER, "source": "train"}) as writer:
+        for update, w in enumerate((np.ones(16), np.tile([1.0, 2.0, 3.0, 3.0], 4))):
+            ratios = {"logp": np.log(w * old), "old_logp": np.log(old)}
+            writer.append(rows, {**columns, **ratios}, step=7, update=update)
+    trace = tokens.open_trace(tmp_path / "t", 7)
+    assert trace.rollouts.num_rows == 2, "what is scored again is not another completion"
+    assert len(trace) == 16 and trace.rollouts["update"].to_pylist() == [0, 0]
+    finding = coupling(trace)
+    facts = " ".join(finding.facts)
+    assert "0 of 8 aligned positive-advantage tokens" in facts
+    assert "After 1 further updates w ranges from 1 to 3" in facts
+    assert "2 of 8 aligned positive-advantage tokens (25.0000%)" in facts
+    assert "construction" not in facts
+    first, second = finding.extra["updates"]
+    assert (first["moved"], second["moved"]) == (0, 12)
+    slope = [float(theory.coupling(w, 1.05)) for w in (1.0, 2.0, 3.0)]
+    value = [4 / 1.05 / (1 + np.exp(-1.05 * (w - 1))) for w in (1.0, 2.0, 3.0)]
+    gates = np.array(value) / np.array(slope)  # C = f / f'
+    assert second["gate_neg"] == pytest.approx((gates * [1, 1, 2]).sum() / 4)
 
 
 @pytest.mark.parametrize("tau", [0.5, 0.9])

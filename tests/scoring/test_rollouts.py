@@ -5,10 +5,16 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, get_method
+from acpo.objectives import METHODS, TokenStats, get_method
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
+from acpo.scoring.rollouts import (
+    SampledCompletion,
+    prompt_id,
+    recorded_rows,
+    score,
+    trace_rows,
+)
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 GROUP = 4
@@ -170,3 +176,38 @@ def test_ids_the_model_does_not_have_are_refused(model):
 
 def test_a_prompt_keeps_its_name():
     assert prompt_id([1, 2, 3]) == prompt_id((1, 2, 3)) != prompt_id([1, 2])
+
+
+def test_what_a_trainer_records_is_what_acpo_trace_writes(model, tmp_path):
+    """The same completions by both ways; then again after an update, with a ratio."""
+    rollouts = make_rollouts()
+    scored = score(model, rollouts, temperature=1.0, top_k=0)
+    pieces, method = Pieces(chain_tokenizer()), get_method("acpo")
+    rows, columns = trace_rows(rollouts, scored, pieces, method=method, group_size=GROUP)
+    stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
+    held = {
+        "prompt_ids": [r.prompt_ids for r in rollouts],
+        "completion_ids": [r.completion_ids for r in rollouts],
+        "answers": [r.answer for r in rollouts],
+        "rewards": [r.reward for r in rollouts],
+        "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float64),
+        "pieces": pieces,
+        "method": method,
+        "group_size": GROUP,
+        "ends": {1},
+    }
+    own_rows, own = recorded_rows(stats=stats, old_logp=scored.logp, **held)
+    assert own_rows == [{**row, "verdict": None} for row in rows]
+    for name, values in own.items():
+        np.testing.assert_allclose(values, columns[name]) if values.dtype != object else None
+    ratio = 0.1 * torch.ones_like(scored.logp)
+    _, later = recorded_rows(stats=stats, old_logp=scored.logp - ratio, **held)
+    with TraceWriter(tmp_path / "t", {"source": "train"}) as writer:
+        writer.append(own_rows, own, step=4)
+        writer.append(own_rows, later, step=4, update=1)
+        writer.append(own_rows, own, step=6)
+    trace = Trace.open(tmp_path / "t")
+    assert trace.rollouts["step"].to_pylist() == [4] * 12 + [6] * 12
+    (again,) = trace.after_updates().values()
+    ratios = again.tokens("logp", "old_logp")
+    np.testing.assert_allclose(ratios["logp"] - ratios["old_logp"], 0.1, rtol=1e-5)

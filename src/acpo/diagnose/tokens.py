@@ -183,11 +183,11 @@ def open_trace(path: Path, step: int | None = None) -> Trace:
     trace = Trace.open(path)
     if step is None:
         return trace
-    parts = tuple(part for part in trace.parts if part["step"] == step)
-    if not parts:
+    chosen = trace.select(lambda part: part["step"] == step)
+    if not chosen.parts:
         steps = sorted({part["step"] for part in trace.parts})
         raise TraceError(f"--step {step}: {path} has steps {', '.join(map(str, steps))}")
-    return Trace(trace.path, trace.header, parts)
+    return chosen
 
 
 def describe(trace: Trace | None) -> str:

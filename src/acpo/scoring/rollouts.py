@@ -1,12 +1,13 @@
 """From sampled completions to the rows and columns of a trace."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.head import TokenDistribution, distribution_stats, language_model_head
@@ -145,6 +146,66 @@ def trace_rows(
         top = scored.top_ids.numpy()
         columns |= {"top_ids": top, "top_logps": scored.top_logps.float().numpy()}
         columns["top_pieces"] = pieces.of(top)
+    return rows, columns
+
+
+def recorded_rows(
+    *,
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    answers: Sequence[str | None],
+    rewards: Sequence[float | None],
+    advantages: Tensor,
+    stats: TokenStats,
+    old_logp: Tensor,
+    pieces: Pieces,
+    method: Method,
+    group_size: int,
+    ends: Collection[int],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What `TraceWriter.append` takes, of what a trainer holds at an update.
+
+    Before the first update on a rollout it is appended with its `step`; before the k-th further one
+    once more, with the same `step` and `update=k`. Some of the groups are enough there.
+
+    Args:
+        prompt_ids, completion_ids: tokens of B completions, whole groups, consecutive.
+        answers, rewards: of each; None where there is none.
+        advantages: `[B]`.
+        stats: `[N]` under the policy about to be updated, completions one after another.
+        old_logp: `[N]` under the policy that sampled.
+        pieces: of the policy's tokenizer.
+        method: whose credit is recorded.
+        group_size: completions per prompt.
+        ends: tokens that end a completion.
+    """
+    rollouts = [
+        SampledCompletion(
+            prompt_id=prompt_id(prompt),
+            sample=number % group_size,
+            prompt_ids=prompt,
+            completion_ids=completion,
+            truncated=not completion or completion[-1] not in ends,
+            answer=answer,
+            reward=reward,
+        )
+        for number, (prompt, completion, answer, reward) in enumerate(
+            zip(prompt_ids, completion_ids, answers, rewards, strict=True)
+        )
+    ]
+    rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
+    credit, token_advantage = token_credit(
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        tokens=torch.from_numpy(columns["token_id"]),
+        lengths=np.array([len(completion) for completion in completion_ids]),
+        advantages=advantages,
+        group_size=group_size,
+    )
+    columns |= statistic_columns(stats)
+    columns |= {"old_logp": old_logp.numpy(), "credit": credit.numpy()}
+    columns["advantage"] = token_advantage.numpy()
     return rows, columns
 
 
