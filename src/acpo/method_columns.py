@@ -16,7 +16,6 @@ from acpo.scoring.credit import token_credit
 
 NEEDED = ("token_id", "logp", "log_pmax", "is_mode", "entropy")
 OPTIONAL = ("old_logp", "tail_p2", "tail_p2_logp")
-FINITE = ("logp", "old_logp", "log_pmax", "entropy")
 
 
 class MethodColumns(NamedTuple):
@@ -49,12 +48,15 @@ def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
 def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     """A method's columns; all completions of one training step count as one mini-batch.
 
+    Completions with numbers that are not finite, as of a policy that diverged, have no columns and
+    count for nobody's.
+
     Raises:
         ACPOError: The trace lacks a column, or the method needs what the trace does not hold.
     """
     method = get_method(method)
     columns = _columns(trace)
-    if method.shaping == "entropy_reward" and not columns["logp"].equal(columns["old_logp"]):
+    if method.shaping == "entropy_reward" and not _on_policy(columns):
         raise ACPOError(
             f"method {method.name!r} needs the entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
@@ -87,14 +89,11 @@ def _columns(trace: Trace) -> dict[str, Tensor]:
         for name, values in trace.tokens(*names).items()
     }
     columns.setdefault("old_logp", columns["logp"])
-    for name in FINITE:
-        bad = int(torch.isfinite(columns[name]).logical_not().sum())
-        if bad:
-            raise ACPOError(
-                f"{trace.path}: {name} is not finite at {bad} of {len(trace)} tokens: the policy "
-                "diverged, or the trace is damaged"
-            )
     return columns
+
+
+def _on_policy(columns: dict[str, Tensor]) -> bool:
+    return bool(((columns["logp"] == columns["old_logp"]) | columns["logp"].isnan()).all())
 
 
 def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
@@ -143,7 +142,7 @@ def _step_columns(
         advantages=advantages,
         group_size=group_size,
     )
-    everywhere = torch.ones_like(stats.is_mode)
+    finite = ~credit.isnan()
     coefficients = token_coefficients(
         method,
         stats=stats,
@@ -152,9 +151,10 @@ def _step_columns(
         sequence_mean=segment_mean(
             torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
         ),
-        entropy_max=entropy_maximum(method, stats.entropy, everywhere),
+        entropy_max=entropy_maximum(method, stats.entropy.where(finite, 0.0), finite),
     )
-    return credit, of_token, own_update(coefficients, stats, batch)
+    update = own_update(coefficients, stats, batch)
+    return credit, of_token, update.where(finite, torch.nan)
 
 
 def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor]) -> Tensor:

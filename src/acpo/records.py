@@ -11,7 +11,7 @@ on later. Token columns are read one by one, memory-mapped: a trace costs what i
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -178,9 +178,18 @@ class Trace:
         first = tuple(part for part in parts if not part.get("update"))
         return cls(path, header, first, tuple(part for part in parts if part.get("update")))
 
-    def select(self, choose: Callable[[dict[str, Any]], bool]) -> "Trace":
-        """The parts that `choose` takes, as a trace."""
-        kept, later = (tuple(filter(choose, parts)) for parts in (self.parts, self.later))
+    def of_step(self, step: int | None) -> "Trace":
+        """What it holds of one training step; all of it for None.
+
+        Raises:
+            TraceError: Nothing of that step.
+        """
+        if step is None:
+            return self
+        kept, later = (tuple(p for p in ps if p["step"] == step) for ps in (self.parts, self.later))
+        if not kept:
+            steps = sorted({part["step"] for part in self.parts})
+            raise TraceError(f"--step {step}: {self.path} has steps {', '.join(map(str, steps))}")
         return Trace(self.path, self.header, kept, later)
 
     def after_updates(self) -> dict[int, "Trace"]:

@@ -201,7 +201,7 @@ def test_coupling_sees_later_updates_where_they_happen(tmp_path):
         for update, w in enumerate((np.ones(16), np.tile([1.0, 2.0, 3.0, 3.0], 4))):
             ratios = {"logp": np.log(w * old), "old_logp": np.log(old)}
             writer.append(rows, {**columns, **ratios}, step=7, update=update)
-    trace = tokens.open_trace(tmp_path / "t", 7)
+    trace = Trace.open(tmp_path / "t").of_step(7)
     assert trace.rollouts.num_rows == 2, "what is scored again is not another completion"
     assert len(trace) == 16 and trace.rollouts["update"].to_pylist() == [0, 0]
     finding = coupling(trace)

@@ -50,9 +50,9 @@ def gradients(
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
     from acpo.diagnose.gradients import gradients as measure
-    from acpo.diagnose.tokens import open_trace
+    from acpo.records import Trace
 
-    finding = measure(open_trace(trace, step), h_max=h_max, every_token=every_token)
+    finding = measure(Trace.open(trace).of_step(step), h_max=h_max, every_token=every_token)
     _write(finding, output or _folder(trace))
 
 
@@ -67,10 +67,10 @@ def mismatch(
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
     from acpo.diagnose.mismatch import mismatch as measure
-    from acpo.diagnose.tokens import open_trace
+    from acpo.records import Trace
 
     finding = measure(
-        open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
+        Trace.open(trace).of_step(step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
     )
     _write(finding, output or _folder(trace))
 
@@ -79,9 +79,9 @@ def mismatch(
 def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
     """How near the sampled tokens are to the mode."""
     from acpo.diagnose.alignment import alignment as measure
-    from acpo.diagnose.tokens import open_trace
+    from acpo.records import Trace
 
-    _write(measure(open_trace(trace, step)), output or _folder(trace))
+    _write(measure(Trace.open(trace).of_step(step)), output or _folder(trace))
 
 
 @diagnose_app.command("envelope")
@@ -94,9 +94,9 @@ def envelope(
 ) -> None:
     """Bounds on entropy from δ, and where the tokens lie between them."""
     from acpo.diagnose.envelope import envelope as measure
-    from acpo.diagnose.tokens import open_trace
+    from acpo.records import Trace
 
-    opened = open_trace(trace, step) if trace else None
+    opened = Trace.open(trace).of_step(step) if trace else None
     _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
 
 
@@ -112,9 +112,9 @@ def coupling(
     """The update away from w = 1, and where an aligned positive one reverses."""
     from acpo.diagnose.coupling import Gate
     from acpo.diagnose.coupling import coupling as measure
-    from acpo.diagnose.tokens import open_trace
+    from acpo.records import Trace
 
-    opened = open_trace(trace, step) if trace else None
+    opened = Trace.open(trace).of_step(step) if trace else None
     _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
 
 
@@ -179,10 +179,11 @@ def all_analyses(
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.figures import one_line
     from acpo.diagnose.report import html
-    from acpo.diagnose.tokens import describe, open_trace
+    from acpo.diagnose.tokens import describe
     from acpo.errors import ACPOError
+    from acpo.records import Trace
 
-    opened, folder = open_trace(trace, step), output or _folder(trace)
+    opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
     for name, measure in _analyses(opened, runs, every_token=every_token).items():

@@ -6,7 +6,6 @@ Memory grows with the trace's largest part, not with its parts.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,22 +171,6 @@ def survey(trace: Trace, *, every_token: bool = False) -> Survey:
             f"{trace.path}: none of its {result.left_out} tokens has usable statistics"
         )
     return result
-
-
-def open_trace(path: Path, step: int | None = None) -> Trace:
-    """A trace, or what it holds of one training step.
-
-    Raises:
-        TraceError: There is no trace, or nothing of that step in it.
-    """
-    trace = Trace.open(path)
-    if step is None:
-        return trace
-    chosen = trace.select(lambda part: part["step"] == step)
-    if not chosen.parts:
-        steps = sorted({part["step"] for part in trace.parts})
-        raise TraceError(f"--step {step}: {path} has steps {', '.join(map(str, steps))}")
-    return chosen
 
 
 def describe(trace: Trace | None) -> str:

@@ -13,14 +13,15 @@ def view(
     methods: str | None = typer.Option(
         None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
     ),
-    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
+    prompts: int = typer.Option(64, min=1, help="Show so many prompts, spread over the steps."),
+    step: int | None = typer.Option(None, min=0, help="Only completions of this training step."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
     from acpo.method_columns import method_columns, methods_to_show
     from acpo.records import Trace
     from acpo.viewer.credit import write_credit_page
 
-    source = Trace.open(trace)
+    source = Trace.open(trace).of_step(step)
     chosen = methods_to_show(source, methods)
     page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
     shown = write_credit_page(

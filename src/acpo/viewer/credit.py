@@ -40,7 +40,7 @@ def write_credit_page(
         output: The file.
         methods: By name, the columns of every method to show side by side.
         titles: Their names for people.
-        prompts: How many prompts to show, from the first on.
+        prompts: How many prompts to show, spread evenly over the trace and so over its steps.
 
     Returns:
         How many prompts the page shows.
@@ -51,7 +51,7 @@ def write_credit_page(
     """
     trace.require()
     groups = prompt_groups(trace)
-    shown = groups[:prompts]
+    shown = spread(groups, prompts)
     _require_size(trace, shown)
     payload = TracePayload(trace, methods)
     page = {
@@ -60,6 +60,7 @@ def write_credit_page(
         "temperature": _text(trace.header.get("temperature")),
         "methods": [{"name": name, "title": titles[name]} for name in methods],
         "prompts": len(groups),
+        "steps": len(set(payload.rollouts["step"])),
         "groups": _index(payload, shown),
     }
     blocks = {f"group-{number}": payload.group(group) for number, group in enumerate(shown)}
@@ -86,10 +87,23 @@ def _require_size(trace: Trace, groups: Sequence[PromptGroup]) -> None:
         )
 
 
+def spread(groups: Sequence[PromptGroup], count: int) -> list[PromptGroup]:
+    """So many of the groups, evenly spaced from the first on: training meets prompts in turn."""
+    if len(groups) <= count:
+        return list(groups)
+    return [groups[number * len(groups) // count] for number in range(count)]
+
+
 def _index(payload: TracePayload, groups: Sequence[PromptGroup]) -> list[dict[str, Any]]:
     """What the page needs to know of a prompt before it opens its block."""
-    prompts = payload.rollouts["prompt"]
-    return [{"id": g.prompt_id, "prompt": (prompts[g.rows[0]] or "")[:120]} for g in groups]
+    return [
+        {
+            "id": group.prompt_id,
+            "prompt": payload.prompt(group.rows[0])["text"][:120],
+            "steps": sorted({payload.rollouts["step"][row] for row in group.rows}),
+        }
+        for group in groups
+    ]
 
 
 def _text(value: Any) -> str:

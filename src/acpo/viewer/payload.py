@@ -6,7 +6,7 @@ hex number. No valid text holds these code points.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,18 @@ class TracePayload:
             name: trace.rollouts[name].to_pylist() for name in (*FACTS, "prompt", "answer")
         }
         self.starts = trace.starts
+        self._template = chat_template({p for p in self.rollouts["prompt"] if p is not None})
+
+    def prompt(self, row: int) -> dict[str, Any]:
+        """A completion's prompt: its own text, and the template around it; None without one."""
+        prompt = self.rollouts["prompt"][row]
+        if prompt is None:
+            return {"before": "", "text": "", "after": "", "known": False}
+        before, after = self._template
+        if not (before or after):
+            before, after = last_user_turn(prompt)
+        text = prompt[len(before) : len(prompt) - len(after)]
+        return {"before": before, "text": text, "after": after, "known": True}
 
     @cached_property
     def numbers(self) -> dict[str, np.ndarray]:
@@ -99,7 +111,7 @@ class TracePayload:
         first = group.rows[0]
         return {
             "prompt_id": group.prompt_id,
-            "prompt": self.rollouts["prompt"][first],
+            "prompt": self.prompt(first),
             "answer": self.rollouts["answer"][first],
             "completions": completions,
             "pieces": [piece_text(piece) for piece in vocabulary.pieces],
@@ -155,6 +167,48 @@ class TracePayload:
             flat = [piece for row in cut["top_pieces"] for piece in _padded(row, k, b"")]
             top["piece"] = packed(vocabulary.indices(flat))
         return top
+
+
+_BOUNDARY = "\n>]"
+"""Where a template may end: after a line or a marker, not in the middle of a word."""
+_USER_TURNS = {
+    "<|im_start|>user\n": "<|im_end|>",
+    "<|start_header_id|>user<|end_header_id|>\n\n": "<|eot_id|>",
+    "<start_of_turn>user\n": "<end_of_turn>",
+    "<|user|>\n": "<|",
+    "[INST]": "[/INST]",
+}
+"""How chat templates open a user's turn, and close it."""
+
+
+def chat_template(prompts: Collection[str]) -> tuple[str, str]:
+    """What all prompts begin and end with, cut back to whole lines and markers."""
+    if len(prompts) < 2:
+        return "", ""
+    first, last = min(prompts), max(prompts)  # they share what all share
+    before = first[: _shared(first, last)]
+    before = before[: max(before.rfind(mark) for mark in _BOUNDARY) + 1]
+    room = min(map(len, prompts)) - len(before)
+    reverse = [prompt[::-1] for prompt in prompts]
+    first, last = min(reverse), max(reverse)
+    after = first[: min(_shared(first, last), room)][::-1]
+    starts = [place for mark in "\n<[" if (place := after.find(mark)) >= 0]
+    return before, after[min(starts) :] if starts else ""
+
+
+def _shared(first: str, second: str) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def last_user_turn(prompt: str) -> tuple[str, str]:
+    """The template around a single prompt, where it is of a known kind."""
+    for opening, closing in _USER_TURNS.items():
+        before, opened, rest = prompt.rpartition(opening)
+        _, closed, after = rest.partition(closing)
+        if opened and closed:
+            return before + opened, closed + after
+    return "", ""
 
 
 class _Vocabulary:

@@ -55,6 +55,8 @@ def write_review_page(
     for group in selection.groups:
         rows = (*group.wrong, *group.right)
         own = list(_items(group, annotations, number=len(blocks), first=len(items)))
+        for item in own:
+            item["prompt"] = payload.prompt(group.wrong[0].row)["text"][:120]
         if own:
             shown = PromptGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
             blocks[f"group-{len(blocks)}"] = payload.group(shown)
@@ -96,7 +98,6 @@ def _items(group: PromptPairs, annotations: Annotations, *, number: int, first: 
                 continue
             yield {
                 **item._asdict(),
-                "prompt": wrong.prompt[:120],
                 "group": number,
                 "wrongAt": wrong_at,
                 "rightAt": right_at,

@@ -5,6 +5,22 @@ const VERDICTS = new Map([
   ["incorrect", ["✗", "bad"]],
 ]);
 
+// Training writes rewards and no verdicts.
+function isRight({ verdict, reward }) {
+  return verdict === null ? reward > 0 : verdict === "correct";
+}
+
+// Whether the policy had diverged here.
+function isBroken({ columns, length }) {
+  return length > 0 && ["logp", "entropy"].some((name) => columns[name]?.some(Number.isNaN));
+}
+
+function outcomeOf({ verdict, reward }) {
+  if (verdict !== null) return [...(VERDICTS.get(verdict) ?? ["?", "muted"]), plainText(verdict, 24)];
+  if (reward === null) return ["?", "muted", "no verdict"];
+  return reward > 0 ? ["✓", "good", "rewarded"] : ["✗", "bad", "not rewarded"];
+}
+
 class Card {
   constructor(app, completion) {
     this.app = app;
@@ -20,14 +36,15 @@ class Card {
   head() {
     const { completion } = this;
     const head = make("header", "facts");
-    const [sign, tone] = VERDICTS.get(completion.verdict) ?? ["?", "muted"];
+    const [sign, tone, outcome] = outcomeOf(completion);
     head.append(
       make("span", "sample", `#${completion.sample}`),
-      make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
+      make("span", tone, `${sign} ${outcome}`),
       make("span", "number", `reward ${short(completion.reward)}`),
       make("span", "number", `A ${number(completion.advantage, 2, true)}`),
       make("span", "number muted", count(completion.length, "token")),
     );
+    if (isBroken(completion)) head.append(make("span", "bad", "not finite"));
     if (completion.truncated) head.append(make("span", "bad", "cut off"));
     return head;
   }
@@ -37,7 +54,7 @@ class Card {
     const view = { method, completion, element: make("section", "view") };
     const title = app.titleOf(method);
     view.column = app.quantity.of(completion, method);
-    view.scale = app.scale;
+    view.scale = app.scaleOf(method);
     view.isDim = (i) => app.isDim(completion, method, i);
     view.pane = new TokenPane(completion, {
       label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
@@ -90,7 +107,7 @@ class Card {
   repaint() {
     for (const view of this.views) {
       view.column = this.app.quantity.of(this.completion, view.method);
-      view.scale = this.app.scale;
+      view.scale = this.app.scaleOf(view.method);
       view.pane.repaint();
       view.strip.request();
     }

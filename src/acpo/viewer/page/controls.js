@@ -14,6 +14,7 @@ const KEYS = [
   ["s", "completions: all, A > 0, A ≤ 0"],
   ["f", "tokens: all, mismatched, reversed"],
   ["v", "values under the tokens"],
+  ["c", "colour scale: per method and sign, per method, one for all, logarithmic"],
   ["t", "theme: as the system, light, dark"],
   ["?", "these keys"],
 ];
@@ -24,13 +25,22 @@ function describePage({ page }) {
   if (page.method) facts.push(`method ${page.method}`);
   if (page.temperature) facts.push(`T = ${page.temperature}`);
   if (page.groups.length < page.prompts) {
-    facts.push(`first ${page.groups.length} of ${page.prompts} prompts`);
+    const over = page.steps > 1 ? ", spread over the steps" : "";
+    facts.push(`${page.groups.length} of ${page.prompts} prompts${over}`);
   }
   $("made").textContent = facts.join(" · ");
-  const options = page.groups.map(({ id, prompt }, index) => {
-    const name = prompt ? plainText(prompt, 48) : id;
-    return make("option", "", `${index + 1} / ${page.groups.length}  ${name}`);
+  const options = page.groups.map(({ id, prompt, steps }, index) => {
+    const name = prompt ? plainText(prompt, 48) : plainText(id, 48);
+    const last = steps.length > 1 ? ` to ${steps.at(-1)}` : "";
+    const when = page.steps > 1 ? `  step ${steps[0]}${last}` : "";
+    return make("option", "", `${index + 1} / ${page.groups.length}${when}  ${name}`);
   });
+  for (const { key, label, hint } of SCALES) {
+    const option = make("option", "", label);
+    option.value = key;
+    option.title = hint;
+    $("scale").append(option);
+  }
   fill($("prompts"), ...options);
   for (const id of ["previous", "next"]) $(id).disabled = page.groups.length < 2;
   const list = KEYS.flatMap(([keys, meaning]) => {
@@ -55,6 +65,10 @@ function bindControls(app) {
     app.chooseQuantity();
     if (app.shownMethods().length === paired) app.recolour();
     else app.show();
+  });
+  on("scale", "change", (event) => {
+    app.state.scale = SCALES[event.target.selectedIndex];
+    app.recolour();
   });
   on("sign", "change", (event) => {
     app.state.sign = event.target.value;
@@ -150,6 +164,7 @@ function pressKey(app, event) {
     s: () => cycle("sign"),
     f: () => cycle("only"),
     v: () => $("values").click(),
+    c: () => cycle("scale"),
     t: () => app.nextTheme(),
     "?": () => $("help").showModal(),
   };

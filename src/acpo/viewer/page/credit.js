@@ -10,6 +10,7 @@ class CreditPage {
       only: "all",
       values: false,
       step: null,
+      scale: SCALES[0],
     };
     this.cards = [];
     this.hits = [];
@@ -52,8 +53,12 @@ class CreditPage {
   showPrompt() {
     const { prompt, answer } = this.group;
     const element = fill($("prompt"));
-    if (prompt === null) element.append(make("span", "muted", "The trace holds no prompt text."));
-    else showText(element, prompt, 20000);
+    if (!prompt.known) element.append(make("span", "muted", "The trace holds no prompt text."));
+    else {
+      showTemplate(element, prompt.before);
+      showText(element.appendChild(make("bdi")), prompt.text, 20000);
+      showTemplate(element, prompt.after);
+    }
     if (answer === null) return;
     const gold = make("span", "gold");
     gold.append(make("span", "muted", "gold "));
@@ -85,19 +90,33 @@ class CreditPage {
     $("quantity").title = this.quantity.hint ?? "";
   }
 
-  // One scale for all completions and methods on show at this step: their colours compare.
+  // Scales span all completions of this step: their colours compare. Methods may have their own.
   rescale() {
     const methods = this.page.methods.map(({ name }) => name);
     const completions = this.group.completions.filter(({ step }) => step === this.state.step);
-    const columns = completions.flatMap((completion) =>
-      (methods.length && this.quantity.perMethod ? methods : [this.state.method]).map(
-        (method) => this.quantity.of(completion, method) ?? new Float32Array(0),
-      ),
-    );
-    this.scale = new Scale(this.quantity, columns);
-    fill($("legend"), make("span", "muted", this.quantity.label), ...this.scale.legend());
+    const { quantity, state } = this;
+    const several = methods.length && quantity.perMethod;
+    const scaleOf = (names) =>
+      new Scale(
+        quantity,
+        completions.flatMap((c) => names.map((name) => quantity.of(c, name) ?? [])),
+        state.scale,
+      );
+    const own = several ? methods : [state.method];
+    const one = state.scale.shared || !several ? scaleOf(own) : null;
+    this.scales = new Map(own.map((method) => [method, one ?? scaleOf([method])]));
+    const legends = one ? [["", one]] : this.shownMethods().map((m) => [m, this.scaleOf(m)]);
+    fill($("legend"), make("span", "muted", quantity.label));
+    for (const [method, scale] of legends) {
+      if (legends.length > 1) $("legend").append(make("b", "", this.titleOf(method)));
+      $("legend").append(...scale.legend());
+    }
     $("legend").append(make("span", "mismatch", "not the mode"));
     if (this.page.methods.length) $("legend").append(make("span", "reversed", "reversed"));
+  }
+
+  scaleOf(method) {
+    return this.scales.get(method) ?? [...this.scales.values()][0];
   }
 
   completions() {
@@ -167,9 +186,10 @@ class CreditPage {
         return n;
       });
     const judged = all.filter(({ reward }) => reward !== null);
-    const parts = [count(all.length, "completion")];
+    const parts = [`step ${this.state.step}`, count(all.length, "completion")];
     if (judged.length) {
-      parts.push(`${all.filter(({ verdict }) => verdict === "correct").length} correct`);
+      const named = all.some(({ verdict }) => verdict !== null);
+      parts.push(`${judged.filter(isRight).length} ${named ? "correct" : "with reward above 0"}`);
       parts.push(`mean reward ${number(total(({ reward }) => reward ?? 0) / judged.length, 2)}`);
     }
     parts.push(count(tokens, "token"));
@@ -179,7 +199,20 @@ class CreditPage {
     for (const { name, title } of this.page.methods) {
       parts.push(`${where((c, i) => isReversed(c, name, i))} reversed by ${title}`);
     }
-    $("summary").textContent = parts.join(" · ");
+    const broken = all.filter(isBroken).length;
+    if (broken) parts.push(`${count(broken, "completion")} with numbers that are not finite`);
+    fill($("summary"), parts.join(" · "));
+    const silent = this.whySilent();
+    if (silent) $("summary").prepend(make("b", "silent", silent), " · ");
+  }
+
+  // Why a whole group moves nothing, where it does not.
+  whySilent() {
+    const group = this.group.completions.filter(({ step }) => step === this.state.step);
+    if (group.some(({ advantage }) => advantage)) return "";
+    const rewards = new Set(group.map(({ reward }) => reward));
+    if (rewards.has(null)) return rewards.size > 1 ? "" : "No verdict, so no advantage";
+    return rewards.size > 1 ? "" : "All rewards are equal: no advantage, no update";
   }
 
   // Tokens ------------------------------------------------------------------------------------

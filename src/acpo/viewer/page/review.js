@@ -121,7 +121,7 @@ class ReviewPage {
     const { item } = this;
     $("items").selectedIndex = index;
     const group = this.group(item.group);
-    showText(fill($("prompt")), group.prompt ?? "", 20000);
+    showText(fill($("prompt")), group.prompt.text, 20000);
     if (group.answer) {
       const gold = $("prompt").appendChild(make("span", "gold muted", "gold "));
       showText(gold.appendChild(make("bdi")), group.answer, 400);
