@@ -62,6 +62,9 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
             f"{trace.path} was scored with another: leave it out of --methods"
         )
     out = MethodColumns(*(np.full(len(trace), np.nan, dtype=np.float32) for _ in range(3)))
+    facts = {name: trace.rollouts[name].to_pylist() for name in ("advantage", "reward")}
+    alike = _stored_scale(trace) == method.advantage_scale
+    lengths = np.diff(trace.starts)
     for groups in _groups_by_step(trace).values():
         rows = [row for group in groups for row in group]
         where = np.concatenate([np.arange(*trace.starts[row : row + 2]) for row in rows])
@@ -71,8 +74,10 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
         result = _step_columns(
             method,
             batch={name: values[where] for name, values in columns.items()},
-            lengths=np.diff(trace.starts)[rows],
-            advantages=torch.cat([_advantages(trace, method, group) for group in groups]),
+            lengths=lengths[rows],
+            advantages=torch.cat(
+                [_advantages(facts, method, group, scaled_alike=alike) for group in groups]
+            ),
             group_size=sizes.pop() if len(sizes) == 1 else 0,
         )
         for target, values in zip(out, result, strict=True):
@@ -105,16 +110,17 @@ def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
     return {step: list(groups.values()) for step, groups in steps.items()}
 
 
-def _advantages(trace: Trace, method: Method, rows: list[int]) -> Tensor:
+def _advantages(
+    facts: dict[str, list[float | None]], method: Method, rows: list[int], *, scaled_alike: bool
+) -> Tensor:
     """One per completion of a group: the trace's, or made of the rewards as the method scales them.
 
     The trace's are as its own method scales them. A completion with neither gets 0, as in training.
     """
-    stored = trace.rollouts["advantage"].take(rows).to_pylist()
-    known = all(a is not None and np.isfinite(a) for a in stored)
-    if known and _stored_scale(trace) == method.advantage_scale:
+    stored = [facts["advantage"][row] for row in rows]
+    if scaled_alike and all(a is not None and np.isfinite(a) for a in stored):
         return torch.tensor(stored, dtype=torch.float64)
-    rewards = trace.rollouts["reward"].take(rows).to_pylist()
+    rewards = [facts["reward"][row] for row in rows]
     return group_advantages(rewards, len(rows), scale=method.advantage_scale).double()
 
 

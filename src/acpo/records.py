@@ -252,9 +252,23 @@ class Trace:
         table = self.table(*names)
         return {name: table[name].to_numpy() for name in names}
 
+    @cached_property
+    def _read(self) -> dict[str, pa.ChunkedArray]:
+        """Columns that were asked for: opening every part again costs more than keeping them."""
+        return {}
+
     def table(self, *names: str, rollouts: range | None = None) -> pa.Table:
         """Token columns of all completions, or of consecutive ones."""
         self.require(*names)
+        if rollouts is not None:
+            return self._cut(names, rollouts)
+        missing = [name for name in dict.fromkeys(names) if name not in self._read]
+        if missing:
+            found = self._cut(missing)
+            self._read.update({name: found[name] for name in missing})
+        return pa.table({name: self._read[name] for name in names})
+
+    def _cut(self, names: Sequence[str], rollouts: range | None = None) -> pa.Table:
         tables: list[pa.Table] = []
         first, last = 0, len(self)
         if rollouts is not None:

@@ -438,11 +438,8 @@ def test_long_completions_are_all_there(page, browser):
         "return a.top >= p.top - 1 && a.bottom <= p.bottom + 1 })()"
     )
     assert visible is True
-    waited = "new Promise((done) => setTimeout(done, 100))"
-    for _ in range(100):
-        browser.run(waited)
-        if browser.run("document.querySelectorAll('.pane .t').length") == len(trace):
-            break
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")  # off screen, none is kept
+    assert browser.run("document.querySelectorAll('.pane .t').length") == len(trace)
     text = browser.run("document.querySelector('.pane').textContent").replace("↵", "")
     whole = trace.rollouts["completion"][0].as_py()
     assert text.replace("\n", "") == whole.replace("\n", "")

@@ -2,14 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from acpo.annotate.evidence import AlignedPair
+from acpo.annotate.evidence import AlignedPair, Place
 from acpo.annotate.pairs import Trajectory
 from acpo.diagnose.clusters import cluster_means, interval
 from acpo.diagnose.report import Row
 from acpo.records import Trace
+
+FEWEST_PROMPTS = 5
+"""Offsets that fewer prompts have are not drawn; or than half of the most, where that is less."""
 
 QUANTITIES = {"entropy": "entropy (nats)", "delta": "δ = 1 - p_max"}
 
@@ -119,13 +123,23 @@ def pair_rows(
 
 def offset_rows(aligned: Mapping[str, Aligned], prompts: Sequence[str], *, seed: int) -> list[Row]:
     """One row per quantity and offset: both sides over pairs, their difference over prompts."""
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for quantity, one in aligned.items():
         for column, offset in enumerate(one.offsets):
             row = _offset_row(one, column, prompts, seed)
             if row is not None:
                 rows.append({"quantity": quantity, "t": int(offset), **row})
-    return rows
+    most = max((row["prompts"] for row in rows), default=0)
+    return [{**row, "shown": int(row["prompts"] >= min(FEWEST_PROMPTS, most / 2))} for row in rows]
+
+
+def shared_prefixes(pairs: Sequence[AlignedPair]) -> int:
+    """Pairs whose completions are the same up to the error: there they agree by construction."""
+
+    def before(trajectory: Trajectory, place: Place) -> str:
+        return trajectory.completion[: int(trajectory.starts[place.span.first])]
+
+    return sum(before(p.wrong, p.error) == before(p.right, p.corresponding) for p in pairs)
 
 
 def _offset_row(one: Aligned, column: int, prompts: Sequence[str], seed: int) -> Row | None:
@@ -166,13 +180,15 @@ def of_the_fullest(change: np.ndarray, aligned: Aligned, every: int) -> np.ndarr
     return np.where(offsets == offsets.max(), change, np.nan)
 
 
-def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """A centred moving average, over fewer tokens at the ends."""
-    if not len(values):
-        return values
-    kernel = np.ones(min(width, len(values)))
-    total = np.convolve(values, kernel, mode="same")
-    return total / np.convolve(np.ones(len(values)), kernel, mode="same")
+def smoothed(values: np.ndarray, width: int, cut: int) -> np.ndarray:
+    """The mean of each value and those before it, `width` in all, none of them from before `cut`.
+
+    An average that looks ahead, or back over the error, lets curves part where their values do not.
+    """
+    at = np.arange(len(values))
+    first = np.maximum(at - width + 1, np.where(at >= cut, cut, 0))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[at + 1] - total[first]) / (at + 1 - first)
 
 
 def profile_rows(
@@ -182,7 +198,8 @@ def profile_rows(
     sides = (("wrong", pair.wrong, pair.error), ("right", pair.right, pair.corresponding))
     for side, trajectory, place in sides:
         own = of(trace, trajectory, values)
-        for token, (value, level) in enumerate(zip(own, smoothed(own, width), strict=True)):
+        smooth = smoothed(own, width, place.span.first)
+        for token, (value, level) in enumerate(zip(own, smooth, strict=True)):
             rows.append(
                 {
                     "quantity": quantity,

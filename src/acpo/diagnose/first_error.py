@@ -23,6 +23,7 @@ from acpo.diagnose.error_alignment import (
     pair_rows,
     profile_rows,
     representative,
+    shared_prefixes,
 )
 from acpo.diagnose.figures import Look, legend, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Row, Table, escape, number
@@ -147,7 +148,9 @@ def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
         f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus "
         "right at each offset, mean over prompts with its 95% interval. Before: t = "
         f"-{settings.window} to -1, after: t = 1 to {settings.window}{only}, wherever both "
-        "completions have a token."
+        "completions have a token. Grey: how many prompts have the offset; (b, c, e, f) leave out "
+        "those that few have. Before the error, completions that share a prefix agree by "
+        "construction: that says nothing about the policy."
     )
 
 
@@ -171,7 +174,8 @@ def _profiles(
         title="Full-trajectory entropy profiles",
         source=source,
         reading=(
-            f"Entropy and δ over whole completions, averaged over {settings.smooth} tokens, of one "
+            f"Entropy and δ over whole completions, each token averaged with up to "
+            f"{settings.smooth - 1} before it and none across the error, of one "
             f"pair from each of the first {len(chosen)} prompts: the one whose change is the "
             "median of its prompt. Dotted lines: the first error of the wrong completion and the "
             "corresponding token of the right one. Profiles illustrate; the test is in "
@@ -208,6 +212,10 @@ def facts(
         f"{len({p.prompt_id for p in pairs})} prompts. Pairs share completions: the independent "
         "units are the prompts."
     ]
+    facts.append(
+        f"In {shared_prefixes(pairs)} of {len(pairs)} pairs both completions are the same text up "
+        "to the error: there no difference can show before it."
+    )
     if left_out:
         listed = ", ".join(f"{n} {name}" for name, n in left_out.items())
         facts.append(f"Pairs left out: {listed}.")
@@ -282,12 +290,13 @@ def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: i
     letter(axes, ["one pair", "mean ± std over pairs", "wrong − right, 95% over prompts"] * 2)
     for row, (quantity, label) in enumerate(QUANTITIES.items()):
         one, mean, difference = axes[3 * row : 3 * row + 3]
-        own = [row for row in rows if row["quantity"] == quantity]
+        own = [row for row in rows if row["quantity"] == quantity and row["shown"]]
         pair = aligned[quantity]
         for side, values in (("wrong", pair.wrong[shown]), ("right", pair.right[shown])):
             _line(one, pair.offsets, values, side)
         _means(mean, own)
         _difference(difference, own)
+        _counts(difference, own)
         for each in (one, mean, difference):
             each.axvline(0, color="0.3", linestyle=":", linewidth=1)
             each.set_xlabel("tokens from the first error")
@@ -321,6 +330,16 @@ def _difference(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.fill_between(t, low, high, color=look(0).color, alpha=0.2, linewidth=0)
     axes.plot(t, [row["difference"] for row in rows], color=look(0).color, linewidth=1.3)
+
+
+def _counts(axes: "Axes", rows: Sequence[Row]) -> None:
+    """How many prompts an offset is the mean of, behind it."""
+    behind = axes.twinx()
+    t, prompts = ([row[name] for row in rows] for name in ("t", "prompts"))
+    behind.bar(t, prompts, width=1.0, color="0.5", alpha=0.2, linewidth=0)
+    behind.set(ylabel="prompts", ylim=(0, 3 * max(prompts, default=1)))
+    behind.grid(visible=False)
+    behind.tick_params(labelsize=7)
 
 
 def profile_figure(rows: Sequence[Row]) -> "Figure":

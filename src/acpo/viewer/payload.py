@@ -18,6 +18,7 @@ from acpo.records import Trace
 from acpo.viewer.shell import packed
 
 NUMBERS = ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage")
+SHOWN = ("token_id", "piece", "mode_id", "is_mode", *NUMBERS, "top_ids", "top_logps", "top_pieces")
 FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
 Columns = Mapping[str, np.ndarray]
@@ -72,6 +73,7 @@ class TracePayload:
 
     @cached_property
     def numbers(self) -> dict[str, np.ndarray]:
+        self.trace.table(*(name for name in SHOWN if name in self.trace.columns))  # at once
         found = [name for name in NUMBERS if name in self.trace.columns]
         columns = {
             name: np.asarray(values, dtype=np.float32)

@@ -145,7 +145,6 @@ class CreditPage {
     this.summarise();
     this.search();
     this.restore(before);
-    paintWhenIdle(() => this.panes());
   }
 
   restore(before) {
@@ -168,7 +167,6 @@ class CreditPage {
 
   repaint() {
     for (const card of this.cards) card.repaint();
-    paintWhenIdle(() => this.panes());
   }
 
   panes() {

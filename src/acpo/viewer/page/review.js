@@ -30,7 +30,6 @@ class ReviewPage {
     this.header();
     this.controls();
     this.open(Math.max(this.undecidedFrom(0), 0));
-    paintWhenIdle(() => this.panes);
   }
 
   get item() {
