@@ -38,7 +38,10 @@ ALLOWED = {
         *("verify", "tasks", "evaluate", "train"),
     },
     "annotate": {"errors", "linefile", "records", "tasks"},
-    "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
+    "diagnose": {
+        *("errors", "intervals", "records", "objectives", "annotate"),
+        "method_columns",
+    },
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
         *("verify", "tasks", "engines", "train"),

@@ -316,8 +316,11 @@ def _take(annotations: Annotations, row: dict[str, Any]) -> None:
                 span,
                 None if row["annotator"] is None else _text(row["annotator"]),
                 {_text(name): _some_span(value) for name, value in row["proposed"].items()},
-                *(_text(row[name]) for name in ("reviewer", "note", "when", "applied")),
-                error=None if row.get("error") is None else _some_span(row["error"]),
+                _text(row["reviewer"]),
+                _text(row["note"]),
+                _text(row["when"]),
+                _text(row["applied"]),
+                None if row.get("error") is None else _some_span(row["error"]),
             )
         )
     else:

@@ -1,10 +1,13 @@
 """Those who say where the first error is, and what can become of a question to one.
 
-Models are asked in `models`; the annotator of procedural tasks is here: there the first wrong step
-is computed, not judged.
+Models are asked in `models`. Those who compute are here: where a step can be checked, the first
+wrong one is found and not judged.
 """
 
+import re
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from fractions import Fraction
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
@@ -147,3 +150,90 @@ class ExactAnnotator:
             return Answer(Status.NOTHING, rationale="the right completion has ended there")
         place = Chars(error.start, min(error.end, len(right.completion)))
         return Answer(Status.LOCATED, place, "the same step")
+
+
+ARITHMETIC = "arithmetic"
+_NUMBER = r"\$?\d[\d,]*(?:\.\d+)?"
+_EQUATION = re.compile(
+    # Neither a part of a longer term before it, nor followed by more of the right side.
+    rf"(?<![\w.,$)])(?<![-+*/×÷]\s)(?<![-+*/×÷])"
+    rf"(?P<left>{_NUMBER}(?:\s*[-+*/×÷]\s*{_NUMBER}|\s+x\s+{_NUMBER}){{1,20}})"
+    rf"\s*=\s*(?P<right>-?{_NUMBER})(?![\w%]|[.,]\d|\s*[-+*/×÷]\s*\$?\d|\s+x\s+\d)"
+)
+
+
+class Equation(NamedTuple):
+    """`left = right` in a text, the value of the left side, and where the right side stands."""
+
+    left: str
+    right: str
+    value: Fraction
+    place: Chars
+
+    @property
+    def holds(self) -> bool:
+        """To the last digit of the right side: a quotient rounded either way is no error."""
+        unit = Fraction(1, 10 ** len(self.right.partition(".")[2]))
+        return abs(_number(self.right) - self.value) < unit
+
+
+def equations(text: str) -> Iterator[Equation]:
+    """Every `a op b = c` of plain numbers, in order; no other statement is looked at."""
+    for match in _EQUATION.finditer(text):
+        terms = re.split(r"\s*([-+*/×÷]|\bx\b)\s*", match["left"])
+        try:
+            value = _evaluate(terms)
+        except ZeroDivisionError:
+            continue
+        yield Equation(match["left"], match["right"], value, Chars(*match.span("right")))
+
+
+def _number(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace("$", ""))
+
+
+def _evaluate(terms: list[str]) -> Fraction:
+    """Products before sums, from left to right."""
+    total, product, sign = Fraction(0), _number(terms[0]), 1
+    for operator, term in zip(terms[1::2], terms[2::2], strict=True):
+        if operator in "+-":
+            total, product, sign = total + sign * product, _number(term), 1 - 2 * (operator == "-")
+        elif operator in "/÷":
+            product /= _number(term)
+        else:
+            product *= _number(term)
+    return total + sign * product
+
+
+class ArithmeticAnnotator:
+    """Finds the first `a op b = c` that does not hold: an error of calculation, exactly.
+
+    Completions that go wrong without one (a wrong set-up, a misread number) have no such place.
+    """
+
+    name = ARITHMETIC
+
+    def settings(self) -> dict[str, object]:
+        return {"kind": EXACT, "task": ARITHMETIC}
+
+    def first_error(self, wrong: Trajectory) -> Answer:
+        found = list(equations(wrong.completion))
+        for equation in found:
+            if not equation.holds:
+                says = f"{equation.left} is {float(equation.value):g}, not {equation.right}"
+                return Answer(Status.LOCATED, equation.place, says)
+        return Answer(Status.NOTHING, rationale=f"{len(found)} equations, all of them hold")
+
+    def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
+        (asked,) = (e for e in equations(wrong.completion) if e.place.start == error.start)
+        for equation in equations(right.completion):
+            if re.sub(r"[\s$,]", "", equation.left) == re.sub(r"[\s$,]", "", asked.left):
+                return Answer(Status.LOCATED, equation.place, "the same calculation")
+        return Answer(Status.NOTHING, rationale="the right completion does not calculate that")
+
+
+COMPUTED: dict[str, Callable[[], Annotator]] = {
+    EXACT: ExactAnnotator,
+    ARITHMETIC: ArithmeticAnnotator,
+}
+"""Annotators that compute, by the name a command line gives them."""

@@ -13,8 +13,9 @@ def propose(
     trace: Path = TRACE,
     annotator: list[str] = typer.Option(
         ...,
-        help="`exact` for procedural tasks, or NAME=URL,model=MODEL[,key_env=VARIABLE]"
-        "[,prices=READ/WRITTEN] for an OpenAI-compatible endpoint; repeatable.",
+        help="`exact` for the task chain, `arithmetic` for wrong `a op b = c`, or NAME=URL,"
+        "model=MODEL[,key_env=VARIABLE][,prices=READ/WRITTEN] for an OpenAI-compatible endpoint; "
+        "repeatable.",
     ),
     output: Path = typer.Option(Path("annotations.jsonl"), "--output", "-o", help="File to write."),
     step: int | None = typer.Option(None, help="Training step, where the trace holds several."),

@@ -81,12 +81,38 @@ def aligned_pairs(
         pairs.append(AlignedPair(group.prompt_id, wrong, right, error, match))
         outcomes[pairs[-1].evidence] += 1
     if not pairs:
-        listed = ", ".join(f"{count} {name}" for name, count in outcomes.items())
-        raise ACPOError(
-            f"{annotations.path}: no pair counts ({listed}): verify proposals with `acpo annotate "
-            "review` and `apply`, or pass --all-proposals to use what nobody has verified"
-        )
+        raise _nothing_counts(annotations, "pair", outcomes)
     return pairs, dict(outcomes)
+
+
+def error_places(
+    selection: Selection, annotations: Annotations, accept: Accept
+) -> tuple[list[tuple[Trajectory, Place]], dict[str, int]]:
+    """Wrong completions with a first error that counts, and what became of every one.
+
+    Raises:
+        ACPOError: There is none.
+    """
+    annotations.require(selection)
+    found: list[tuple[Trajectory, Place]] = []
+    outcomes: Counter[str] = Counter()
+    for group in selection.groups:
+        for wrong in group.wrong:
+            place = _place(annotations, Item(group.prompt_id, wrong.sample), accept)
+            if isinstance(place, Place):
+                found.append((wrong, place))
+            outcomes[place.evidence if isinstance(place, Place) else place] += 1
+    if not found:
+        raise _nothing_counts(annotations, "error", outcomes)
+    return found, dict(outcomes)
+
+
+def _nothing_counts(annotations: Annotations, what: str, outcomes: Counter[str]) -> ACPOError:
+    listed = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+    return ACPOError(
+        f"{annotations.path}: no {what} counts ({listed}): verify proposals with `acpo annotate "
+        "review` and `apply`, or pass --all-proposals to use what nobody has verified"
+    )
 
 
 def _place(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from acpo.annotate.annotators import EXACT, Annotator, Answer, ExactAnnotator, Status, Usage
+from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
 from acpo.annotate.endpoint import ChatReply, Endpoint, Failure
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
@@ -292,13 +292,13 @@ def _keep(file: Path, reply: ChatReply) -> None:
 
 
 def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> Annotator:
-    """An annotator from `exact` or `NAME=URL,model=MODEL[,key_env=VARIABLE][,prices=READ/WRITTEN]`.
+    """An annotator: one of `COMPUTED`, or NAME=URL,model=MODEL[,key_env=...][,prices=...].
 
     Raises:
         ACPOError: for anything else.
     """
-    if text == EXACT:
-        return ExactAnnotator()
+    if text in COMPUTED:
+        return COMPUTED[text]()
     name, equals, rest = text.partition("=")
     url, *options = rest.split(",")
     given = dict(option.partition("=")[::2] for option in options)
@@ -307,10 +307,10 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
     if not equals or unknown or address.scheme not in ("http", "https") or not address.hostname:
         raise ACPOError(
             f"--annotator {text!r}{f': {unknown[0]!r} is unknown' if unknown else ''}; give "
-            f"{EXACT!r}, or NAME=URL,model=MODEL with an OpenAI-compatible URL up to /v1, and "
-            "optionally ,key_env=VARIABLE and ,prices=READ/WRITTEN per million tokens"
+            f"{' or '.join(COMPUTED)}, or NAME=URL,model=MODEL with an OpenAI-compatible URL up to "
+            "/v1, and optionally ,key_env=VARIABLE and ,prices=READ/WRITTEN per million tokens"
         )
-    if not re.fullmatch(r"[\w.-]{1,64}", name) or name == EXACT:
+    if not re.fullmatch(r"[\w.-]{1,64}", name) or name in COMPUTED:
         raise ACPOError(f"--annotator {text!r}: call it by letters, digits, '.', '_' or '-'")
     if address.username or address.password:
         raise ACPOError(f"--annotator {name}: put the key in a variable, key_env=..., not the URL")
@@ -335,7 +335,9 @@ def parse_annotators(texts: list[str], **options: Any) -> list[Annotator]:
     """
     annotators = [parse_annotator(text, **options) for text in texts]
     if not annotators:
-        raise ACPOError(f"--annotator: name one or two, {EXACT!r} or NAME=URL,model=MODEL")
+        raise ACPOError(
+            f"--annotator: name one or two, {', '.join(COMPUTED)} or NAME=URL,model=MODEL"
+        )
     if len({annotator.name for annotator in annotators}) < len(annotators):
         raise ACPOError("--annotator: two have the same name: give each its own")
     if len({json.dumps(annotator.settings()) for annotator in annotators}) < len(annotators):

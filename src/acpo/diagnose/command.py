@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from acpo.annotate.evidence import Accept
     from acpo.diagnose.report import Finding
     from acpo.records import Trace
 
@@ -31,6 +32,13 @@ TAU_POS = typer.Option(1.0, help="Gate temperature of the positive branch.")
 TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch.")
 SUPPORT = typer.Option(
     None, min=1, help="Vocabulary size (default: the trace's, else Qwen3's 151,936)."
+)
+ANNOTATIONS = typer.Option(..., help="File that `acpo annotate propose` wrote.")
+VERIFIED = typer.Option(
+    False, "--verified-only", help="Only places that a person accepted or moved."
+)
+PROPOSALS = typer.Option(
+    False, "--all-proposals", help="Also places that models proposed and nobody verified."
 )
 ROLLOUT = typer.Option(None, min=0, help="Completion to draw (default: the longest).")
 
@@ -84,6 +92,15 @@ def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | Non
     _write(measure(Trace.open(trace).of_step(step)), output or _folder(trace))
 
 
+@diagnose_app.command("trends")
+def trends(trace: Path = TRACE, output: Path | None = OUTPUT) -> None:
+    """Alignment, δ and entropy of every step, by the sign of the advantage."""
+    from acpo.diagnose.trends import trends as measure
+    from acpo.records import Trace
+
+    _write(measure(Trace.open(trace)), output or _folder(trace))
+
+
 @diagnose_app.command("envelope")
 def envelope(
     trace: Path | None = MAYBE_TRACE,
@@ -130,16 +147,31 @@ def dynamics(
     _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
 
 
+@diagnose_app.command("blame")
+def blame(
+    trace: Path = TRACE,
+    annotations: Path = ANNOTATIONS,
+    verified_only: bool = VERIFIED,
+    all_proposals: bool = PROPOSALS,
+    output: Path | None = OUTPUT,
+) -> None:
+    """How much of every method's negative update and credit falls on the first error."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.diagnose.blame import blame as measure
+    from acpo.records import Trace
+
+    opened = Annotations.read(annotations)
+    source = Trace.open(trace).of_step(opened.step)
+    accept = _accept(verified_only, all_proposals)
+    _write(measure(source, opened, accept=accept), output or _folder(trace))
+
+
 @diagnose_app.command("first-error")
 def first_error(
     trace: Path = TRACE,
-    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
-    verified_only: bool = typer.Option(
-        False, "--verified-only", help="Only places that a person accepted or moved."
-    ),
-    all_proposals: bool = typer.Option(
-        False, "--all-proposals", help="Also places that models proposed and nobody verified."
-    ),
+    annotations: Path = ANNOTATIONS,
+    verified_only: bool = VERIFIED,
+    all_proposals: bool = PROPOSALS,
     window: int = typer.Option(32, min=1, help="Tokens on either side of the error."),
     every: int = typer.Option(1, min=1, help="Compare only offsets that are multiples of it."),
     smooth: int = typer.Option(16, min=1, help="Tokens a full profile is averaged over."),
@@ -148,20 +180,14 @@ def first_error(
 ) -> None:
     """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
     from acpo.annotate.annotations import Annotations
-    from acpo.annotate.evidence import Accept
     from acpo.diagnose.first_error import ProfileSettings
     from acpo.diagnose.first_error import first_error as measure
-    from acpo.errors import ACPOError
     from acpo.records import Trace
 
-    if verified_only and all_proposals:
-        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
-    accept = Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
-    accept = Accept.ALL_PROPOSALS if all_proposals else accept
     findings = measure(
         Trace.open(trace),
         Annotations.read(annotations),
-        accept=accept,
+        accept=_accept(verified_only, all_proposals),
         settings=ProfileSettings(window=window, every=every, smooth=smooth, profiles=profiles),
     )
     for finding in findings:
@@ -210,6 +236,7 @@ def _analyses(
     from acpo.diagnose.envelope import envelope
     from acpo.diagnose.gradients import gradients
     from acpo.diagnose.mismatch import mismatch
+    from acpo.diagnose.trends import trends
 
     made: dict[str, Callable[[], Finding]] = {
         "gradients": partial(gradients, trace, every_token=every_token),
@@ -218,7 +245,20 @@ def _analyses(
         "envelope": partial(envelope, trace),
         "coupling": partial(coupling, trace if "old_logp" in trace.columns else None),
     }
+    if len({part["step"] for part in trace.parts}) > 1:
+        made["trends"] = partial(trends, trace)
     return made | ({"dynamics": partial(dynamics, runs)} if runs else {})
+
+
+def _accept(verified_only: bool, all_proposals: bool) -> "Accept":
+    from acpo.annotate.evidence import Accept
+    from acpo.errors import ACPOError
+
+    if verified_only and all_proposals:
+        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
+    if all_proposals:
+        return Accept.ALL_PROPOSALS
+    return Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
 
 
 def _folder(trace: Path | None) -> Path:

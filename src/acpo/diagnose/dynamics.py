@@ -218,6 +218,7 @@ def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
             linestyle=style.linestyle,
             marker=style.marker,
             markevery=max(1, len(band.steps) // 8),
+            linewidth=1.5 if len(band.steps) > 2 else 0,  # two points are no course
             markersize=3.5,
             label=f"{plain(group)} ({_seeds(band.values)})",
         )
@@ -261,6 +262,12 @@ def _facts(
                 parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}{_of(band, runs)}")
         if parts:
             facts.append(f"{group} ({_seeds(runs)}), first to last logged: {'; '.join(parts)}.")
+        held_out = bands[group, "accuracy"]
+        if held_out is not None and len(held_out.steps) < 3:
+            facts.append(
+                f"{group}: held-out accuracy was logged at {len(held_out.steps)} steps only, which "
+                "are points and no curve: train with eval_strategy: steps and eval_steps."
+            )
         for curve in CURVES:
             band = bands[group, curve]
             if band and band.last > band.steps[-1]:

@@ -186,7 +186,8 @@ def describe(trace: Trace | None) -> str:
     rollouts = sum(part["rollouts"] for part in trace.parts)
     steps = {part["step"] for part in trace.parts}
     if steps - {0}:
-        named.append(f"step {min(steps)}" + (f" to {max(steps)}" if len(steps) > 1 else ""))
+        several = f"s {min(steps)} to {max(steps)}, {len(steps)} pooled"
+        named.append("step" + (several if len(steps) > 1 else f" {min(steps)}"))
     return ", ".join([*named, f"{rollouts:,} completions", f"{len(trace):,} tokens"])
 
 
