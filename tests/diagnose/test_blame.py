@@ -68,6 +68,7 @@ def case(tmp_path_factory):
     trace = Trace.open(folder / "trace")
     with AnnotationWriter(folder / "a.jsonl", select(trace)) as writer:
         propose(select(trace), [ExactAnnotator()], writer)
+    torch.save((z, y), folder / "logits.pt")
     return trace, Annotations.read(folder / "a.jsonl"), folder
 
 
@@ -134,6 +135,22 @@ def test_shares_are_those_of_the_raw_columns(case, finding):
         assert row["low"] < mean < row["high"] and row["prompts"] == 12
 
 
+def test_the_gradient_s_length_is_that_of_the_logits(case, finding):
+    """SAPO's coefficient is the same everywhere: its gradient is as long as e_y - p."""
+    trace, _, folder = case
+    z, y = torch.load(folder / "logits.pt")
+    direction = torch.nn.functional.one_hot(y, VOCAB) - z.softmax(-1)
+    length = direction.square().sum(-1).sqrt().tolist()
+    at, shares = 0, []
+    for row in trace.rollouts.to_pylist():
+        own = length[at : at + row["tokens"]]
+        at += row["tokens"]
+        if row["reward"] <= 0:
+            shares.append(own[error_of(row)] / sum(own))
+    found = [row["sapo gradient at"] for row in finding.extra["completions"]]
+    assert found == pytest.approx(shares, rel=1e-5)
+
+
 def row_of(finding, method, region, quantity="update"):
     wanted = (method, quantity, region)
     (row,) = [r for r in finding.rows if (r["method"], r["quantity"], r["region"]) == wanted]
@@ -148,7 +165,8 @@ def test_every_row_of_the_table_is_there_and_shares_are_whole(finding):
             assert whole == pytest.approx(1.0)
             whole = sum(row.get(f"{method} update {region}", math.nan) for region in REGIONS)
             assert math.isnan(whole) or whole == pytest.approx(1.0)
-    updates, credits = (len(table.rows) for table in finding.tables)
+    updates, gradients, credits = (len(table.rows) for table in finding.tables)
+    assert gradients == updates
     assert credits == len(METHODS) and updates >= len(METHODS) - 1
     assert (updates < len(METHODS)) == any("Without gtpo, update" in f for f in finding.facts)
 
@@ -178,7 +196,11 @@ def test_what_a_trace_cannot_give_is_named(case, tmp_path):
         propose(select(bare), [ExactAnnotator()], writer)
     finding = blame(bare, Annotations.read(tmp_path / "a.jsonl"))
     facts = " ".join(finding.facts)
-    assert "Without gtpo_entropy" in facts and "Without shannon, update" in facts
+    assert (
+        "Without gtpo_entropy" in facts
+        and "Without shannon, update" in facts
+        and "Without sapo, gradient" in facts
+    )
     assert row_of(finding, "acpo", "at")["completions"] > 0
 
 
@@ -204,3 +226,17 @@ def test_models_words_do_not_count_unless_asked(case, tmp_path):
     proposed = Annotations.read(tmp_path / "m.jsonl")
     with pytest.raises(ACPOError, match="no error counts"):
         blame(trace, proposed)
+
+
+def test_all_takes_annotations_and_opens_with_a_sentence_each(case, tmp_path):
+    _, _, folder = case
+    arguments = ["diagnose", "all", str(folder / "trace"), "--output", str(tmp_path)]
+    result = CliRunner().invoke(app, [*arguments, "--annotations", str(folder / "a.jsonl")])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.html").read_text()
+    opening = page[: page.index("<section")]
+    assert 'href="#blame"' in opening and 'href="#first-error"' in opening
+    assert "of its negative update falls on the error" in opening
+    assert opening.count("<img") == page.count("<img") == opening.count("<article>")
+    assert "prefers-color-scheme: dark) { img" in page
+    assert (tmp_path / "blame-completions.csv").exists()

@@ -10,6 +10,7 @@ from acpo.annotate.evidence import Accept, Place, error_places
 from acpo.annotate.pairs import Trajectory, select
 from acpo.diagnose.clusters import Effect, cluster_means, effect, interval
 from acpo.diagnose.figures import letter, look, panels
+from acpo.diagnose.geometry import TokenScalars, local_norm2
 from acpo.diagnose.report import Finding, Table, percent
 from acpo.diagnose.tokens import describe
 from acpo.errors import ACPOError
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REGIONS = ("before", "at", "after")
-QUANTITIES = {"update": "negative update", "credit": "credit"}
+QUANTITIES = {"update": "negative update", "gradient": "negative gradient", "credit": "credit"}
 READING = (
-    "Wrong completions with a known first error. Of all that a method does to lower the "
-    "probability of a completion's tokens (the negative part of the update along each token's own "
-    "direction; left), and of all its credit c (right): the share that falls on the tokens of the "
-    "first error, on those before it and on those after it. Means over prompts with 95% intervals. "
-    "Grey lines: chance, the share of tokens there, which is what blame spread evenly gives. Every "
-    "token of a wrong completion shares its reward, so only a method's own weighting can leave "
-    "chance."
+    "Wrong completions with a known first error, and how much of a method falls on the tokens of "
+    "that error, on those before it and on those after it. (a): of its negative update, the part "
+    "of each token's coefficient on e_y - p that lowers the token. (b): of the same times "
+    "‖e_y - p‖, the length of what the logits get: sure tokens get next to nothing, whatever the "
+    "method. (c): of its credit c. Means over prompts with 95% intervals; dotted lines are chance, "
+    "the share of tokens there. All tokens of a completion share its reward, so a method that "
+    "weights none of them is at chance in (a) and (c)."
 )
 
 
@@ -85,12 +86,14 @@ def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOU
         raise ACPOError(f"{trace.path}: no method updates these completions: {missing}")
     excess = {key: effect(found.at - chance.at, prompts) for key, found in shares.items()}
     rows = _rows(shares, excess, chance, prompts)
+    facts = _facts(shares, excess, rows, prompts, missing)
     return Finding(
         name="blame",
+        headline=facts[1],
         title="Blame at the error",
         source=f"{describe(trace)}; {_evidence(wrong, outcomes)}",
         reading=READING,
-        facts=_facts(shares, excess, rows, prompts, missing),
+        facts=facts,
         tables=[_table(rows, quantity) for quantity in QUANTITIES],
         rows=rows,
         figure=_figure(rows),
@@ -104,13 +107,14 @@ def _all_shares(
     """By method and quantity; and why some methods have none."""
     shares: dict[tuple[str, str], Shares] = {}
     missing = {}
+    length = _direction_length(trace)
     for method in METHODS:
         try:
             columns = method_columns(trace, method)
         except ACPOError as error:
             missing[method] = str(error)
             continue
-        for quantity, mass in masses(columns).items():
+        for quantity, mass in masses(columns, length).items():
             found = region_shares(mass, wrong)
             if np.isfinite(found.at).any():
                 shares[method, quantity] = found
@@ -119,13 +123,23 @@ def _all_shares(
     return shares, missing
 
 
-def masses(columns: MethodColumns) -> dict[str, np.ndarray]:
-    """`[N]` what is shared out: the negative part of the update, and credit."""
+def masses(columns: MethodColumns, length: np.ndarray) -> dict[str, np.ndarray]:
+    """`[N]` what is shared out: the negative part of the update, of its length, and credit."""
     update = np.asarray(columns.update, dtype=np.float64)
-    return {
-        "update": np.where(np.isnan(update), np.nan, np.maximum(-update, 0.0)),
-        "credit": np.abs(np.asarray(columns.credit, dtype=np.float64)),
-    }
+    negative = np.where(np.isnan(update), np.nan, np.maximum(-update, 0.0))
+    credit = np.abs(np.asarray(columns.credit, dtype=np.float64))
+    return {"update": negative, "gradient": negative * length, "credit": credit}
+
+
+def _direction_length(trace: Trace) -> np.ndarray:
+    """`[N]` ‖e_y - p‖; NaN where the trace lacks the sum it takes."""
+    if "tail_p2" not in trace.columns:
+        return np.full(len(trace), np.nan)
+    names = ("logp", "log_pmax", "is_mode", "tail_p2")
+    known = {name: np.asarray(x, dtype=np.float64) for name, x in trace.tokens(*names).items()}
+    unused = dict.fromkeys(set(TokenScalars._fields) - known.keys(), np.zeros(0))
+    scalars = TokenScalars(**{**known, **unused, "is_mode": known["is_mode"] > 0})
+    return np.sqrt(local_norm2(scalars))
 
 
 def region_shares(mass: np.ndarray, wrong: Sequence[Wrong]) -> Shares:
@@ -222,6 +236,9 @@ def _facts(
             f"{method}: {_ends(by[method, 'at'])} of its negative update falls on the error "
             f"({verdict}, p = {test.p_value:.2g}), {_ends(by[method, 'before'])} before it."
         )
+        lengths = [r for r in rows if (r["method"], r["quantity"]) == (method, "gradient")]
+        if lengths:
+            facts[-1] += f" Of the gradient's length {_ends(lengths[1])} falls on it."
     if {("acpo", "update"), ("sapo", "update")} <= shares.keys():
         gap = effect(shares["acpo", "update"].at - shares["sapo", "update"].at, prompts)
         facts.append(
@@ -258,7 +275,7 @@ def _table(rows: Sequence[Mapping[str, Any]], quantity: str) -> Table:
 def _figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     methods = list(dict.fromkeys(row["method"] for row in rows))
     height = 1.0 + 0.26 * len(methods)
-    figure, axes = panels(2, columns=2, size=(5.0, height))
+    figure, axes = panels(3, columns=3, size=(4.2, height))
     for one, quantity in zip(axes, QUANTITIES, strict=True):
         _draw(one, [row for row in rows if row["quantity"] == quantity], methods)
     letter(axes, [f"share of the {label}" for label in QUANTITIES.values()])

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from acpo.diagnose.report import Finding
     from acpo.records import Trace
 
+    Analysis = Callable[[], Finding | list[Finding]]
+
 diagnose_app = typer.Typer(
     help="The paper's analyses of a trace or of training runs, as numbers and figures.",
     no_args_is_help=True,
@@ -198,6 +200,9 @@ def first_error(
 def all_analyses(
     trace: Path = TRACE,
     runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
+    annotations: Path | None = typer.Option(
+        None, help="File that `acpo annotate propose` wrote: adds blame and first errors."
+    ),
     output: Path | None = OUTPUT,
     step: int | None = STEP,
     every_token: bool = EVERY,
@@ -212,23 +217,39 @@ def all_analyses(
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
-    for name, measure in _analyses(opened, runs, every_token=every_token).items():
+    made = _analyses(opened, runs, every_token=every_token)
+    if annotations is not None:
+        made |= _of_first_errors(opened, annotations)
+    for name, measure in made.items():
         try:
-            findings.append(measure())
+            found = measure()
         except ACPOError as error:
             missing.append((name, str(error)))
             typer.secho(f"{name}: {one_line(str(error))}", fg="yellow", err=True)
-        else:
-            findings[-1].write(folder, command=_command())
+            continue
+        for finding in found if isinstance(found, list) else [found]:
+            finding.write(folder, command=_command())
+            findings.append(finding)
     page = html(findings, missing, source=describe(opened), command=_command())
     folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
     (folder / "report.html").write_text(page, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 
-def _analyses(
-    trace: "Trace", runs: list[Path], *, every_token: bool
-) -> dict[str, Callable[[], "Finding"]]:
+def _of_first_errors(trace: "Trace", path: Path) -> "dict[str, Analysis]":
+    from acpo.annotate.annotations import Annotations
+    from acpo.diagnose.blame import blame
+    from acpo.diagnose.first_error import first_error
+
+    opened = Annotations.read(path)
+    own = trace.of_step(opened.step)
+    return {
+        "blame": partial(blame, own, opened),
+        "first-error": partial(first_error, own, opened),
+    }
+
+
+def _analyses(trace: "Trace", runs: list[Path], *, every_token: bool) -> "dict[str, Analysis]":
     """Every analysis of a trace, ready to be called, in the order of the report."""
     from acpo.diagnose.alignment import alignment
     from acpo.diagnose.coupling import coupling
@@ -238,7 +259,7 @@ def _analyses(
     from acpo.diagnose.mismatch import mismatch
     from acpo.diagnose.trends import trends
 
-    made: dict[str, Callable[[], Finding]] = {
+    made: dict[str, Analysis] = {
         "gradients": partial(gradients, trace, every_token=every_token),
         "mismatch": partial(mismatch, trace, every_token=every_token),
         "alignment": partial(alignment, trace),

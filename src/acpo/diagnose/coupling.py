@@ -83,8 +83,10 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     if trace is not None:
         seen = {update: _observe(part, gate) for update, part in _by_update(trace).items()}
     settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
+    facts = _facts(gate, onset, seen, {} if trace is None else trace.header)
     return Finding(
         name="coupling",
+        headline=next((fact for fact in reversed(facts) if "reversal region" in fact), ""),
         title="Coupling away from the proximal point",
         source=f"{describe(trace)}; {settings}",
         reading=(
@@ -94,7 +96,7 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
             "reversed. (d): the pairs (π_old(y), w) where an aligned positive update reverses; "
             "above the dashed line π(y) > 1. Dots, if any: aligned positive-advantage tokens."
         ),
-        facts=_facts(gate, onset, seen, {} if trace is None else trace.header),
+        facts=facts,
         tables=[_table(gate), *([_update_table(seen)] if seen else [])],
         rows=_rows(gate),
         extra={"updates": _update_rows(seen)} if seen else {},

@@ -232,12 +232,14 @@ def envelope(
     extra = {}
     if cloud and drawn:
         extra = {"tokens": cloud.rows(), "rollout": drawn.rows()}
+    facts = _facts(support, cloud, drawn)
     return Finding(
         name="envelope",
+        headline=next((fact for fact in facts if "outside the bounds" in fact), ""),
         title="Entropy envelope",
         source=describe(trace) + f"; vocabulary of {support:,} tokens",
         reading=READING if trace is None else f"{READING} {READING_TRACE}",
-        facts=_facts(support, cloud, drawn),
+        facts=facts,
         tables=[_widths(support), _paper_widths()],
         rows=_grid_rows(support),
         figure=figure,

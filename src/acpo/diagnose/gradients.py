@@ -76,12 +76,14 @@ def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = F
             chosen = t.is_mode == is_aligned
             _signals(series, _pick(t, chosen), group, h_max)
             _composites(series, _pick(t, chosen & positive), group, h_max)
+    facts = _facts(series, counted)
     return Finding(
         name="gradients",
+        headline=next((fact for fact in facts if "reverses" in fact), ""),
         title="Logit-space gradient geometry",
         source=f"{describe(trace)}; ē = H / H_max with H_max = {h_max:.4f} nats",
         reading=READING,
-        facts=_facts(series, counted),
+        facts=facts,
         tables=[_signal_table(series), _reversal_table(series)],
         rows=[row for one in series.values() for row in one.rows()],
         figure=_figure(series),

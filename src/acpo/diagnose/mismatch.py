@@ -69,8 +69,10 @@ def mismatch(
             routed = geometry.routed(picked, positive=positive)
             series[BranchKey(branch, "routed")].add(picked.gap, routed.cosine)
     limit = mismatch_reversal_gap(tau_neg)
+    facts = _facts(series, counted, limit)
     return Finding(
         name="mismatch",
+        headline=next((fact for fact in facts if "Unrouted, non-positive" in fact), ""),
         title="Directional agreement under mode mismatch",
         source=f"{describe(trace)}; w = 1, τ_pos = {tau_pos:g}, τ_neg = {tau_neg:g}",
         reading=(
@@ -79,7 +81,7 @@ def mismatch(
             f"distribution allows that (Δ ≥ (2 - τ)/(2 + τ) = {limit:.4f}). (b): share of reversed "
             "updates per bin of the gap. Tokens of completions with advantage 0 are left out."
         ),
-        facts=_facts(series, counted, limit),
+        facts=facts,
         tables=[_table(series)],
         rows=[row for one in series.values() for row in one.rows()],
         figure=_figure(series, limit),

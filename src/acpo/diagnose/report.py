@@ -52,6 +52,7 @@ class Finding:
         rows: the CSV: what the figure is drawn from.
         figure: the figure.
         extra: further CSV files, by the suffix of their name.
+        headline: the one fact to begin with; the first unless given.
     """
 
     name: str
@@ -63,6 +64,12 @@ class Finding:
     figure: "Figure"
     tables: Sequence[Table] = ()
     extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    headline: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        return self.headline or next(iter(self.facts), "")
 
     @cached_property
     def png(self) -> bytes:

@@ -1,8 +1,13 @@
 """The commands that write pages. Light to import: everything heavy is imported by the verbs."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from acpo.annotate.evidence import Place
+    from acpo.records import Trace
 
 
 def view(
@@ -15,6 +20,9 @@ def view(
     ),
     prompts: int = typer.Option(64, min=1, help="Show so many prompts, spread over the steps."),
     step: int | None = typer.Option(None, min=0, help="Only completions of this training step."),
+    annotations: Path | None = typer.Option(
+        None, help="Mark first errors; file that `acpo annotate propose` wrote."
+    ),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
     from acpo.method_columns import method_columns, methods_to_show
@@ -30,8 +38,21 @@ def view(
         methods={method.name: method_columns(source, method)._asdict() for method in chosen},
         titles={method.name: method.title for method in chosen},
         prompts=prompts,
+        errors=_errors(source, annotations) if annotations else None,
     )
     typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
+
+
+def _errors(trace: "Trace", path: Path) -> "dict[int, Place]":
+    """First errors by row of the trace, whoever vouches for them: the page says who does."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.annotate.evidence import Accept, error_places
+    from acpo.annotate.pairs import select
+
+    opened = Annotations.read(path)
+    selection = select(trace, step=opened.step)
+    found, _ = error_places(selection, opened, Accept.ALL_PROPOSALS)
+    return {trajectory.row: place for trajectory, place in found}
 
 
 def review(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from acpo.annotate.evidence import Place
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.viewer.payload import Columns, PromptGroup, TracePayload, prompt_groups
@@ -32,6 +33,7 @@ def write_credit_page(
     methods: Mapping[str, Columns],
     titles: Mapping[str, str],
     prompts: int,
+    errors: Mapping[int, Place] | None = None,
 ) -> int:
     """Write one HTML file.
 
@@ -41,6 +43,7 @@ def write_credit_page(
         methods: By name, the columns of every method to show side by side.
         titles: Their names for people.
         prompts: How many prompts to show, spread evenly over the trace and so over its steps.
+        errors: First errors of wrong completions, by row of the trace.
 
     Returns:
         How many prompts the page shows.
@@ -53,13 +56,14 @@ def write_credit_page(
     groups = prompt_groups(trace)
     shown = spread(groups, prompts)
     _require_size(trace, shown)
-    payload = TracePayload(trace, methods)
+    payload = TracePayload(trace, methods, errors)
     page = {
         "model": _text(trace.header.get("model")),
         "method": _text(trace.header.get("method")),
         "temperature": _text(trace.header.get("temperature")),
         "methods": [{"name": name, "title": titles[name]} for name in methods],
         "prompts": len(groups),
+        "errors": len(errors or {}),
         "steps": len(set(payload.rollouts["step"])),
         "groups": _index(payload, shown),
     }

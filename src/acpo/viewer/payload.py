@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acpo.annotate.evidence import Place
 from acpo.records import Trace
 from acpo.viewer.shell import packed
 
@@ -51,9 +52,15 @@ def prompt_groups(trace: Trace) -> list[PromptGroup]:
 class TracePayload:
     """Reads the columns of a trace that its pages show, once, and cuts them by completion."""
 
-    def __init__(self, trace: Trace, methods: Mapping[str, Columns] | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        methods: Mapping[str, Columns] | None = None,
+        errors: Mapping[int, Place] | None = None,
+    ) -> None:
         self.trace = trace
         self.methods = methods or {}
+        self.errors = errors or {}
         self.rollouts = {
             name: trace.rollouts[name].to_pylist() for name in (*FACTS, "prompt", "answer")
         }
@@ -123,6 +130,8 @@ class TracePayload:
         first, last = int(self.starts[row]), int(self.starts[row + 1])
         pieces = self._pieces(first, last)
         facts = {name: _plain(self.rollouts[name][row]) for name in FACTS}
+        place = self.errors.get(row)
+        facts["error"] = place and {"span": place.span, "evidence": str(place.evidence)}
         cut = {name: packed(values[first:last]) for name, values in self.numbers.items()}
         methods = {
             method: {

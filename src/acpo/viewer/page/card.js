@@ -15,6 +15,25 @@ function isBroken({ columns, length }) {
   return length > 0 && ["logp", "entropy"].some((name) => columns[name]?.some(Number.isNaN));
 }
 
+// Whether token i is part of the first error.
+function isError({ error }, i) {
+  return Boolean(error) && error.span[0] <= i && i < error.span[1];
+}
+
+// The share of a method's negative update before, at and after the first error; null where unknown.
+function blameOf(completion, method) {
+  const update = completion.methods[method]?.update;
+  if (!completion.error || !update) return null;
+  const [first, end] = completion.error.span;
+  const parts = [0, 0, 0];
+  for (let i = 0; i < update.length; i++) {
+    if (Number.isNaN(update[i])) return null;
+    parts[i < first ? 0 : i < end ? 1 : 2] += Math.max(-update[i], 0);
+  }
+  const total = parts[0] + parts[1] + parts[2];
+  return total > 0 ? parts.map((part) => part / total) : null;
+}
+
 function outcomeOf({ verdict, reward }) {
   if (verdict !== null) return [...(VERDICTS.get(verdict) ?? ["?", "muted"]), plainText(verdict, 24)];
   if (reward === null) return ["?", "muted", "no verdict"];
@@ -45,6 +64,10 @@ class Card {
       make("span", "number muted", count(completion.length, "token")),
     );
     if (isBroken(completion)) head.append(make("span", "bad", "not finite"));
+    if (completion.error) {
+      const { span, evidence } = completion.error;
+      head.append(make("span", "first-error", `first error at token ${span[0] + 1}, ${evidence}`));
+    }
     if (completion.truncated) head.append(make("span", "bad", "cut off"));
     return head;
   }
@@ -67,6 +90,13 @@ class Card {
     view.strip = new Strip(view);
     view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
     if (app.shownMethods().length > 1) view.element.append(make("h3", "method", title));
+    const blame = blameOf(completion, method);
+    if (blame) {
+      const [before, at, after] = blame.map((share) => `${number(100 * share, 1)}%`);
+      const even = (completion.error.span[1] - completion.error.span[0]) / completion.length;
+      const text = `negative update: ${before} before, ${at} at, ${after} after the first error`;
+      view.element.append(make("p", "blame", `${text} (chance at it: ${number(100 * even, 1)}%)`));
+    }
     view.element.append(view.pane.element, view.strip.element);
     return view;
   }
@@ -75,6 +105,7 @@ class Card {
     let classes = view.scale.classOf(view.column[i]);
     if (isReversed(this.completion, view.method, i)) classes += " reversed";
     else if (isMismatch(this.completion, i)) classes += " mismatch";
+    if (isError(this.completion, i)) classes += " first-error";
     if (view.isDim(i)) classes += " dim";
     if (this.found?.[i]) classes += " found";
     return classes;

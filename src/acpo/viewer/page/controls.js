@@ -35,6 +35,7 @@ function describePage({ page }) {
     const when = page.steps > 1 ? `  step ${steps[0]}${last}` : "";
     return make("option", "", `${index + 1} / ${page.groups.length}${when}  ${name}`);
   });
+  if (!page.errors) $("only").querySelector("[value=error]").remove();
   for (const { key, label, hint } of SCALES) {
     const option = make("option", "", label);
     option.value = key;

@@ -31,6 +31,7 @@ class CreditPage {
 
   isDim(completion, method, i) {
     if (this.state.only === "mismatch") return !isMismatch(completion, i);
+    if (this.state.only === "error") return !isError(completion, i);
     if (this.state.only === "reversed") return !isReversed(completion, method, i);
     return false;
   }
