@@ -278,7 +278,7 @@ def test_the_keyboard_reaches_everything(page, browser):
         first = first or where
         reachable.add(where)
     controls = browser.run(
-        "[...document.querySelectorAll('button, select, input, [tabindex]')]"
+        "[...document.querySelectorAll('button, select, input, [tabindex=\"0\"]')]"
         ".filter((e) => e.checkVisibility() && !e.disabled)"
         ".map((e) => e.id || e.getAttribute('aria-label') || e.name)"
     )

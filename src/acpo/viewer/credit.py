@@ -21,6 +21,7 @@ SCRIPTS = (
     "strip.js",
     "inspector.js",
     "card.js",
+    "overview.js",
     "credit.js",
     "controls.js",
 )
@@ -105,9 +106,49 @@ def _index(payload: TracePayload, groups: Sequence[PromptGroup]) -> list[dict[st
             "id": group.prompt_id,
             "prompt": payload.prompt(group.rows[0])["text"][:120],
             "steps": sorted({payload.rollouts["step"][row] for row in group.rows}),
+            "overview": overview_rows(payload, group),
         }
         for group in groups
     ]
+
+
+def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, Any]]:
+    """One row per step of a prompt: how its completions fared, and what each method does there.
+
+    `up` and `down` are the sums of the positive and of the negative updates, `reversed` the tokens
+    whose update goes against their advantage, `apart` the largest difference between the updates of
+    any two methods at one token. Tokens without numbers count nowhere.
+    """
+    facts, rows = payload.rollouts, []
+    for step in sorted({facts["step"][row] for row in group.rows}):
+        own = [row for row in group.rows if facts["step"][row] == step]
+        rewards = [r for row in own if (r := facts["reward"][row]) is not None and r == r]
+        tokens = [slice(*payload.starts[row : row + 2].tolist()) for row in own]
+        updates, methods = [], {}
+        for name, columns in payload.methods.items():
+            update = np.concatenate([columns["update"][cut] for cut in tokens]).astype(np.float64)
+            advantage = np.concatenate([columns["advantage"][cut] for cut in tokens])
+            updates.append(update)
+            methods[name] = {
+                "up": float(np.nansum(np.maximum(update, 0))),
+                "down": float(-np.nansum(np.minimum(update, 0))),
+                "reversed": int(np.sum(update * advantage < 0)),
+            }
+        between = np.ptp(updates, axis=0) if updates else np.zeros(0)
+        finite = between[np.isfinite(between)]
+        rows.append(
+            {
+                "step": step,
+                "completions": len(own),
+                "judged": len(rewards),
+                "right": sum(reward > 0 for reward in rewards),
+                "spread": max(rewards) - min(rewards) if rewards else None,
+                "tokens": sum(cut.stop - cut.start for cut in tokens),
+                "apart": float(finite.max()) if len(finite) else None,
+                "methods": methods,
+            }
+        )
+    return rows
 
 
 def _text(value: Any) -> str:

@@ -40,10 +40,34 @@ function outcomeOf({ verdict, reward }) {
   return reward > 0 ? ["✓", "good", "rewarded"] : ["✗", "bad", "not rewarded"];
 }
 
+// Completions of one text and reward, together: a policy that repeats itself is read once.
+function distinct(completions) {
+  const groups = new Map();
+  for (const completion of completions) {
+    const key = `${completion.reward} ${completion.columns.token_id.join(" ")}`;
+    if (groups.has(key)) groups.get(key).push(completion);
+    else groups.set(key, [completion]);
+  }
+  return [...groups.values()];
+}
+
+// How a method spends its update on a completion: on the top tenth of tokens, and off the mode.
+function budgetOf(completion, method) {
+  const update = completion.methods[method]?.update;
+  if (!update || completion.length < 10) return null;
+  const sizes = Float64Array.from(update, (value) => Math.abs(value) || 0);
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  if (!total) return null;
+  const off = sizes.reduce((sum, size, i) => sum + (isMismatch(completion, i) ? size : 0), 0);
+  const top = sizes.sort().slice(-Math.ceil(sizes.length / 10)).reduce((sum, size) => sum + size, 0);
+  return { top: top / total, off: off / total };
+}
+
 class Card {
-  constructor(app, completion) {
+  constructor(app, completion, others = []) {
     this.app = app;
     this.completion = completion;
+    this.samples = [completion, ...others].map(({ sample }) => sample);
     this.element = make("article", "card");
     this.element.setAttribute("aria-label", `completion ${completion.sample}`);
     const body = make("div", "views");
@@ -57,12 +81,13 @@ class Card {
     const head = make("header", "facts");
     const [sign, tone, outcome] = outcomeOf(completion);
     head.append(
-      make("span", "sample", `#${completion.sample}`),
+      make("span", "sample", this.samples.map((sample) => `#${sample}`).join(" ")),
       make("span", tone, `${sign} ${outcome}`),
       make("span", "number", `reward ${short(completion.reward)}`),
       make("span", "number", `A ${number(completion.advantage, 2, true)}`),
       make("span", "number muted", count(completion.length, "token")),
     );
+    if (this.samples.length > 1) head.append(make("b", "", `${this.samples.length} times`));
     if (isBroken(completion)) head.append(make("span", "bad", "not finite"));
     if (completion.error) {
       const { span, evidence } = completion.error;
@@ -90,6 +115,17 @@ class Card {
     view.strip = new Strip(view);
     view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
     if (app.shownMethods().length > 1) view.element.append(make("h3", "method", title));
+    const budget = budgetOf(completion, method);
+    if (budget) {
+      const bar = view.element.appendChild(make("p", "budget"));
+      const [top, off] = [100 * budget.top, 100 * budget.off];
+      bar.append(make("span"), make("span"));
+      bar.firstChild.style.width = `${top}%`;
+      bar.title = `${number(top, 0)}% of the update on a tenth of the tokens; `;
+      bar.title += `${number(off, 0)}% on tokens that are not the mode`;
+      bar.setAttribute("role", "img");
+      bar.setAttribute("aria-label", bar.title);
+    }
     const blame = blameOf(completion, method);
     if (blame) {
       const [before, at, after] = blame.map((share) => `${number(100 * share, 1)}%`);

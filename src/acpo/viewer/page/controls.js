@@ -6,6 +6,7 @@ const KEYS = [
   ["Tab", "next completion or control"],
   ["/", "search; Enter and Shift+Enter go from hit to hit"],
   ["n p", "next and previous hit of the search or the token filter"],
+  ["o", "to the table of all prompts; Enter opens one"],
   ["j k", "next and previous prompt"],
   ["[ ]", "earlier and later training step"],
   ["1 … 7", "colour by the first, second, … quantity"],
@@ -130,6 +131,7 @@ function offerMethods(app) {
 function chooseMethod(app, value) {
   app.state.both = value === "";
   if (value) app.state.method = value;
+  app.overview?.show();
   for (const radio of $("methods").querySelectorAll("input")) radio.checked = radio.value === value;
   app.show();
 }
@@ -149,6 +151,11 @@ function moveStep(by) {
 function pressKey(app, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.target.matches("input[type=search], select")) return;
+  if (event.key === "o" && !$("overview").hidden) {
+    ($("overview-rows").querySelector("[aria-current=true]") ?? $("overview-filter")).focus();
+    event.preventDefault();
+    return;
+  }
   const names = app.page.methods.map(({ name }) => name);
   const actions = {
     "/": () => $("query").focus(),
@@ -181,4 +188,5 @@ function pressKey(app, event) {
 const app = new CreditPage();
 describePage(app);
 bindControls(app);
-app.openPrompt(0);
+app.openPlace();
+app.overview = new Overview(app);

@@ -36,8 +36,9 @@ class CreditPage {
     return false;
   }
 
-  openPrompt(index) {
+  openPrompt(index, step = this.state.step) {
     const { groups } = this.page;
+    this.state.step = step;
     this.index = (index + groups.length) % groups.length;
     $("prompts").selectedIndex = this.index;
     this.group = openGroup(`group-${this.index}`);
@@ -135,7 +136,9 @@ class CreditPage {
     for (const card of this.cards) card.close();
     this.rescale();
     this.selected = null;
-    this.cards = this.completions().map((completion) => new Card(this, completion));
+    this.cards = distinct(this.completions()).map(
+      ([completion, ...others]) => new Card(this, completion, others),
+    );
     const main = fill($("completions"), ...this.cards.map(({ element }) => element));
     if (!this.cards.length) main.append(make("p", "empty", "No completion has such an advantage."));
     main.classList.toggle("long", this.cards.some(({ completion }) => completion.length > 400));
@@ -146,6 +149,7 @@ class CreditPage {
     this.summarise();
     this.search();
     this.restore(before);
+    this.overview?.mark();
   }
 
   restore(before) {
@@ -175,7 +179,7 @@ class CreditPage {
   }
 
   summarise() {
-    const all = this.cards.map(({ completion }) => completion);
+    const all = this.completions();
     const total = (of) => all.reduce((sum, completion) => sum + of(completion), 0);
     const tokens = total(({ length }) => length);
     const where = (test) =>
@@ -225,8 +229,40 @@ class CreditPage {
   select(card, view, i) {
     if (this.selected && this.selected.card !== card) this.selected.card.deselect();
     this.selected = { card, view, token: i, sample: card.completion.sample };
+    this.keepPlace();
     inspect($("inspector"), this.page, card.completion, i);
     announce($("announcement"), card.completion, i, view.column[i], this.quantity);
+  }
+
+  // The place in the address, so that a token can be linked.
+  keepPlace() {
+    const { step, method } = this.state;
+    const { token, sample } = this.selected;
+    const { id } = this.page.groups[this.index];
+    const place = { prompt: id, step, sample, token, method, colour: this.quantity.key };
+    try {
+      history.replaceState(null, "", `#${new URLSearchParams(place)}`);
+    } catch {
+      // Some browsers refuse for local files; the page works without.
+    }
+  }
+
+  // Open what the address names, as far as the page has it; the first prompt otherwise.
+  openPlace() {
+    const place = new URLSearchParams(location.hash.slice(1));
+    const whole = (name) => (/^\d{1,9}$/.test(place.get(name) ?? "") ? Number(place.get(name)) : -1);
+    const index = this.page.groups.findIndex(({ id }) => id === place.get("prompt"));
+    const method = this.page.methods.find(({ name }) => name === place.get("method"));
+    if (method) this.state.method = method.name;
+    this.openPrompt(Math.max(index, 0), index < 0 ? null : whole("step"));
+    if (index < 0) return;
+    const colour = [...$("quantity").options].findIndex(({ value }) => value === place.get("colour"));
+    if (colour >= 0) $("quantity").selectedIndex = colour;
+    this.chooseQuantity();
+    this.recolour();
+    const card = this.cards.find(({ samples }) => samples.includes(whole("sample")));
+    const token = whole("token");
+    if (card && token >= 0 && token < card.completion.length) card.views[0].pane.activate(token);
   }
 
   // Find the hits of the search, or else of the token filter; "next" and "previous" go through them.

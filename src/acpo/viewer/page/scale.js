@@ -57,6 +57,20 @@ const QUANTITIES = [
         Math.max(0, Math.exp(top) - Math.exp(y)),
       ),
   },
+  {
+    key: "difference",
+    label: "update, less the first method's",
+    hint: "where a method moves a token further up or down than the first one on the page does",
+    signed: true,
+    perMethod: true,
+    of: (c, method) => {
+      const [first] = Object.keys(c.methods);
+      if (!first || Object.keys(c.methods).length < 2) return undefined;
+      const own = c.methods[method];
+      own.difference ??= own.update.map((value, i) => value - c.methods[first].update[i]);
+      return own.difference;
+    },
+  },
 ];
 
 // For a trace that holds tokens and nothing about them.
