@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test test-verl check pytest clean
+.PHONY: quickstart test test-gpu test-verl check pytest clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/acpo train recipes/quickstart.yaml
@@ -19,6 +19,12 @@ check: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile $(PYTEST_ARGS)
+
+# Every test that needs CUDA, in an environment of yours with pytest and a CUDA build of torch.
+GPU_TESTS = tests/head/kernel_cases.py tests/head/test_head.py tests/head/test_distribution.py \
+	tests/sampling/kernel_cases.py tests/sampling/test_sampler.py tests/engines/test_gpu.py
+test-gpu:
+	PYTHONPATH=src:tests:$$PYTHONPATH $(PYTHON) -m pytest -q -p no:cacheprovider $(GPU_TESTS) $(PYTEST_ARGS)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

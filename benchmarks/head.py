@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from acpo.head import fused_policy_loss
+from acpo.head import TokenTerms, fused_policy_loss
 from acpo.head.reference import reference_policy_loss
 from acpo.objectives import get_method, stats_from_logits
 from acpo.objectives.loss import evaluate_tokens
@@ -95,13 +95,14 @@ Contender = Callable[[Data, Tensor, Tensor], Tensor]
 
 def ours(method: str = "acpo", **settings: Any) -> Contender:
     def run(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
-        return fused_policy_loss(hidden, weight, **data.inputs(), method=method, **settings).loss
+        terms = TokenTerms(**data.inputs(), method=method)
+        return fused_policy_loss(hidden, weight, terms, **settings)
 
     return run
 
 
 def frozen(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
-    return fused_policy_loss(hidden, weight.detach(), **data.inputs(), method="acpo").loss
+    return fused_policy_loss(hidden, weight.detach(), TokenTerms(**data.inputs()))
 
 
 def naive(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:

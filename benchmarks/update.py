@@ -216,14 +216,21 @@ def run_ours(
             max_tokens_per_pack=args.budget or size["budget"],
             logits_bytes=args.logits_bytes,
             gradient_checkpointing=checkpointing,
+            **({"compile_layers": False} if args.eager else {}),
         )
         rollout = add_old_logp(trainer, rollout)
+        began = time.perf_counter()
+        our_update(trainer, rollout)
+        first = time.perf_counter() - began
+        graphs = getattr(getattr(trainer.packed, "compiled", None), "graphs", None)
         measured, gradient = measure(
             lambda: our_update(trainer, rollout), model, repeats=args.repeats, warm_up=True
         )
+        if graphs is not None:
+            measured["compiled_graphs"] = [graphs, trainer.packed.compiled.graphs]
     parameters = sum(p.numel() for p in model.parameters())
     measured |= {"layout": trainer.packed.attention.layout, "parameters": parameters}
-    return rollout, measured, gradient
+    return rollout, measured | {"first_update_seconds": first}, gradient
 
 
 def run_stock(
@@ -272,6 +279,8 @@ def run_variant(
     rollout = make_rollout(size, **VARIANTS[name])
     rollout, ours, gradient = run_ours(rollout, checkpointing, size, args)
     release()
+    if args.without_trl:
+        return {"variant": name, "gradient_checkpointing": checkpointing, "acpo": ours}
     thorough = name == "paper" and checkpointing
     stock, reference = run_stock(rollout, checkpointing, size, args, thorough=thorough)
     parameters = ours["parameters"]
@@ -351,6 +360,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=int, help="our tokens per pack [32768]")
     parser.add_argument("--logits-bytes", type=int, help="our memory for a chunk of logits")
+    parser.add_argument("--eager", action="store_true", help="ours without compiled layers")
+    parser.add_argument("--without-trl", action="store_true", help="ours alone")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     args = parser.parse_args()
     size: dict[str, Any] = TINY if args.tiny else FULL
@@ -363,6 +374,12 @@ def main() -> None:
         for checkpointing in (True, False):
             try:
                 row = run_variant(name, checkpointing, size, args)
+                if args.without_trl:
+                    print(name, checkpointing, row["acpo"], flush=True)
+                    result["rows"].append(row)
+                    args.out.write_text(json.dumps(result, indent=1))
+                    release()
+                    continue
                 print(
                     f"{name}, checkpointing {'on' if checkpointing else 'off'}: "
                     f"acpo {row['acpo']['seconds']:.3f} s, trl {row['trl']['seconds']:.3f} s, "

@@ -117,6 +117,9 @@ def compare(
         None, help="Where runs and report go (default: runs/compare/<name of the study>)."
     ),
     workers: int = typer.Option(1, min=1, help="Runs at a time."),
+    only: str = typer.Option(
+        "*", help="Start runs with such names alone, as in '*/sweep/sapo-*,*/start/*'."
+    ),
     stop_after: float | None = typer.Option(
         None, min=0.0, help="Start no run after so many seconds; the same command goes on later."
     ),
@@ -125,13 +128,14 @@ def compare(
     ),
 ) -> None:
     """Compare methods: one budget, several seeds, intervals. Resumes where it was stopped."""
-    from acpo.compare import command
+    from acpo.compare.runner import compare as run_study
 
-    command.compare(
+    run_study(
         study,
         context.args,
         output=output,
         workers=workers,
+        only=only.split(","),
         stop_after=stop_after,
         report_only=report_only,
     )

@@ -82,18 +82,18 @@ def student_quantile(freedom: int, level: float = LEVEL) -> float:
     if freedom == 0 or freedom > 10_000:
         return NormalDist().inv_cdf((1 + level) / 2)
     low, high = 0.0, 1.0
-    while _central_probability(high, freedom) < level:
+    while student_probability(high, freedom) < level:
         high *= 2
     while high - low > 1e-12 * high:
         middle = (low + high) / 2
-        if _central_probability(middle, freedom) < level:
+        if student_probability(middle, freedom) < level:
             low = middle
         else:
             high = middle
     return high
 
 
-def _central_probability(t: float, freedom: int) -> float:
+def student_probability(t: float, freedom: int) -> float:
     """P(|T| < t), by the finite series for whole degrees (Abramowitz & Stegun 26.7.3, 26.7.4)."""
     theta = math.atan(t / math.sqrt(freedom))
     cosine = math.cos(theta)

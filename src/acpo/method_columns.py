@@ -56,7 +56,7 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     """
     method = get_method(method)
     columns = _columns(trace)
-    if method.shaping == "entropy_reward" and not _on_policy(columns):
+    if "old_entropy" in method.shaping.group_needs and not _on_policy(columns):
         raise ACPOError(
             f"method {method.name!r} needs the entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"

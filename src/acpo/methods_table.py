@@ -19,13 +19,6 @@ GATES = {
     "ratio": "ratio",
 }
 SIGNALS = {"none": "", "delta": "δ", "entropy": "ē"}
-SHAPING = {
-    None: "",
-    "top_entropy": "top 20% entropy tokens",
-    "conflict": "conflict tokens, entropy filter",
-    "entropy_reward": "entropy-shaped rewards, whitened",
-    "balance": "each branch divided by its mean weight",
-}
 
 
 def describe(method: Method) -> dict[str, Any]:
@@ -45,7 +38,7 @@ def describe(method: Method) -> dict[str, Any]:
         "c+": " | ".join(_multiplier(b.positive, method) for b in branches),
         "c-": " | ".join(_multiplier(b.nonpositive, method) for b in branches),
         "credit gradient": gradient,
-        "tokens": SHAPING[method.shaping],
+        "tokens": method.shaping.title,
         "aggregation": method.aggregation.replace("_", " "),
         "options": dict(method.options),
         "reference": method.reference,

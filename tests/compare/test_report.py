@@ -1,17 +1,29 @@
 """What the report says of studies that did not go well; results are made up, none is run."""
 
+import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.compare import plan
-from acpo.compare.report import markdown, write_report
-from acpo.compare.study import read_study
-from acpo.compare.summary import read_raw, summarise, write_raw
+from acpo.compare.report import latex, markdown, write_report
+from acpo.compare.runner import progress
+from acpo.compare.store import (
+    pack_verdicts,
+    read_results,
+    spec_hash,
+    unpack_verdicts,
+    write_results,
+)
+from acpo.compare.study_file import read_study
+from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
 
+KEPT = Path(__file__).parents[2] / "results" / "compare"
 STUDY = """\
 recipe: recipe.yaml
 methods: [sapo, acpo, acpo_no_routing, grpo]
@@ -35,6 +47,7 @@ def study(tmp_path):
 def result(run, **more):
     accuracy = SKILL.get(run.row, 0.3) + 0.01 * run.seed + 0.001 * (ord(run.row[0]) * run.seed % 7)
     return {
+        "spec": run.spec(),
         "failed": None,
         "seconds": 1.0,
         "hardware": {"machine": "paper"},
@@ -47,15 +60,16 @@ def result(run, **more):
 
 
 def results(study):
-    runs = [*plan.sweep_runs(study), *plan.start_runs(study)]
+    runs = []
     for task in study.tasks:
+        runs += [*plan.sweep_runs(study, task, {}), *plan.start_runs(study, task)]
         for row in task.rows:
             runs += [run for _, run in plan.study_runs(study, task, row, 1e-4)]
     return {run.name: result(run) for run in runs}
 
 
 def report(study, found):
-    summary = summarise(study, found, command="made up")
+    summary = summarise(study, found)
     return summary, {row["name"]: row for row in summary["tasks"]["a"]["rows"]}
 
 
@@ -99,19 +113,32 @@ def test_only_routed_acpo_equals_the_control_at_first(study):
 
 
 def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
-    found = {name: {**one, "spec": {}} for name, one in results(study).items()}
+    found = results(study)
     kept = tmp_path / "kept"
-    kept.mkdir()
-    write_raw(found, kept / "runs.jsonl")
+    write_results(found, kept / "runs.jsonl")
     arguments = ["compare", str(study.path), "--output", str(kept), "--report-only"]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0 and f"{len(found)} runs" in done.output
     text = (kept / "report.md").read_text()
     assert "- better: ACPO; ACPO w/o routing" in text and "missing" not in text
-    assert read_raw(kept / "runs.jsonl") == found
+    assert read_results(kept) == found
+    before = {path.name: path.read_bytes() for path in kept.iterdir()}
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
+    assert {"report.md", "page.html", "differences-a.pdf", "runs.jsonl"} <= set(before)
     (kept / "runs.jsonl").write_text('{"run": 3}\n')
-    with pytest.raises(ACPOError, match=r"runs.jsonl:1: not the result of a run"):
-        read_raw(kept / "runs.jsonl")
+    with pytest.raises(ACPOError, match=r"runs.jsonl:1 is not the result of a run"):
+        read_results(kept)
+
+
+@pytest.mark.parametrize("kept", sorted(KEPT.iterdir()), ids=lambda path: path.name)
+def test_kept_reports_are_what_their_runs_say(kept):
+    study = read_study(KEPT.parents[1] / "recipes" / "studies" / f"{kept.name}.yaml")
+    found = progress(study, read_results(kept)).results
+    summary = summarise(study, found)
+    assert markdown(summary) == (kept / "report.md").read_text()
+    assert latex(summary) == (kept / "table.tex").read_text()
+    assert json.loads(json.dumps(summary)) == json.loads((kept / "summary.json").read_text())
 
 
 def test_differences_stay_within_what_is_possible(study):
@@ -119,7 +146,7 @@ def test_differences_stay_within_what_is_possible(study):
     for seed, value in enumerate((0.0, 1.0, 0.0)):
         found[f"a/study/grpo-lr0.0001-seed{seed}"]["accuracy"] = {"value": value}
     _, rows = report(study, found)
-    assert rows["grpo"]["difference_simultaneous"]["low"] == -1.0
+    assert rows["grpo"]["difference"]["low"] == -1.0
     assert rows["grpo"]["accuracy"]["low"] == 0.0
 
 
@@ -143,3 +170,59 @@ def test_runs_that_logged_nothing_have_no_curves(study, tmp_path):
     summary, _ = report(study, found)
     write_report(summary, tmp_path)
     assert not list(tmp_path.glob("curves-*")) and (tmp_path / "differences-a.png").is_file()
+
+
+def test_a_sweep_goes_on_beyond_an_end_while_the_best_lies_there(study):
+    study = replace(study, sweep=replace(study.sweep, extend=2))
+    task, row = study.tasks[0], study.tasks[0].rows[0]
+    score = {1e-3: 0.5, 1e-4: 0.6, 1e-5: 0.7, 1e-6: 0.8, 1e-7: 0.9}
+    found, tried = {}, []
+    while plan.choose(study, task, row, found) is None:
+        for run in plan.sweep_runs(study, task, found):
+            if run.row == row.name and run.name not in found:
+                tried.append(run.learning_rate)
+                curve = [{"step": 1, "accuracy": score[run.learning_rate]}]
+                found[run.name] = result(run, curve=curve)
+    assert tried == [1e-4, 1e-3, 1e-5, 1e-6], "two beyond the end, and no more"
+    assert plan.choose(study, task, row, found)[::2] == (1e-6, True)
+    found["a/sweep/sapo-lr1e-06-seed7"]["failed"] = "diverged"
+    choice = plan.choose(study, task, row, found)
+    assert (choice.learning_rate, choice.at_edge) == (1e-5, False)
+    assert choice.scores[1e-6] is None
+    for name in found:
+        found[name]["failed"] = "diverged"
+    assert plan.choose(study, task, row, found).learning_rate == 1e-6, "the smallest"
+
+
+def test_files_of_two_machines_are_merged_by_writing_one_behind_the_other(study, tmp_path):
+    found = results(study)
+    names = sorted(found)
+    for place, part in (("one", names[:20]), ("two", names[10:])):
+        kept = {name: {**found[name], "finished": place} for name in part}
+        write_results(kept, tmp_path / place / "runs.jsonl")
+    both = tmp_path / "both"
+    both.mkdir()
+    parts = [(tmp_path / place / "runs.jsonl").read_text() for place in ("two", "one")]
+    (both / "runs.jsonl").write_text("".join(parts))
+    merged = read_results(both)
+    assert sorted(merged) == names
+    assert merged[names[15]]["finished"] == "one", "as it first finished"
+    lines = parts[0].replace('"held_out": 8', '"held_out": 9', 1)
+    (both / "runs.jsonl").write_text(lines + parts[0])
+    with pytest.raises(ACPOError, match=r"held_out=9 there, 8 in the study"):
+        read_results(both)
+
+
+def test_the_place_of_data_and_model_is_no_part_of_a_run(study):
+    spec = next(plan.start_runs(study, study.tasks[0])).spec()
+    moved = {**spec, "recipe": {**spec["recipe"], "data": "/elsewhere", "model_name_or_path": "y"}}
+    other = {**spec, "recipe": {**spec["recipe"], "task": "gsm8k"}}
+    assert spec_hash(spec) == spec_hash(moved) != spec_hash(other)
+
+
+def test_damaged_verdicts_are_refused():
+    verdicts = [[True, False], [], [True]]
+    assert unpack_verdicts(pack_verdicts(verdicts)) == [[True, False], [True]]
+    for packed in ("x", "AAAA", "é"):
+        with pytest.raises(ACPOError, match="damaged"):
+            unpack_verdicts(packed)

@@ -5,13 +5,16 @@ import random
 import pytest
 
 from acpo.compare.statistics import (
-    Estimate,
+    bootstrap,
+    effect_size,
+    holm,
     mean_over_seeds,
-    paired_difference,
+    p_value,
     ranks,
-    simultaneous_level,
+    signed_rank_p,
 )
-from acpo.compare.summary import band, verdict
+from acpo.compare.store import pack_verdicts
+from acpo.compare.summary import area, band, collapsed, difference, pass_at_each, verdict
 
 
 def test_interval_by_hand():
@@ -19,15 +22,18 @@ def test_interval_by_hand():
     half = 4.30265 / 3**0.5
     assert found == pytest.approx((2.0, 2 - half, 2 + half, 3), abs=1e-4)
     assert mean_over_seeds([0.3]) == (0.3, None, None, 1)
-    assert not mean_over_seeds([0.3]).excludes_zero
+
+
+def runs(accuracies):
+    return {seed: {"accuracy": {"value": value}} for seed, value in accuracies.items()}
 
 
 def test_differences_are_paired_by_seed():
     ours, theirs = {0: 0.5, 1: 0.9, 2: 0.1}, {1: 0.8, 0: 0.4, 3: 0.0}
-    found = paired_difference(ours, theirs)
-    assert found.value == pytest.approx(0.1) and found.seeds == 2
-    assert found.high - found.low == pytest.approx(0.0, abs=1e-12)
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+    found = difference(runs(ours), runs(theirs))
+    assert found["value"] == pytest.approx(0.1) and found["seeds"] == found["won"] == 2
+    assert found["high"] - found["low"] == pytest.approx(0.0, abs=1e-12)
+    assert difference(runs({0: 1.0}), runs({1: 1.0})) is None
 
 
 def test_ranks_share_places():
@@ -43,43 +49,90 @@ def simulated_study(rng, rows, seeds, effect=0.0):
     return table
 
 
+def compared(row, base):
+    return difference(runs(row), runs(base))
+
+
+def verdicts(table):
+    """Of all rows against the first."""
+    found = {str(i): compared(row, table[0]) for i, row in enumerate(table) if i}
+    adjusted = holm({name: one["p_value"] for name, one in found.items()})
+    return [verdict(found[name], adjusted[name]) for name in found]
+
+
 def test_equal_rows_differ_at_the_nominal_rate():
     rng = random.Random(0)
     single = family = 0
-    worlds, rows = 1500, 10
+    worlds, rows = 1000, 10
     for _ in range(worlds):
         table = simulated_study(rng, rows, seeds=6)
-        wide = simultaneous_level(rows - 1)
-        single += paired_difference(table[1], table[0]).excludes_zero
-        alarms = [paired_difference(row, table[0], level=wide) for row in table[1:]]
-        family += any(verdict(alarm, alarm) in ("better", "worse") for alarm in alarms)
-    assert 0.035 < single / worlds < 0.065, "5% of single intervals"
+        single += compared(table[1], table[0])["p_value"] <= 0.05
+        family += any(word in ("better", "worse") for word in verdicts(table))
+    assert 0.035 < single / worlds < 0.065, "5% of single tests"
     assert family / worlds < 0.06, "at most 5% of studies say anything of equal rows"
 
 
 def test_a_real_difference_is_found():
     rng = random.Random(1)
-    found = 0
-    for _ in range(200):
-        table = simulated_study(rng, 10, seeds=8, effect=-0.1)
-        wide = paired_difference(table[-1], table[0], level=simultaneous_level(9))
-        found += verdict(wide, paired_difference(table[-1], table[0])) == "worse"
-    assert found > 190
+    tables = [simulated_study(rng, 10, seeds=8, effect=-0.1) for _ in range(200)]
+    assert sum(verdicts(table)[-1] == "worse" for table in tables) > 190
 
 
-def test_what_one_interval_shows_and_the_family_does_not_is_not_settled():
-    inside, above, below = (Estimate(v, v - 0.2, v + 0.2, 5) for v in (0.1, 0.3, -0.3))
-    assert verdict(above, above) == "better" and verdict(below, below) == "worse"
-    assert verdict(inside, above) == "not settled (alone: better)"
-    assert verdict(inside._replace(value=-0.1), below) == "not settled (alone: worse)"
-    assert verdict(inside, inside) == "no difference shown"
-    assert verdict(None, None) == verdict(Estimate(0.1, None, None, 1), above) == ""
+def test_what_one_test_shows_and_the_family_does_not_is_not_settled():
+    above = {"value": 0.3, "low": 0.1, "p_value": 0.02}
+    below = {**above, "value": -0.3}
+    assert verdict(above, 0.04) == "better" and verdict(below, 0.04) == "worse"
+    assert verdict(above, 0.2) == "not settled (alone: better)"
+    assert verdict(below, 0.2) == "not settled (alone: worse)"
+    assert verdict({**above, "p_value": 0.2}, 0.2) == "not told apart"
+    assert verdict(None, None) == verdict({**above, "low": None}, 0.2) == ""
 
 
 def test_equal_differences_of_a_few_seeds_show_nothing():
-    found = paired_difference({0: 0.5, 1: 0.8}, {0: 0.4, 1: 0.7})
-    assert not found.excludes_zero, "accuracies come in steps"
-    assert mean_over_seeds([0.1, 0.1001]).excludes_zero
+    assert compared({0: 0.5, 1: 0.8}, {0: 0.4, 1: 0.7})["p_value"] == 1.0, "it comes in steps"
+    assert p_value([0.1, 0.1001]) < 0.05
+    assert p_value([0.3]) == 1.0 and effect_size([0.1, 0.1, 0.1]) is None
+
+
+def test_tests_by_hand():
+    assert p_value([1.0, 2.0, 3.0]) == pytest.approx(0.07418, abs=1e-5)  # t = 3.4641, 2 degrees
+    assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2.0 * (1 - 3 / 7))
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "c": 0.06, "b": 0.06}
+    )
+    assert signed_rank_p([0.1, 0.2, 0.3, 0.4]) == 2 / 16
+    assert signed_rank_p([-0.1, 0.2, 0.3, 0.4]) == 4 / 16  # 9 of 10: 0, 1, 9 and 10
+    assert signed_rank_p([0.1, 0.1, 0.0]) == 2 / 4 and signed_rank_p([0.0]) == 1.0
+
+
+def test_the_bootstrap_covers_seeds_and_problems():
+    rng = random.Random(2)
+    covered = 0
+    for _ in range(200):
+        seeds = [rng.gauss(0.0, 0.05) for _ in range(12)]
+        problems = [rng.gauss(0.0, 0.3) for _ in range(60)]
+        found = bootstrap(
+            [[0.1 + s + p + rng.gauss(0, 0.2) for p in problems] for s in seeds], draws=400
+        )
+        covered += found.low < 0.1 < found.high
+    assert 0.88 < covered / 200 < 0.99
+    assert bootstrap([[0.5, 0.5], [0.5, 0.5]])[:3] == (0.5, 0.5, 0.5)
+
+
+def test_pass_at_k_is_unbiased_and_needs_all_seeds():
+    kept = {"verdicts": pack_verdicts([[True, False, False, False], [True] * 4])}
+    found = pass_at_each([{"accuracy": kept}, {"pass_at": kept, "accuracy": {}}])
+    assert {k: one["value"] for k, one in found.items()} == {"1": 0.625, "2": 0.75, "4": 1.0}
+    assert pass_at_each([{"accuracy": kept}, {"accuracy": {"value": 0.5}}]) == {}
+
+
+def test_a_collapse_is_told_from_a_bad_rollout():
+    def run(*points):
+        return {"curve": [{"step": i, "accuracy": point} for i, point in enumerate(points)]}
+
+    assert collapsed(run(0.1, 0.4, 0.5, 0.5, 0.2, 0.1, 0.1))
+    assert not collapsed(run(0.1, 0.4, 0.5, 0.5, 0.4, 0.5, 0.1)) and not collapsed({})
+    assert area(run(0.1, 0.3)) == pytest.approx(0.2) and area({}) is None
 
 
 def test_intervals_of_shares_stay_within_what_is_possible():

@@ -2,18 +2,22 @@
 
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import fsdp_utils
 from torch.distributed.fsdp import fully_shard
 
-from acpo.engines.trl.attention import PackedAttention
-from acpo.engines.trl.forward import add_policy_forward
-from acpo.engines.trl.minibatch import MiniBatch
+from acpo.engines.trl.forward import Attention, add_policy_forward
+from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.ranks import Ranks
-from acpo.engines.trl.update import PackedUpdate, UpdateSettings
+from acpo.engines.trl.update import PackedUpdate, TokenTallies, UpdateSettings
+from acpo.head import TokenTerms
 from acpo.objectives import get_method
 from engines.tiny import tiny_model
 
@@ -47,6 +51,70 @@ def rollout(rows: slice, on_policy: bool) -> dict[str, torch.Tensor]:
     return {**part, "num_items_in_batch": mask.sum()}
 
 
+HALF_CASES = [(method, tied) for method in ("gspo", "acpo") for tied in (True, False)]
+
+
+def in_bfloat16(method: str, tied: bool, wrapper: str, rank: int, world: int) -> dict[str, Any]:
+    """Gradient of an on-policy update of bfloat16 computations; "none", "ddp" or "fsdp2".
+
+    FSDP2 is set up by accelerate's own preparation, which casts inputs and outputs of the root.
+    """
+    model = tiny_model(tied=tied, sharpness=3.0)
+    if wrapper != "fsdp2":
+        model = model.bfloat16()
+    add_policy_forward(model)
+    no_sync: Any = nullcontext
+    if wrapper == "fsdp2":
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            cpu_ram_efficient_loading=False,
+            auto_wrap_policy="transformer_based_wrap",
+        )
+        plugin.set_mixed_precision("bf16")
+        accelerator = SimpleNamespace(
+            state=SimpleNamespace(fsdp_plugin=plugin),
+            mixed_precision="bf16",
+            is_main_process=rank == 0,
+            device=torch.device("cpu"),
+            torch_device_mesh=None,
+        )
+        model = fsdp_utils.fsdp2_prepare_model(accelerator, model)
+    elif wrapper == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+        no_sync = model.no_sync
+    update = PackedUpdate(
+        UpdateSettings(get_method(method), temperature=1.0, budget=64),
+        ranks=Ranks(torch.device("cpu")),
+        attention=Attention("padded", "test"),
+    )
+    share = 16 // world
+    tensors = rollout(slice(rank * share, (rank + 1) * share), on_policy=True)
+    tensors["advantages"] = torch.where(tensors["advantages"] == 0, 1.0, tensors["advantages"])
+    batch = MiniBatch.read(tensors, share=1.0)
+    stats = update.statistics(model, ids=batch.ids, rows=batch.rows, first=batch.first)
+    batch.columns["old_logp"] = stats.logp
+    seen: list[TokenTerms] = []
+    TokenTallies.add, add = (
+        lambda self, terms: (seen.append(terms), add(self, terms))[1],
+        TokenTallies.add,
+    )
+    try:
+        update.run(model, batch, backward=lambda loss: loss.backward(), no_sync=no_sync)
+    finally:
+        TokenTallies.add = add
+    grads = [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+    drift = torch.cat([(t.stats.logp - t.old_logp)[t.computed] for t in seen])
+    return {
+        "gradient": torch.cat([g.float().flatten() for g in grads]),
+        "dtypes": {
+            str(x.dtype) for t in seen for k, x in t.columns().items() if k != "sequence_ids"
+        },
+        "statistics": {str(t.stats.logp.dtype) for t in seen},
+        "drift": float(drift.abs().max()),
+        "tokens": len(drift),
+    }
+
+
 def gradient(method: str, tied: bool, own_head: bool, rank: int, world: int) -> torch.Tensor:
     model = tiny_model(tied=tied)
     add_policy_forward(model)
@@ -65,7 +133,7 @@ def gradient(method: str, tied: bool, own_head: bool, rank: int, world: int) -> 
 
     settings = UpdateSettings(get_method(method), temperature=1.0, budget=30)
     update = PackedUpdate(
-        settings, ranks=Ranks(torch.device("cpu")), attention=PackedAttention("padded", "test")
+        settings, ranks=Ranks(torch.device("cpu")), attention=Attention("padded", "test")
     )
     share = 16 // world
     rows = slice(rank * share, (rank + 1) * share)
@@ -86,6 +154,11 @@ def main(folder: Path) -> None:
         result = gradient(*case, rank, world)
         if rank == 0:
             torch.save(result, folder / f"{'_'.join(map(str, case))}_{world}.pt")
+    for wrapper in ("ddp", "fsdp2") if world > 1 else ("none",):
+        for case in HALF_CASES:
+            result = in_bfloat16(*case, wrapper, rank, world)
+            if rank == 0:
+                torch.save(result, folder / f"{'_'.join(map(str, case))}_{wrapper}.pt")
     if world > 1:
         dist.destroy_process_group()
 

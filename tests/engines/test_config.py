@@ -6,8 +6,7 @@ import pytest
 from trl import GRPOConfig, TrlParser
 
 from acpo import ACPOConfig
-from acpo.engines.trl.config import METHOD_OPTIONS
-from acpo.engines.trl.refusals import REFUSALS
+from acpo.engines.trl.config import METHOD_OPTIONS, REFUSALS
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from engines.tiny import options

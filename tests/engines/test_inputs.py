@@ -5,14 +5,17 @@ import os
 import pytest
 import torch
 from datasets import Dataset
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from peft import LoraConfig
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl.rewards import (
+    checked_reward,
     combined_rewards,
     scaled_advantages,
+    separately_scaled_advantages,
     soft_overlong,
-    without_constant_groups,
+    without_verdict,
 )
 from acpo.errors import ACPOError
 from engines.tiny import (
@@ -170,9 +173,12 @@ def test_no_verdict_leaves_the_group_and_trains_nothing(tmp_path):
 
 def test_advantages_by_hand():
     rewards = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [torch.nan, torch.nan], [0.1, 0.1]])
-    combined = combined_rewards(rewards, torch.tensor([1.0, 2.0]), torch.tensor([0, -1.0, 0, 0]))
+    weights, penalties = torch.tensor([1.0, 2.0]), torch.tensor([0, -1.0, 0, 0])
+    combined = combined_rewards(rewards, weights, penalties, 1)  # the second does not apply
     assert combined[:2].tolist() == [1.0, -1.0] and combined[2].isnan()
     assert combined[3].item() == pytest.approx(0.3)
+    combined = combined_rewards(rewards, weights, penalties, 4)  # it judged the others
+    assert combined[0] == 1.0 and combined[1].isnan() and combined[2].isnan()
     constant = torch.full((6,), 0.1)
     assert scaled_advantages(constant, 6, "group").tolist() == [0.0] * 6
     assert scaled_advantages(constant, 6, "batch").tolist() == [0.0] * 6
@@ -180,8 +186,58 @@ def test_advantages_by_hand():
     assert scaled_advantages(pair, 2, "none").tolist() == [-0.5, 0.5, 0.0, 0.0]
     assert scaled_advantages(pair, 2, "group")[1] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
     assert scaled_advantages(pair, 2, "batch")[1] == pytest.approx(0.5 / (0.5 + 1e-4))
-    noisy = without_constant_groups(torch.tensor([0.5, 1e-9]), torch.ones(2, 1), 1)
-    assert noisy.tolist() == [0.0, 0.0]
+    constant = separately_scaled_advantages(torch.full((4, 2), 0.1), weights, 2)
+    assert constant.tolist() == [0.0] * 4
+    some = separately_scaled_advantages(torch.tensor([[0.0], [1.0], [5.0], [5.0]]), weights[:1], 2)
+    assert some[1] == -some[0] != 0 and some[2:].tolist() == [0.0, 0.0]
+
+
+def test_one_missing_verdict_of_two_is_no_verdict():
+    """A format reward must not turn an answer nobody could check into a wrong one."""
+    nan = torch.nan
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 1.0], [nan, 1.0], [1.0, 1.0]])
+    assert without_verdict(rewards, 4).tolist() == [False, False, True, False]
+    combined = combined_rewards(rewards, torch.ones(2), None, 4)
+    advantages = scaled_advantages(combined, 4, "group")
+    assert advantages[2] == 0 and advantages[0] == advantages[3] > 0 > advantages[1]
+    assert separately_scaled_advantages(rewards, torch.ones(2), 4)[2] == 0
+    other_task = torch.tensor([[nan, 1.0], [nan, 0.0]])
+    assert without_verdict(other_task, 2).tolist() == [False, False]
+
+
+def nobody(completion_ids, **_):
+    return [None] * len(completion_ids)
+
+
+LORA = LoraConfig(r=4, target_modules=["q_proj"])
+
+
+@pytest.mark.parametrize(
+    "more", [{"method": "gtpo"}, {"beta": 0.1, "peft_config": LORA}, {"entropy_coef": 0.01}]
+)
+def test_what_could_not_be_judged_is_never_trained_on(tmp_path, more):
+    _, gradients = recorded(tmp_path, rewards=nobody, num_iterations=2, max_steps=2, **more)
+    assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_silent_steps_log_no_ratio(tmp_path):
+    trainer, _ = recorded(tmp_path, rewards=nobody)
+    assert "ratio_max" not in trainer.state.log_history[0]
+    trainer, _ = recorded(tmp_path)
+    assert trainer.state.log_history[0]["ratio_max"] == pytest.approx(1.0)
+
+
+class Judge:
+    async def __call__(self, completions, **_):
+        return [1.0] * len(completions)
+
+
+def test_async_rewards_log_under_their_own_names():
+    async def slow(completions, **_):
+        return [1.0] * len(completions)
+
+    assert checked_reward(Judge()).__name__ == "Judge"
+    assert checked_reward(slow).__name__ == "slow"
 
 
 def test_soft_overlong_by_hand():
@@ -219,13 +275,25 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
 
 
 def test_broken_logits_skip_steps_and_then_stop(tmp_path):
+    class Breaks(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **_):
+            with torch.no_grad():
+                model.model.norm.weight[0] = torch.nan
+
+    model = tiny_model(tied=False)
+    before = model.lm_head.weight.detach().clone()
+    settings = {"rollout_func": fixed_rollout, "max_steps": 4, "max_nonfinite_steps": 2}
+    with pytest.raises(ACPOError, match=r"max_nonfinite_steps=2: the loss was not finite"):
+        recorded(tmp_path, model, callbacks=[Breaks()], **settings)
+    assert torch.equal(model.lm_head.weight, before)
+
+
+def test_broken_weights_are_told_at_construction(tmp_path):
     model = tiny_model(tied=False)
     with torch.no_grad():
         model.model.norm.weight[0] = torch.nan
-    before = model.lm_head.weight.detach().clone()
-    with pytest.raises(ACPOError, match=r"max_nonfinite_steps=2: the loss was not finite"):
-        recorded(tmp_path, model, rollout_func=fixed_rollout, max_steps=4, max_nonfinite_steps=2)
-    assert torch.equal(model.lm_head.weight, before)
+    with pytest.raises(ACPOError, match=r"logits that are not finite on 8 tokens"):
+        build(tmp_path, model=model)
 
 
 def test_broken_gradients_skip_steps_and_then_stop(tmp_path):

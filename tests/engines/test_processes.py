@@ -11,7 +11,7 @@ import torch
 
 from acpo.records import Trace
 from engines import fsdp_worker, worker
-from engines.fsdp_worker import CASES
+from engines.fsdp_worker import CASES, HALF_CASES
 from engines.tiny import relative
 from engines.worker import RUNS
 
@@ -56,6 +56,14 @@ def test_two_processes_equal_one(runs, method):
         assert two["log"][name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
+def test_evaluation_of_groups_that_span_processes(runs):
+    """Each process holds half of a group, and GTPO compares all of it."""
+    for processes in (1, 2):
+        logged = torch.load(runs / f"gtpo_{processes}.pt")["evaluations"]
+        losses = [loss for loss in logged if loss is not None]
+        assert len(losses) == 2 and all(abs(loss) > 1e-6 for loss in losses)
+
+
 def test_two_processes_record_what_one_does(runs):
     one, two = (Trace.open(runs / f"sapo_{n}" / "trace") for n in (1, 2))
     assert one.parts == two.parts and [part["step"] for part in one.parts] == [0, 1]
@@ -88,3 +96,20 @@ def test_fsdp2_on_two_processes_equals_one(sharded, case):
     one, two = (torch.load(sharded / f"{'_'.join(map(str, case))}_{n}.pt") for n in (1, 2))
     assert one.norm() > 1e-5
     assert relative(two, one) < 1e-5
+
+
+@pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_bfloat16_under_accelerates_fsdp2_equals_one_process(sharded, case):
+    """FSDP2 casts what it can open to bfloat16; the loss's columns must come through in float32."""
+    one, ddp, fsdp = (
+        torch.load(sharded / f"{'_'.join(map(str, case))}_{wrapper}.pt")
+        for wrapper in ("none", "ddp", "fsdp2")
+    )
+    for run in (one, ddp, fsdp):
+        assert run["dtypes"] == run["statistics"] == {"torch.float32"}
+        assert run["drift"] == 0.0 and run["tokens"] > 10
+    # Processes round their part of a sum to bfloat16 before they add it.
+    tolerance = 1.2e-2
+    assert one["gradient"].norm() > 1e-5
+    for run in (ddp, fsdp):
+        assert relative(run["gradient"], one["gradient"]) < tolerance

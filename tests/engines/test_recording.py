@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from acpo.engines.trl import checkpoint
-from acpo.engines.trl.recording import RolloutRecorder
+from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
 from acpo.records import Trace
 from acpo.scoring.rollouts import SampledCompletion, score

@@ -5,15 +5,17 @@ import torch
 from peft import LoraConfig
 from transformers import MistralConfig, MistralForCausalLM
 
-from acpo.engines.trl.attention import choose_attention
+from acpo.engines.trl.forward import CompiledLayers, choose_attention
 from acpo.engines.trl.packing import (
     find_rows,
     first_fit_decreasing,
     group_by_length,
     lay_out,
 )
+from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from engines.tiny import WORDS, prompts, recorded, relative, tiny_model
+from engines.worker import fixed_rollout
 
 CPU = torch.device("cpu")
 
@@ -104,8 +106,9 @@ def test_tied_and_untied_heads_in_both_precisions(tmp_path, tied, dtype):
 
 
 def test_autocast_trains_float32_weights(tmp_path):
-    trainer, gradients = recorded(tmp_path, bf16=True, update_layout="packed")
-    _, exact = recorded(tmp_path, update_layout="packed")
+    settings = {"update_layout": "packed", "rollout_func": fixed_rollout}
+    trainer, gradients = recorded(tmp_path, bf16=True, **settings)
+    _, exact = recorded(tmp_path, **settings)
     assert trainer.model.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(gradients[0], exact[0], dim=0) > 0.98
 
@@ -133,6 +136,44 @@ def test_gradient_checkpointing_recomputes_with_the_same_attention(tmp_path):
     assert relative(recomputed[0], plain[0]) < 1e-6
 
 
+@pytest.mark.parametrize(("layout", "checkpointing"), [("packed", True), ("padded", False)])
+def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, checkpointing):
+    """Through Dynamo and AOTAutograd; the code generator is the GPU benchmark's to check."""
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
+    settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
+    settings |= {"num_iterations": 2, "max_steps": 3, "gradient_checkpointing": checkpointing}
+    _, plain = recorded(tmp_path, **settings)
+    trainer, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    layers = trainer.policy.model.layers
+    assert len(trainer.packed.compiled.layers) == len(layers)
+    assert not any("forward" in vars(layer) for layer in layers), "generation has its own back"
+    assert relative(compiled[0], plain[0]) < 1e-6
+    graphs = [log["update/compiled_graphs"] for log in trainer.state.log_history[:-1]]
+    assert graphs[0] > 0 and graphs[1] == graphs[-1], "packs of other lengths compile nothing"
+
+
+def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no such backend here")
+
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", (broken,))
+    settings = {"rollout_func": fixed_rollout}
+    _, plain = recorded(tmp_path, **settings)
+    _, tried = recorded(tmp_path, compile_layers=True, **settings)
+    assert relative(tried[0], plain[0]) < 1e-6
+
+
+def test_lora_layers_compile(tmp_path, monkeypatch):
+    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    settings = {"rollout_func": fixed_rollout, "peft_config": adapter}
+    torch.manual_seed(0)
+    _, plain = recorded(tmp_path, **settings)
+    torch.manual_seed(0)
+    _, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    assert plain[0].norm() > 0 and relative(compiled[0], plain[0]) < 1e-6
+
+
 def test_float32_head(tmp_path):
     model = tiny_model(tied=False, dtype=torch.bfloat16)
     _, gradients = recorded(tmp_path, model, cast_lm_head_to_fp32=True)
@@ -144,8 +185,10 @@ def test_models_that_cannot_be_packed_are_padded():
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": len(WORDS)}
     small = {**shape, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     windowed = MistralForCausalLM(MistralConfig(**small, sliding_window=8))
-    choice = choose_attention(windowed, device=CPU, half_precision=True, wanted="packed")
+    choice = choose_attention(windowed, device=CPU, half_precision=True)
     assert choice.layout == "padded" and "sliding" in choice.reason
+    with pytest.raises(ACPOError, match=r"update_layout='packed' is not possible: .*sliding"):
+        choose_attention(windowed, device=CPU, half_precision=True, wanted="packed")
     open_model = MistralForCausalLM(MistralConfig(**small, sliding_window=None))
     assert choose_attention(
         open_model, device=CPU, half_precision=True, wanted="packed"

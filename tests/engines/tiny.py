@@ -110,14 +110,14 @@ def recorded(folder: Path, model: Any = None, **more: Any) -> tuple[Any, list[to
     extra = {k: more.pop(k) for k in ("peft_config", "eval_dataset", "rollout_func") if k in more}
     rewards = more.pop("rewards", odd_tokens)
     data = more.pop("data", None)
-    recorder = Recorder()
+    recorder, others = Recorder(), more.pop("callbacks", [])
     trainer = ACPOTrainer(
         tiny_model() if model is None else model,
         rewards,
         ACPOConfig(**options(folder, **more)),
         prompts() if data is None else data,
         processing_class=tiny_tokenizer(),
-        callbacks=[recorder],
+        callbacks=[recorder, *others],
         **extra,
     )
     trainer.train()

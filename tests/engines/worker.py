@@ -17,7 +17,7 @@ RUNS = {
     "8020": {"num_iterations": 2},
     "gspo": {"num_iterations": 2, "epsilon": 0.2, "epsilon_high": 0.3},
     "shannon": {},
-    "gtpo": {"num_iterations": 2},
+    "gtpo": {"num_iterations": 2, "eval_strategy": "steps", "eval_steps": 1},
     "gtpo_entropy": {"num_iterations": 2},
 }
 
@@ -55,6 +55,7 @@ def main(folder: Path) -> None:
                 **more,
             )
             | {"per_device_train_batch_size": 16 // world}
+            | {"per_device_eval_batch_size": 4 // world, "num_generations_eval": 4}
             | ({"ddp_backend": "gloo"} if world > 1 else {})
         )
         trainer = ACPOTrainer(
@@ -65,13 +66,20 @@ def main(folder: Path) -> None:
             processing_class=tiny_tokenizer(),
             callbacks=[recorder],
             rollout_func=fixed_rollout,
+            eval_dataset=prompts(4),
         )
         trainer.train()
         if trainer.is_world_process_zero():
             assert trainer.ranks.count == world
             log = trainer.state.log_history[0]
             keep = ("aligned", "entropy", "update/rows_skipped", "loss")
-            result = {"gradients": recorder.gradients, "log": {k: log[k] for k in keep}}
+            result = {
+                "gradients": recorder.gradients,
+                "log": {k: log[k] for k in keep},
+                "evaluations": [
+                    e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e
+                ],
+            }
             torch.save(result, folder / f"{method}_{world}.pt")
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from acpo.evaluate.backends import Sampling
-from acpo.evaluate.backends.decoder import Decoder, Job, draw
+from acpo.evaluate.backends import Sampling, SamplingError
+from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.head.projection import Projection
+from acpo.sampling.draw import draw
 from evaluate.runs import acpo, lines, sums
 from evaluate.tinymodel import save
 
@@ -88,20 +90,35 @@ def test_samples_do_not_depend_on_the_batch(top_p):
 
 def test_draw_follows_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]])).repeat(40_000, 1)
-    uniforms = np.random.default_rng(0).random(40_000).tolist()
-    tokens = np.array(draw(logits, uniforms, Sampling()))
-    shares = np.bincount(tokens, minlength=4) / 40_000
-    assert shares == pytest.approx([0.5, 0.0, 0.3, 0.2], abs=0.01)
-    kept = np.bincount(draw(logits, uniforms, Sampling(top_p=0.6)), minlength=4) / 40_000
-    assert kept == pytest.approx([0.625, 0.0, 0.375, 0.0], abs=0.01)
-    warm = np.bincount(draw(logits, uniforms, Sampling(temperature=2.0)), minlength=4) / 40_000
+    uniforms = torch.from_numpy(np.random.default_rng(0).random(40_000))
+
+    def shares(temperature=1.0, top_p=1.0):
+        tokens, _ = draw(logits, uniforms, Projection(temperature), top_p)
+        return np.bincount(tokens, minlength=4) / 40_000
+
+    assert shares() == pytest.approx([0.5, 0.0, 0.3, 0.2], abs=0.01)
+    assert shares(top_p=0.6) == pytest.approx([0.625, 0.0, 0.375, 0.0], abs=0.01)
     roots = np.sqrt([0.5, 0.0, 0.3, 0.2])
-    assert warm == pytest.approx(roots / roots.sum(), abs=0.01)
+    assert shares(temperature=2.0) == pytest.approx(roots / roots.sum(), abs=0.01)
 
 
 def test_edges_of_the_uniform_draw_no_impossible_token():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf]]).repeat(2, 1)
-    assert draw(logits, [0.0, 1 - 1e-16], Sampling()) == [1, 1]
+    ends = torch.tensor([0.0, 1 - 1e-16], dtype=torch.float64)
+    for top_p in (1.0, 0.9):
+        assert draw(logits, ends, Projection(), top_p)[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_end_the_run(temperature):
+    model = tiny()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    decoder = Decoder(
+        model, GREEDY._replace(temperature=temperature), ends=frozenset({1}), batch_size=2
+    )
+    with pytest.raises(SamplingError, match="after 0 new tokens are not finite"):
+        list(decoder.run(jobs(3)))
 
 
 def test_stop_texts_end_a_sequence():

@@ -6,16 +6,16 @@ import torch
 
 from acpo.head import chunked, triton
 from acpo.head.projection import Projection
-from acpo.head.rows import Policy, RowCoefficients, RowStats, RowSums, Sparsity
+from acpo.head.rows import RowCoefficients, RowStats, RowSums, Sparsity
+from acpo.head.terms import TokenTerms
 from acpo.objectives import METHODS
-from acpo.objectives.methods import SEQUENCE_GATES
 from objectives.batches import EXTRAS, ROWS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = 3e-3 if DEVICE == "cuda" else 8e-3  # the interpreter truncates to bfloat16
 # Below, at and above a block; one that is no multiple of anything.
 VOCABS = (16, 300, 8192, 8200)
-LOCAL = [row for row in ROWS if METHODS[row].gate not in SEQUENCE_GATES]
+LOCAL = [row for row in ROWS if not METHODS[row].sequence_level]
 
 
 def chunk(vocab, rows=8, dtype=torch.float32, seed=0):
@@ -31,7 +31,7 @@ def chunk(vocab, rows=8, dtype=torch.float32, seed=0):
     return raw, tokens
 
 
-def policy_for(row, logp, **extra):
+def terms_for(row, tokens, logp, **extra):
     g = torch.Generator().manual_seed(1)
     rows = len(logp)
     options = EXTRAS.get(row, {})
@@ -40,15 +40,16 @@ def policy_for(row, logp, **extra):
         return torch.randn(rows, generator=g).to(DEVICE)
 
     method = METHODS[row](**options)
-    return Policy(
-        method,
-        None if extra.get("on_policy") else logp + 0.7 * noise(),
-        noise(),
-        noise().abs(),
-        2.5 if method.credit.signal == "entropy" else None,
-        logp + 0.2 * noise() if "beta" in extra else None,
-        extra.get("beta", 0.0),
-        noise() if extra.get("bonus") else None,
+    return TokenTerms(
+        tokens,
+        method=method,
+        old_logp=None if extra.get("on_policy") else logp + 0.7 * noise(),
+        advantages=noise(),
+        weights=noise().abs(),
+        entropy_max=2.5 if method.credit.signal == "entropy" else None,
+        ref_logp=logp + 0.2 * noise() if "beta" in extra else None,
+        beta=extra.get("beta", 0.0),
+        entropy_weights=noise() if extra.get("bonus") else None,
     )
 
 
@@ -86,13 +87,14 @@ def test_policy_gradient(row, extra, narrow):
     vocab = 8200 if narrow else 300
     projection = Projection(0.8)
     raw, tokens = chunk(vocab)
-    policy = policy_for(row, statistics_of(chunked, raw.clone(), tokens, projection).logp, **extra)
+    logp = statistics_of(chunked, raw.clone(), tokens, projection).logp
+    terms = terms_for(row, tokens, logp, **extra)
     dtype = torch.bfloat16 if narrow else torch.float32
     results = []
     for module in (triton, chunked):
         buffer = raw.new_empty(len(raw), raw.stride(0))[:, :vocab].copy_(raw)
         stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
-        c, gradient = module.policy_gradient(buffer, tokens, projection, policy, stats, dtype)
+        c, gradient = module.policy_gradient(buffer, projection, terms, stats, dtype)
         results.append((c, gradient.float()))
     (c, gradient), (expected_c, expected) = results
     torch.testing.assert_close(c.value, expected_c.value, rtol=1e-4, atol=1e-5)
@@ -128,8 +130,8 @@ def test_non_finite_rows_give_zero_gradient(bad):
     raw, tokens = chunk(300)
     raw[3, 17] = bad
     stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
-    policy = policy_for("acpo", torch.full((len(tokens),), -2.0, device=DEVICE))
-    c, gradient = triton.policy_gradient(raw, tokens, Projection(), policy, stats, torch.float32)
+    terms = terms_for("acpo", tokens, torch.full((len(tokens),), -2.0, device=DEVICE))
+    c, gradient = triton.policy_gradient(raw, Projection(), terms, stats, torch.float32)
     assert not stats.finite()[3] and stats.finite().sum() == len(tokens) - 1
     assert (gradient[3] == 0).all() and c.value[3] == 0 and torch.isfinite(gradient).all()
 
@@ -146,23 +148,22 @@ def test_impossible_tokens():
 @pytest.mark.parametrize("row", ["acpo", "acpo_no_routing", "shannon"])
 def test_sparse_selection(row):
     raw, tokens = chunk(300)
-    policy = policy_for(row, statistics_of(chunked, raw.clone(), tokens, Projection()).logp)
-    policy.advantages[1] = 1e-9
+    logp = statistics_of(chunked, raw.clone(), tokens, Projection()).logp
+    terms = terms_for(row, tokens, logp)
+    terms.advantages[1] = 1e-9
     for eps in (0.0, 1e-3):
         stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
-        sparsity = Sparsity(eps, policy.row_weight())
-        _, dense = chunked.policy_gradient(
-            raw.clone(), tokens, Projection(), policy, stats, torch.float32
-        )
+        sparsity = Sparsity(eps, terms.row_weight())
+        _, dense = chunked.policy_gradient(raw.clone(), Projection(), terms, stats, torch.float32)
         _, sparse = triton.policy_gradient(
-            raw.clone(), tokens, Projection(), policy, stats, torch.float32, sparsity
+            raw.clone(), Projection(), terms, stats, torch.float32, sparsity
         )
         kept = sparse.columns.unique()
         rebuilt = torch.zeros_like(dense)
         rebuilt.index_put_(
             (sparse.rows[:, None], sparse.columns[None]), sparse.values, accumulate=True
         )
-        missed = (dense - rebuilt).abs() / policy.row_weight()[:, None]
+        missed = (dense - rebuilt).abs() / terms.row_weight()[:, None]
         assert missed.max() <= eps + 1e-5
         assert (len(kept) < 300) == (eps > 0)
     assert 1 not in sparse.rows.tolist()

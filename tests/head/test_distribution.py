@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.head import distribution_stats
+from acpo.head import LanguageModelHead, distribution_stats
 
 TAILS = ("tail_p2", "tail_p2_logp", "tail_p2_logp2")
 
@@ -69,12 +69,9 @@ def test_float64(vocab, shape):
     # A budget of 7 rows: chunks that do not divide the 40.
     got = distribution_stats(
         hidden,
-        weight,
+        LanguageModelHead(weight, bias, softcap, logit_scale),
         tokens,
-        bias=bias,
         temperature=temperature,
-        softcap=softcap,
-        logit_scale=logit_scale,
         top_k=5,
         logits_bytes=7 * 8 * vocab,
     )
@@ -145,7 +142,7 @@ def test_impossible_tokens():
     bias[7] = -torch.inf
     tokens[tokens == 7] = 8
     tokens[1] = 7
-    got = distribution_stats(hidden, weight, tokens, bias=bias)
+    got = distribution_stats(hidden, LanguageModelHead(weight, bias), tokens)
     assert got.logp[1] == -torch.inf and not got.is_mode[1]
     keep = torch.arange(len(tokens)) != 1
     expected = dense((hidden @ weight.t() + bias)[keep], tokens[keep])

@@ -1,10 +1,13 @@
 """The fused head against the definition: every row, every option, any layout."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.head import fused_policy_loss, token_stats
+from acpo.head import LanguageModelHead, TokenTerms, fused_policy_loss, token_stats
 from acpo.head.reference import reference_policy_loss, reference_stats
 from acpo.objectives import (
     METHODS,
@@ -36,7 +39,24 @@ def head_batch(seed=0, dtype=torch.float64, temperature=1.0, vocab=VOCAB, rows=6
     return hidden.to(DEVICE), weight.to(DEVICE), batch
 
 
-def flat_call(row, hidden, weight, batch, options, call=fused_policy_loss, **extra):
+def fused(hidden, weight, tokens, *, bias=None, softcap=None, logit_scale=1.0, **rest):
+    """The loss, and what the terms hold afterwards."""
+    settings = {k: rest.pop(k) for k in ("sparse", "logits_dtype", "logits_bytes") if k in rest}
+    head = LanguageModelHead(weight, bias, softcap, logit_scale)
+    terms = TokenTerms(tokens, **rest)
+    loss = fused_policy_loss(hidden, head, terms, **settings)
+    torch.testing.assert_close(terms.loss, loss.detach().float(), rtol=0, atol=0)
+    found = {name: getattr(terms, name) for name in ("stats", "computed", "nonfinite")}
+    return SimpleNamespace(loss=loss, **found)
+
+
+def reference(hidden, weight, tokens, *, bias=None, softcap=None, logit_scale=1.0, **rest):
+    terms = TokenTerms(tokens, **rest)
+    head = LanguageModelHead(weight, bias, softcap, logit_scale)
+    return reference_policy_loss(hidden, head, terms), terms.stats
+
+
+def flat_call(row, hidden, weight, batch, options, call=fused, **extra):
     """The fused loss of a `[B, T]` batch, as a trainer would call it."""
     stats = stats_from_logits(
         logits=(hidden @ weight.t()).detach(),
@@ -135,13 +155,14 @@ def test_head_options(row, extra):
         extra["ref_logp"] = batch["old_logp"].flatten() + 0.2
     if "entropy_bonus" in extra:
         extra["entropy_weights"] = extra.pop("entropy_bonus") * batch["mask"].flatten().double()
-    loss, stats = flat_call(row, hidden, weight, batch, {}, reference_policy_loss, **extra)
-    out = flat_call(row, hidden, weight, batch, {}, all_stats=True, **extra)
+    loss, stats = flat_call(row, hidden, weight, batch, {}, reference, **extra)
+    out = flat_call(row, hidden, weight, batch, {}, **extra)
     torch.testing.assert_close(out.loss, loss, rtol=1e-10, atol=1e-12)
     for a, b in zip(gradients(out.loss, *leaves), gradients(loss, *leaves), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+    assert out.computed.any()
     for a, b in zip(out.stats, stats, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        torch.testing.assert_close(a[out.computed], b[out.computed], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -153,11 +174,11 @@ def test_token_stats_and_their_gradients(fields, softcap):
     flat = hidden.flatten(0, 1).requires_grad_()
     weight.requires_grad_()
     bias = torch.randn(VOCAB, dtype=torch.float64, device=DEVICE).requires_grad_()
-    settings = {"temperature": 0.7, "softcap": softcap, "bias": bias}
+    head = LanguageModelHead(weight, bias, softcap)
     tokens = batch["tokens"].flatten()
-    expected = reference_stats(flat, weight, tokens, **settings)
+    expected = reference_stats(flat, head, tokens, temperature=0.7)
     got = token_stats(
-        flat, weight, tokens, differentiable=fields, logits_bytes=4 * VOCAB * 8, **settings
+        flat, head, tokens, differentiable=fields, logits_bytes=4 * VOCAB * 8, temperature=0.7
     )
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -178,16 +199,16 @@ def test_token_stats_and_their_gradients(fields, softcap):
     assert not any(getattr(got, name).requires_grad for name in hidden_names)
 
 
-def test_rows_without_gradient_are_not_computed_unless_asked():
+def test_rows_without_gradient_are_not_computed():
     hidden, weight, batch = head_batch(2)
     batch["advantages"][2] = 0.0
     dead = ~batch["mask"] | (batch["advantages"] == 0)[:, None]
     out = flat_call("acpo", hidden, weight, batch, {})
     assert torch.equal(out.computed, ~dead.flatten())
     assert out.stats.logp[dead.flatten()].isnan().all()
-    full = flat_call("acpo", hidden, weight, batch, {}, all_stats=True)
-    assert full.computed.all() and torch.isfinite(full.stats.logp).all()
-    torch.testing.assert_close(full.stats.logp[~dead.flatten()], out.stats.logp[~dead.flatten()])
+    full = token_stats(hidden.flatten(0, 1), weight, batch["tokens"].flatten())
+    assert torch.isfinite(full.logp).all()
+    torch.testing.assert_close(full.logp[~dead.flatten()], out.stats.logp[~dead.flatten()])
 
 
 def test_frozen_head_and_frozen_backbone():
@@ -245,7 +266,7 @@ def test_non_finite_rows_are_counted_and_left_out(row):
         "method": row,
         "sequence_ids": torch.arange(6, device=DEVICE).repeat_interleave(7),
     }
-    out = fused_policy_loss(
+    out = fused(
         broken.flatten(0, 1),
         weight,
         batch["tokens"].flatten(),
@@ -254,7 +275,7 @@ def test_non_finite_rows_are_counted_and_left_out(row):
     )
     kept = torch.where(clean["mask"], weights, 0.0)
     healthy = hidden.clone().requires_grad_()
-    expected = fused_policy_loss(
+    expected = fused(
         healthy.flatten(0, 1), weight, batch["tokens"].flatten(), weights=kept.flatten(), **settings
     )
     assert out.nonfinite == 1
@@ -270,7 +291,7 @@ def test_impossible_tokens_do_not_poison_the_row():
     bias[3] = -torch.inf
     batch["tokens"][batch["tokens"] == 3] = 4
     out = flat_call("shannon", hidden.requires_grad_(), weight, batch, {}, bias=bias)
-    loss, _ = flat_call("shannon", hidden, weight, batch, {}, reference_policy_loss, bias=bias)
+    loss, _ = flat_call("shannon", hidden, weight, batch, {}, reference, bias=bias)
     torch.testing.assert_close(out.loss, loss)
     torch.testing.assert_close(gradients(out.loss, hidden), gradients(loss, hidden))
 
@@ -351,7 +372,7 @@ def test_bad_input(change, words):
     for name, f in change.items():
         inputs[name] = f(inputs.get(name))
     with pytest.raises(ACPOError) as error:
-        fused_policy_loss(**inputs)
+        fused(**inputs)
     for word in words:
         assert word in str(error.value)
 
@@ -365,11 +386,11 @@ def test_columns_may_have_any_stride():
         "weights": torch.full((n,), 0.1, device=DEVICE),
     }
     tokens = batch["tokens"].flatten()
-    expected = fused_policy_loss(hidden.flatten(0, 1), weight, tokens, **columns)
+    expected = fused(hidden.flatten(0, 1), weight, tokens, **columns)
     wide = {name: torch.stack([x, x + 1], 1)[:, 0] for name, x in columns.items()}
     wide["weights"] = torch.tensor(0.1, device=DEVICE).expand(n)
     strided = torch.stack([tokens, tokens + 1], 1)[:, 0]
-    got = fused_policy_loss(hidden.flatten(0, 1), weight, strided, **wide)
+    got = fused(hidden.flatten(0, 1), weight, strided, **wide)
     torch.testing.assert_close(got.loss, expected.loss)
     stats = token_stats(hidden.flatten(0, 1), weight, strided)
     torch.testing.assert_close(stats.logp, expected.stats.logp)
@@ -381,7 +402,7 @@ def test_entropy_bonus_reaches_rows_without_weight(row):
     hidden.requires_grad_()
     extra = {"entropy_weights": torch.full((42,), 0.01, dtype=torch.float64, device=DEVICE)}
     assert not batch["mask"].all()
-    loss, _ = flat_call(row, hidden, weight, batch, {}, reference_policy_loss, **extra)
+    loss, _ = flat_call(row, hidden, weight, batch, {}, reference, **extra)
     out = flat_call(row, hidden, weight, batch, {}, **extra)
     torch.testing.assert_close(out.loss, loss)
     torch.testing.assert_close(gradients(out.loss, hidden), gradients(loss, hidden))
@@ -393,7 +414,7 @@ def test_no_rows_and_no_weights(row, rows):
     hidden = torch.randn(rows, HIDDEN, device=DEVICE, requires_grad=True)
     weight = torch.randn(VOCAB, HIDDEN, device=DEVICE, requires_grad=True)
     zeros = torch.zeros(rows, device=DEVICE)
-    out = fused_policy_loss(
+    out = fused(
         hidden,
         weight,
         zeros.long(),
@@ -442,3 +463,29 @@ def test_statistics_may_be_written_into():
             stats.entropy.zero_()
         results.append(gradients(stats.logp.sum(), flat)[0])
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("row", ["gspo", "gmpo"])
+@pytest.mark.parametrize("column", ["advantages", "weights"])
+def test_one_ratio_per_sequence_takes_one_value_per_sequence(row, column):
+    ids = torch.tensor([0, 0, 0, 1, 1, 1], device=DEVICE)
+    columns = {
+        "advantages": torch.tensor([1.0, 1, 1, -1, -1, -1], device=DEVICE),
+        "weights": torch.full((6,), 1 / 6, device=DEVICE),
+    }
+    hidden, weight = torch.randn(6, 4, device=DEVICE), torch.randn(11, 4, device=DEVICE)
+    call = {"tokens": torch.arange(6, device=DEVICE), "sequence_ids": ids, "method": row}
+    assert torch.isfinite(fused(hidden, weight, **call, **columns).loss)
+    columns["weights"][5] = 0.0  # a token that is not counted may hold anything
+    columns["advantages"][5] = 9.0
+    assert torch.isfinite(fused(hidden, weight, **call, **columns).loss)
+    columns[column][1] = 0.5
+    with pytest.raises(ACPOError, match=rf"differ within a sequence \(3 tokens\): method '{row}'"):
+        fused(hidden, weight, **call, **columns)
+
+
+def test_the_terms_are_nothing_a_wrapper_can_open():
+    terms = TokenTerms(torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(2))
+    assert not isinstance(terms, tuple | list | dict) and not dataclasses.is_dataclass(terms)
+    leaves, _ = torch.utils._pytree.tree_flatten(terms)
+    assert leaves == [terms]

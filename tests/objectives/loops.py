@@ -246,8 +246,10 @@ def _gtpo_entropy_objective(batch: Batch, old_entropy: Tensor) -> dict[Key, Tens
             if len(rewards) < 2:
                 continue
             values = torch.stack(list(rewards.values()))
+            alike = bool(values.max() - values.min() < 1e-12)
             for key, reward in rewards.items():
                 shaped = (reward - values.mean()) / (values.std(unbiased=True) + 1e-8)
+                shaped = torch.zeros_like(shaped) if alike else shaped
                 objective[key] = _clipped(batch.ratio[key], shaped, batch.options)
     return objective
 

@@ -186,3 +186,16 @@ def test_balanced_rows_move_as_much_as_sapo_in_each_branch(row):
     for branch in (plain > 0, plain < 0):
         ours = (share * shaped * weight)[branch].sum()
         torch.testing.assert_close(ours, (share * plain)[branch].sum())
+
+
+def test_equal_entropy_shares_shape_to_exactly_nothing():
+    """One good and one bad answer: every share is 1, and rounding must not become an advantage."""
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    shaped = token_advantages(
+        "gtpo_entropy",
+        advantages=torch.tensor([1.0, -1.0], dtype=torch.float64),
+        mask=mask,
+        old_entropy=torch.rand(2, 7, dtype=torch.float64),
+        group_size=2,
+    )
+    assert (shaped == 0).all()

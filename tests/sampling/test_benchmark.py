@@ -5,17 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "sampling.py"
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_leg_is_told_and_kept(tmp_path):
     out = tmp_path / "sampling.json"
-    sizes = "--rows 3 --group 2 --prompt 5 --tokens 4 --layers 1 --repeats 1 --check-tokens 3"
-    command = [sys.executable, str(BENCHMARK), "--out", str(out), *sizes.split()]
+    sizes = "--rows 3 --group 2 --prompt 5 --tokens 4 --layers 1 --repeats 1 --generate-tokens 2"
+    command = [sys.executable, str(ROOT / "benchmarks" / "sampling.py"), "--out", str(out)]
+    command += ["--baseline", str(ROOT / "src"), *sizes.split(), "--check-tokens", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    legs = ("measure_static", "measure_generate", "agreement")
-    assert [line.partition(",")[0] for line in done.stdout.splitlines()] == list(legs)
     record = json.loads(out.read_text())
-    assert record["graphs_and_plain_steps_agree"] is True
-    assert len(record["static_seconds"]) == 1 and record["generate_tokens_per_second"] > 0
+    legs = ("static", "uncompiled", "tail", "tail_in_a_quarter", "generate", "baseline")
+    told = [line.partition(",")[0] for line in done.stdout.splitlines()]
+    assert told[:-1] == [*legs, "drawn"]
+    assert all(record[leg]["tokens_per_second"] > 0 for leg in legs)
+    assert len(record["static"]["seconds"]) == 1 and record["tail"]["tokens"] <= 12
+    assert record["same_completions"] == "3 of 3" and record["speedup"] > 0

@@ -2,49 +2,12 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from acpo.errors import ACPOError
-from acpo.sampling import StaticSampler
-from acpo.sampling.draw import draw, uniform_table
-from acpo.tasks.tiny import tiny_model
-
-PAD, EOS = 0, 1
-PROMPTS = [[5, 6, 7], [3], [9, 10, 11, 12, 13, 2, 4, 8, 3, 3, 4], [3], [5, 6, 7]]
-
-
-def llama(seed=0):
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=23,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        initializer_range=0.4,
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        bos_token_id=None,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
-def sharp(model):
-    """Random weights are nearly uniform; larger ones have preferences."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(8)
-    return model.eval()
-
-
-MODELS = {"llama": llama, "qwen3": lambda: sharp(tiny_model(23, hidden_size=32))}
-
-
-def sampler(model, **options):
-    options = {"rows": 8, "max_new_tokens": 12, "eos": [EOS], "pad": PAD, **options}
-    return StaticSampler(model, **options)
+from acpo.head.projection import Projection
+from acpo.sampling import sampler as sampler_module
+from acpo.sampling.draw import NOTHING, draw, greedy, uniform_table
+from sampling.tinymodels import EOS, MODELS, PAD, PROMPTS, by_forward_passes, llama, sampler
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -80,15 +43,102 @@ def test_completions_end_at_the_first_end_and_not_before():
     assert all(len(t) == len(s) for t, s in zip(out.tokens, out.logp, strict=True))
 
 
+def counted_steps(ours, monkeypatch):
+    """How many rows each step of a sampler advanced."""
+    sizes, step = [], ours._step
+    monkeypatch.setattr(ours, "_step", lambda cache, size: (sizes.append(size), step(cache, size)))
+    return sizes
+
+
 def test_stops_when_every_row_has_ended(monkeypatch):
-    steps = []
-    model = llama()
-    everything = sampler(model, eos=range(23), max_new_tokens=200)
-    step = everything._step
-    monkeypatch.setattr(everything, "_step", lambda *a: (steps.append(1), step(*a)))
+    everything = sampler(llama(), eos=range(23), max_new_tokens=200)
+    steps = counted_steps(everything, monkeypatch)
     out = everything.sample(PROMPTS, seed=(0,))
     assert all(len(tokens) == 1 for tokens in out.tokens)
     assert not steps, "the first token ended them all"
+
+
+ROPES = {
+    "plain": {},
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 1e4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+
+
+@pytest.mark.parametrize(("rope", "tied"), [("plain", False), ("linear", True), ("yarn", True)])
+def test_tokens_are_those_of_a_plain_loop(rope, tied):
+    options = {"rope_parameters": ROPES[rope]} if ROPES[rope] else {}
+    model = llama(**options, tie_word_embeddings=tied)
+    prompts, ends = PROMPTS * 3, (EOS, 4)
+    wanted = by_forward_passes(model, prompts, (6,), ends=ends, temperature=0.9)
+    assert len(set(map(len, wanted))) > 3, "completions end at different times"
+    for rows in (1, 4, 64):
+        ours = sampler(model, rows=rows, eos=ends, temperature=0.9)
+        assert ours.sample(prompts, seed=(6,)).tokens == wanted
+    alone = sampler(model, rows=4, eos=ends, temperature=0.9).sample(prompts[:1], seed=(6,))
+    assert alone.tokens == wanted[:1]
+
+
+def test_slots_are_handed_on(monkeypatch):
+    monkeypatch.setattr(sampler_module, "LOOK_EVERY", 2)
+    ours = sampler(llama(), rows=4, eos=[EOS, 4], max_new_tokens=40)
+    steps = counted_steps(ours, monkeypatch)
+    lengths = list(map(len, ours.sample(PROMPTS * 8, seed=(2,)).tokens))
+    assert sum(steps) <= sum(lengths), "an ended row runs on for a step at most"
+    by_chunks = sum(max(lengths[first : first + 4]) for first in range(0, 40, 4))
+    assert len(steps) < 0.7 * by_chunks, "chunks wait for their longest"
+
+
+def test_prompts_beyond_what_one_pass_reads(monkeypatch):
+    model = llama()
+    whole = sampler(model).sample(PROMPTS, seed=(1,))
+    monkeypatch.setattr(sampler_module, "READ_TOKENS", 6)
+    assert sampler(model).sample(PROMPTS, seed=(1,)).tokens == whole.tokens
+
+
+def test_limits_of_each_prompt():
+    model = llama()
+    ours = sampler(model, rows=2, eos=[])
+    whole = ours.sample(PROMPTS, seed=(1,)).tokens
+    limits = [3, 12, 1, 7, 2]
+    cut = ours.sample(PROMPTS, seed=(1,), limits=limits).tokens
+    assert cut == [tokens[:limit] for tokens, limit in zip(whole, limits, strict=True)]
+    with pytest.raises(ACPOError, match="max_new_tokens=12"):
+        ours.sample(PROMPTS, seed=(1,), limits=[13] * 5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_not_finite_raise_and_leave_nothing_behind(temperature):
+    model = llama()
+    ours = sampler(model, rows=2, temperature=temperature)
+    long = [[5] * 20, [6] * 20]
+    wanted = ours.sample(PROMPTS, seed=(0,))
+    ours.sample(long, seed=(1,))
+    weight = model.model.layers[1].self_attn.k_proj.weight
+    kept = weight.data.clone()
+    weight.data[0, 0] = torch.nan
+    with pytest.raises(ACPOError, match=r"prompts\[0\].*after 0 new tokens are not finite"):
+        ours.sample(long, seed=(2,))
+    weight.data.copy_(kept)
+    after = ours.sample(PROMPTS, seed=(0,))
+    assert after.tokens == wanted.tokens and after.logp == wanted.logp
+
+
+def test_a_row_that_turns_nan_on_the_way_is_told_by_its_place():
+    model = llama()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[8] = torch.nan
+    clean = [[5, 6, 7]] * 3
+    ours = sampler(model, rows=1, eos=[], max_new_tokens=30)
+    with pytest.raises(ACPOError, match=r"prompts\[1\].*after 0 new"):
+        ours.sample([[5, 6, 7], [5, 8, 7]], seed=(3,), limits=[1, 1])
+    with pytest.raises(ACPOError, match=r"prompts\[\d\].*after [1-9]\d* new tokens"):
+        ours.sample(clean, seed=(3,))
 
 
 def test_draws_depend_on_seed_and_place_not_on_chunks():
@@ -114,17 +164,52 @@ def test_reads_the_weights_of_the_moment_and_leaves_the_model_as_it_was():
     assert model.training and model.config._attn_implementation == "sdpa"
 
 
+def chance(counts, expected):
+    """Of counts this far from the expected ones or further, by Pearson's chi-square."""
+    distance = ((counts - expected) ** 2 / expected).sum().double()
+    return float(
+        torch.special.gammaincc(torch.tensor((len(counts) - 1) / 2).double(), distance / 2)
+    )
+
+
 def test_draws_follow_the_distribution():
     logits = torch.tensor([0.0, 2.0, -torch.inf, 1.0, -1.0])
     uniforms = uniform_table(1, 20_000, (4,))[0]
-    tokens, logp = draw(logits.expand(20_000, 5), uniforms)
+    tokens, logp = draw(logits.expand(20_000, 5), uniforms, Projection())
     p = torch.softmax(logits, -1)
-    counts = torch.bincount(tokens, minlength=5) / 20_000
+    counts = torch.bincount(tokens, minlength=5)
     assert counts[2] == 0
-    assert (counts - p).abs().max() < 0.01
+    assert (counts / 20_000 - p).abs().max() < 0.01
+    possible = p > 0
+    assert chance(counts[possible], 20_000 * p[possible].double()) > 0.001
     torch.testing.assert_close(logp.exp(), p[tokens])
     edges = torch.tensor([0.0, 1.0], dtype=torch.float64)
-    assert draw(torch.tensor([[-torch.inf, 0.0, -torch.inf]] * 2), edges)[0].tolist() == [1, 1]
+    only = torch.tensor([[-torch.inf, 0.0, -torch.inf]] * 2)
+    assert draw(only, edges, Projection())[0].tolist() == [1, 1]
+
+
+def test_completions_follow_the_distribution_of_the_model():
+    model = llama()
+    prompt, count = [5, 6, 7], 4000
+    ours = sampler(model, rows=500, max_new_tokens=2, eos=[])
+    tokens = torch.tensor(ours.sample([prompt] * count, seed=(9,)).tokens)
+    with torch.no_grad():
+        first = torch.softmax(model(torch.tensor([prompt])).logits[0, -1].double(), -1)
+        branches = torch.tensor([[*prompt, token] for token in range(23)])
+        second = torch.softmax(model(branches).logits[:, -1].double(), -1)
+    expected = count * (first[:, None] * second).flatten()
+    found = torch.bincount(tokens[:, 0] * 23 + tokens[:, 1], minlength=23 * 23).double()
+    often = expected >= 5  # the rest together, as the test wants it
+    counts, means = (torch.cat([x[often], x[~often].sum()[None]]) for x in (found, expected))
+    assert chance(counts, means) > 0.001
+
+
+def test_what_is_not_finite_draws_nothing():
+    raw = torch.zeros(5, 4)
+    raw[0, 3], raw[1], raw[2], raw[3, 1] = torch.nan, torch.nan, -torch.inf, torch.inf
+    half = torch.full((5,), 0.5, dtype=torch.float64)
+    for tokens, _ in (draw(raw, half, Projection()), greedy(raw, Projection())):
+        assert (tokens == NOTHING).tolist() == [True, True, True, True, False]
 
 
 def test_refusals():
@@ -136,43 +221,111 @@ def test_refusals():
     windowed.config.layer_types = ["sliding_attention"] * 3
     with pytest.raises(ACPOError, match="sliding_attention"):
         sampler(windowed)
+    stretched = llama()
+    stretched.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ACPOError, match="rope_type='dynamic'"):
+        sampler(stretched)
 
 
 class Replayed:
-    """What a captured graph does, without CUDA: the same step, at the length it was captured at."""
+    """What a captured graph does, without CUDA: the same step, at the size it was captured at."""
 
-    def __init__(self, sampler, cache, state):
-        self.sampler, self.cache, self.state, self.visible = sampler, cache, state, cache.visible
+    def __init__(self, ours, cache, size):
+        self.step = lambda: ours._step(cache, size)
         self.replays = 0
 
     def replay(self):
-        assert self.cache.visible == self.visible
         self.replays += 1
-        self.sampler._step(self.cache, self.state)
+        self.step()
 
 
-def test_graphs_pad_chunks_and_outlive_calls(monkeypatch):
+def test_graphs_fill_batches_up_and_outlive_calls(monkeypatch):
     model = llama()
-    plain = sampler(model, rows=64, max_new_tokens=160)
-    graphed = sampler(model, rows=4, max_new_tokens=160, graphs=True)
-    monkeypatch.setattr(graphed, "_capture", lambda cache, state: Replayed(graphed, cache, state))
+    plain = sampler(model, rows=64, max_new_tokens=60)
+    graphed = sampler(model, rows=20, max_new_tokens=60, graphs=True)
+    monkeypatch.setattr(graphed, "_capture", lambda cache, size: Replayed(graphed, cache, size))
+    assert graphed.sizes == [8, 12, 16, 20]
     for seed in (1, 2):
-        ours = graphed.sample(PROMPTS, seed=(seed,))
-        assert ours.tokens == plain.sample(PROMPTS, seed=(seed,)).tokens
-    assert set(graphed._captured) == {256, 384}, "one per length, for both chunks and both calls"
-    assert all(graph.replays > 20 for graph in graphed._captured.values())
+        ours = graphed.sample(PROMPTS * 6, seed=(seed,))
+        assert ours.tokens == plain.sample(PROMPTS * 6, seed=(seed,)).tokens
+        if seed == 1:
+            first = dict(graphed._captured)
+    assert {8, 20} <= set(first) <= set(graphed.sizes), "one per size"
+    assert all(graphed._captured[size] is graph for size, graph in first.items())
+    assert sum(graph.replays for graph in first.values()) > 100
+    graphed.sample([[5] * 200], seed=(3,))
+    kept = graphed._captured.values()
+    assert not set(kept) & set(first.values()), "a longer cache is another cache"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_graphs_on_a_gpu_say_what_plain_steps_say():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_graphs_on_a_gpu_say_what_plain_steps_say(compiled):
     model = llama().cuda()
-    plain = sampler(model, rows=8, max_new_tokens=100, graphs=False)
-    graphed = sampler(model, rows=8, max_new_tokens=100)
+    plain = sampler(model, rows=8, max_new_tokens=100, graphs=False, compiled=False)
+    graphed = sampler(model, rows=8, max_new_tokens=100, compiled=compiled)
     for seed in (1, 2):
         ours = graphed.sample(PROMPTS, seed=(seed,))
         theirs = plain.sample(PROMPTS, seed=(seed,))
         assert ours.tokens == theirs.tokens
+        assert graphed.compiled is compiled and graphed._captured
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.05)
+
+
+def compiled_by(monkeypatch, backend):
+    """Every compilation by `backend` instead of Inductor."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **k: compile_(f, **{**k, "backend": backend}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
+    graphs = []
+
+    def backend(graph, inputs, **options):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled_by(monkeypatch, backend)
+    torch.compiler.reset()
+    model = MODELS[name]()
+    ours = sampler(model, rows=5, eos=[EOS, 4], compiled=True)
+    plain = sampler(model, rows=5, eos=[EOS, 4])
+    monkeypatch.setattr(ours, "sizes", [4, 5])  # not 1, nor as many as there are heads
+    monkeypatch.setattr(ours, "graphs", True)
+    monkeypatch.setattr(ours, "_capture", lambda cache, size: Replayed(ours, cache, size))
+    for seed in (1, 2):
+        tokens = ours.sample(PROMPTS * 3, seed=(seed,)).tokens
+        assert tokens == plain.sample(PROMPTS * 3, seed=(seed,)).tokens
+        assert ours.compiled and len(graphs) == 4, "up to attention and behind it, layer and block"
+
+
+def test_layers_that_do_not_compile_run_as_they_are(monkeypatch):
+    def backend(graph, inputs, **options):
+        raise RuntimeError("no compiler here")
+
+    compiled_by(monkeypatch, backend)
+    torch.compiler.reset()
+    model = llama()
+    ours = sampler(model, compiled=True)
+    with pytest.warns(RuntimeWarning, match="no compiler here"):
+        tokens = ours.sample(PROMPTS, seed=(1,)).tokens
+    assert tokens == sampler(model).sample(PROMPTS, seed=(1,)).tokens
+    assert not ours.compiled and ours.sample(PROMPTS, seed=(1,)).tokens == tokens
+
+
+def test_a_model_with_a_state_of_its_own_is_refused():
+    model = llama()
+    layer = model.model.layers[1]
+
+    class Remembering(type(layer)):
+        def forward(self, hidden_states, *args, **kwargs):
+            said = super().forward(hidden_states, *args, **kwargs)
+            return said + hidden_states.cumsum(1)
+
+    layer.__class__ = Remembering
+    with pytest.raises(ACPOError, match=r"LlamaForCausalLM .* are \d+% from its own"):
+        sampler(model).sample(PROMPTS, seed=(0,))

@@ -1,4 +1,7 @@
-"""One run of a study in this process: a recipe in, `result.json` out."""
+"""One run of a study in this process: a recipe in, `result.json` out.
+
+A launcher starts it as `LAUNCHER -m acpo.compare.execute FOLDER THREADS`.
+"""
 
 import dataclasses
 import gc
@@ -6,6 +9,7 @@ import hashlib
 import os
 import platform
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +18,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import RESULT, START, SWEEP, Run, write_json
+from transformers import TrainerCallback
+
+from acpo.compare.plan import START, SWEEP, StudyRun
+from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json, write_json
 from acpo.errors import ACPOError
 
 CURVES = {
@@ -35,19 +42,28 @@ CURVES = {
 VERSIONS = ("torch", "transformers", "trl", "numpy")
 
 
-def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -> dict[str, Any]:
+def execute(
+    run: StudyRun,
+    folder: Path,
+    *,
+    threads: int,
+    gpu_share: float = 1.0,
+) -> dict[str, Any]:
     """Train and measure one run; returns what was written to its `result.json`.
 
     Args:
         run: what to do.
         folder: the run's own.
         threads: CPU threads to use.
-        model: the model, where it is not the recipe's.
+        gpu_share: of the GPU's memory, what this process may take.
     """
     import torch
     import yaml
 
+    release_memory()  # of a run before this one that broke
     torch.set_num_threads(threads)
+    if gpu_share < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(gpu_share)
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(dict(run.recipe), sort_keys=False), encoding="utf-8")
@@ -55,7 +71,7 @@ def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -
     outcome: dict[str, Any] = {}
     failed = None
     try:
-        _train(run, recipe, folder, model, outcome)
+        _train(run, recipe, folder, outcome)
     except FloatingPointError as error:
         failed = str(error)
     except ACPOError as error:
@@ -74,40 +90,103 @@ def execute(run: Run, folder: Path, *, threads: int, model: str | None = None) -
     }
     if int(os.environ.get("RANK", "0")) == 0:
         write_json(folder / RESULT, result)
-    gc.collect()  # a trainer is full of cycles, and the next run needs its memory
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    release_memory()
     return result
 
 
-def _train(
-    run: Run, recipe: Path, folder: Path, model: str | None, outcome: dict[str, Any]
-) -> None:
+def release_memory() -> None:
+    """Give back what a trainer, full of cycles, holds, and what was compiled for its model."""
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -> None:
     from acpo.train.launch import prepare
     from acpo.train.recipe import read_recipe
-
-    overrides = ["--output_dir", str(folder), *(["--model_name_or_path", model] if model else [])]
 
     def choose(data: Any) -> Any:
         kept = own_problems(len(data.train), run.share, sweep=run.phase == SWEEP)
         return data if kept is None else dataclasses.replace(data, train=data.train.select(kept))
 
-    prepared = prepare(read_recipe(recipe, overrides), choose)
+    prepared = prepare(read_recipe(recipe, ["--output_dir", str(folder)]), choose)
     trainer, probe = prepared.trainer, prepared.probe
     if probe is not None:  # start runs measure the model as it comes, once per seed
         trainer.remove_callback(probe)
     outcome["start_model"] = fingerprint(trainer.policy)
     outcome["parameters"] = trainer.policy.num_parameters()
     if run.phase != START:
-        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")) or None)
-        outcome["curve"] = curve(trainer.state.log_history, trainer.reward_func_names[0])
-        outcome["updates"] = trainer.state.global_step
-        outcome["tokens"] = int(trainer.state.num_input_tokens_seen)
+        resumes = any(folder.glob("checkpoint-*"))
+        steps = StepLengths(folder / STEPS, run.step_lengths, resumes=resumes)
+        if not trainer.is_fsdp_enabled:  # a process there has a part of the weights only
+            trainer.add_callback(steps)
+        try:
+            trainer.train(resume_from_checkpoint=resumes or None)
+        finally:  # of a run that failed, too
+            state = trainer.state
+            outcome["curve"] = curve(state.log_history, trainer.reward_func_names[0])
+            outcome["updates"] = state.global_step
+            outcome["step_lengths"] = steps.lengths(state.global_step)
+        outcome["tokens"] = int(state.num_input_tokens_seen)
         outcome["train_seconds"] = round(prepared.clock.seconds, 2)
     if probe is not None:
         outcome["accuracy"] = measured(probe.measure())
+    if probe is not None and run.pass_at:
+        problems, trainer.num_generations_eval = run.pass_at
+        probe.held_out = probe.held_out.select(range(min(problems, len(probe.held_out))))
+        outcome["pass_at"] = measured(probe.measure())
     if run.keeps_model:
         trainer.save_model(str(folder))
+
+
+class StepLengths(TrainerCallback):
+    """Measures how far every update moves the weights, and sets it where lengths are given.
+
+    Adam's step keeps its direction and gets the norm asked for, so the learning rate cancels.
+    """
+
+    def __init__(self, path: Path, wanted: Sequence[float], *, resumes: bool) -> None:
+        self.path, self.wanted = path, wanted
+        if not resumes:
+            path.write_text("")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.state = state
+        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def _before(self, optimizer: Any, *arguments: Any) -> None:
+        groups = optimizer.param_groups
+        self.weights = [p for group in groups for p in group["params"] if p.grad is not None]
+        self.old = [p.detach().clone() for p in self.weights]
+
+    def _after(self, optimizer: Any, *arguments: Any) -> None:
+        import torch
+
+        step, length = self.state.global_step, 0.0
+        with torch.no_grad():
+            if self.weights:  # none where the gradient was not finite and was dropped
+                torch._foreach_sub_(self.old, self.weights)
+                norms = torch.stack(torch._foreach_norm(self.old)).double()
+                length = float(norms.square().sum().sqrt())
+            if step < len(self.wanted) and length > 0:
+                excess = 1 - self.wanted[step] / length
+                torch._foreach_add_(self.weights, self.old, alpha=excess)
+                length = self.wanted[step]
+        del self.old, self.weights
+        with self.path.open("a") as file:
+            file.write(f"{step} {length:.6g}\n")
+
+    def lengths(self, updates: int) -> list[float]:
+        """Of all updates of a run, those before an interruption included."""
+        lines = self.path.read_text().splitlines()
+        found = dict(line.split() for line in lines if line.count(" ") == 1)
+        return [float(found.get(str(step), 0.0)) for step in range(updates)]
 
 
 def own_problems(count: int, share: float, *, sweep: bool) -> list[int] | None:
@@ -134,7 +213,7 @@ def curve(history: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, A
 
 
 def measured(samples: Sequence[Any]) -> dict[str, Any]:
-    """mean@k of held-out completions, problems weighed equally."""
+    """mean@k of held-out completions, problems weighed equally, and every verdict."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for sample in samples:
         groups[sample.prompt].append(bool(sample.correct))
@@ -144,6 +223,7 @@ def measured(samples: Sequence[Any]) -> dict[str, Any]:
         "problems": len(groups),
         "samples": len(samples),
         "correct": sum(sample.correct for sample in samples),
+        "verdicts": pack_verdicts(groups.values()),
     }
 
 
@@ -170,3 +250,8 @@ def hardware(threads: int) -> dict[str, Any]:
     if torch.cuda.is_initialized():
         found["gpu"] = torch.cuda.get_device_name()
     return found
+
+
+if __name__ == "__main__":
+    place, cpu_threads = Path(sys.argv[1]), int(sys.argv[2])
+    execute(StudyRun(**read_json(place / "spec.json")), place, threads=cpu_threads)

@@ -63,9 +63,7 @@ def _curves(rows: list[dict[str, Any]], name: str, path: Path) -> Path:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)))
     figure.suptitle(f"{name}: mean over seeds, bands are 95% intervals")
-    figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".pdf"))
-    return path
+    return _save(figure, path)
 
 
 def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Path) -> Path:
@@ -78,19 +76,43 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
     axes = figure.subplots()
     for place, row in enumerate(rows):
         for key, width, colour in (
-            ("difference_simultaneous", 1.2, "#999999"),
             ("difference", 3.0, "#0072B2"),
+            ("bootstrap", 1.2, "#E69F00"),
         ):
-            if row[key]["low"] is not None:
-                ends = [100 * row[key]["low"], 100 * row[key]["high"]]
+            shown = row["difference"] if key == "difference" else row["difference"][key]
+            if shown and shown["low"] is not None:
+                ends = [100 * shown["low"], 100 * shown["high"]]
                 axes.plot(ends, [place, place], color=colour, linewidth=width)
         axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set_xlabel(f"accuracy minus {baseline}, points (thick: 95%; thin: allowing for all rows)")
+    axes.set_xlabel(f"accuracy minus {baseline}, points; 95%, thin: problems drawn too")
     axes.set_title(name)
     axes.grid(alpha=0.3, axis="x")
-    path = folder / f"differences-{name}.png"
+    return _save(figure, folder / f"differences-{name}.png")
+
+
+def draw_pass_at(task: dict[str, Any], name: str, folder: Path) -> Path:
+    """pass@k of every row over k."""
+    from matplotlib.figure import Figure
+
+    rows = [row for row in task["rows"] if row["pass_at"]]
+    figure = Figure(figsize=(7.5, 4), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        ks = [int(k) for k in row["pass_at"]]
+        style = STYLES[place // len(COLOURS) % len(STYLES)]
+        values = [100 * estimate["value"] for estimate in row["pass_at"].values()]
+        axes.plot(ks, values, style, color=COLOURS[place % len(COLOURS)], label=row["title"])
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="k", ylabel="pass@k, percent", title=name)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return _save(figure, folder / f"pass-{name}.png")
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """PNG and PDF; the same bytes whenever they are drawn."""
     figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".pdf"))
+    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
     return path

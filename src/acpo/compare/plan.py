@@ -1,37 +1,102 @@
-"""From a study to its runs, and from a sweep to a learning rate."""
+"""What a study consists of: its settings, the runs they ask for, the learning rates they choose."""
 
-import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from acpo.compare.settings import Row, Study, Task
-from acpo.compare.study import read_options
-from acpo.errors import ACPOError
-
-SWEEP, START, STUDY = "sweep", "start", "study"
-RESULT = "result.json"
-PLACES = ("data", "held_out_data", "model_name_or_path")
-"""Options that say where something lies, which may differ from machine to machine."""
+SWEEP, START, STUDY, MATCHED = "sweep", "start", "study", "matched"
+BASELINE, CONTROL = "sapo", "global_sg_x3"
+"""What every row is compared with, and what equals ACPO at w = 1."""
 
 Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Run:
+class StudyRow:
+    """One line of the table.
+
+    Attributes:
+        name: what the report calls it.
+        method: a row of `METHODS`.
+        options: options of the recipe for this row alone.
+        seed_offset: added to every seed, to give two equal rows different ones.
+    """
+
+    name: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seed_offset: int = 0
+
+
+@dataclass(frozen=True)
+class StudyTask:
+    """One setting all rows are run in; its learning rates are swept here or in `sweep_of`."""
+
+    name: str
+    recipe: Path
+    recipe_options: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rows: tuple[StudyRow, ...]
+    updates: int
+    seeds: tuple[int, ...]
+    sweep_of: str
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How learning rates are chosen.
+
+    Attributes:
+        learning_rates: the candidates, ascending.
+        seeds: not among the study's.
+        updates: length of a sweep run.
+        share: the part of the training problems kept for the sweep; study runs never see it.
+        extend: candidates to add beyond an end, at its spacing, while the best lies there.
+    """
+
+    learning_rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    updates: int
+    share: float = 0.2
+    extend: int = 0
+
+
+@dataclass(frozen=True)
+class Study:
+    """A checked study file; see `acpo.compare.study_file.KEYS`."""
+
+    path: Path
+    title: str
+    options: Mapping[str, Any]
+    overrides: Mapping[str, Any]
+    tasks: tuple[StudyTask, ...]
+    sweep: Sweep | None
+    keep_models: bool = False
+    threads: int = 1
+    launcher: str | None = None
+    matched: tuple[str, ...] = ()
+    pass_at: tuple[int, int] | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class StudyRun:
     """One training run.
 
     Attributes:
         task: its task's name.
-        phase: "sweep", "start" (the model as it comes, measured and not trained) or "study".
+        phase: "sweep", "start" (the model as it comes, measured and not trained), "study", or
+            "matched" (updates as long as the baseline's).
         row: the row's name.
         seed: of prompts, rollouts and evaluation.
         learning_rate: None for a start, and for the recipe's own.
         recipe: every option, as a recipe of its own.
         share: the part of the training problems kept for sweeps.
         keeps_model: whether to leave the trained model behind.
+        pass_at: problems and samples of each to measure pass@k with.
+        step_lengths: how far each update has to move the weights; empty: as far as it does.
     """
 
     task: str
@@ -42,6 +107,8 @@ class Run:
     recipe: Mapping[str, Any]
     share: float
     keeps_model: bool = False
+    pass_at: Sequence[int] | None = None
+    step_lengths: Sequence[float] = ()
 
     @property
     def name(self) -> str:
@@ -49,8 +116,17 @@ class Run:
         rate = "" if self.learning_rate is None else f"-lr{self.learning_rate:g}"
         return f"{self.task}/{self.phase}/{self.row}{rate}-seed{self.seed}"
 
+    @property
+    def updates(self) -> int:
+        """Its length."""
+        return int(self.recipe["max_steps"])
+
     def spec(self) -> dict[str, Any]:
-        """Everything that decides what the run does."""
+        """Everything that decides what the run does, as JSON has it."""
+        optional = {
+            "pass_at": list(self.pass_at or ()),
+            "step_lengths": list(self.step_lengths),
+        }
         return {
             "task": self.task,
             "phase": self.phase,
@@ -60,60 +136,67 @@ class Run:
             "share": self.share,
             "keeps_model": self.keeps_model,
             "recipe": dict(self.recipe),
+            **{name: value for name, value in optional.items() if value},
         }
 
 
-def start_runs(study: Study) -> Iterator[Run]:
-    """The untrained model, once per task and seed."""
-    for task in study.tasks:
-        for seed in task.seeds:
-            yield _run(study, task, START, Row(START, "sapo"), seed, None, updates=1)
+def start_runs(study: Study, task: StudyTask) -> Iterator[StudyRun]:
+    """The untrained model, once per seed."""
+    for seed in task.seeds:
+        yield _run(study, task, START, StudyRow(START, BASELINE), seed, None, updates=1)
 
 
-def sweep_runs(study: Study) -> Iterator[Run]:
-    """Every row at every learning rate."""
-    if study.sweep is None:
-        return
-    for task in study.tasks:
-        if task.sweep_of != task.name:
-            continue
+def sweep_runs(study: Study, task: StudyTask, results: Mapping[str, Result]) -> Iterator[StudyRun]:
+    """Every row at every learning rate that its results so far ask for."""
+    if task.sweep_of == task.name:
         for row in task.rows:
-            for rate in study.sweep.learning_rates:
-                for seed in study.sweep.seeds:
-                    yield _run(study, task, SWEEP, row, seed, rate, updates=study.sweep.updates)
+            for rate in _candidates(study, task, row, results):
+                yield from _sweep_runs_at(study, task, row, rate)
+
+
+def _sweep_runs_at(study: Study, task: StudyTask, row: StudyRow, rate: float) -> Iterator[StudyRun]:
+    assert study.sweep is not None
+    for seed in study.sweep.seeds:
+        yield _run(study, task, SWEEP, row, seed, rate, updates=study.sweep.updates)
 
 
 def study_runs(
-    study: Study, task: Task, row: Row, learning_rate: float | None
-) -> Iterator[tuple[int, Run]]:
+    study: Study, task: StudyTask, row: StudyRow, learning_rate: float | None
+) -> Iterator[tuple[int, StudyRun]]:
     """A row's runs at its learning rate, each with the place of its seed in the list."""
     for place, seed in enumerate(task.seeds):
-        yield (
-            place,
-            _run(
-                study,
-                task,
-                STUDY,
-                row,
-                seed + row.seed_offset,
-                learning_rate,
-                updates=task.updates,
-            ),
-        )
+        seed += row.seed_offset
+        yield place, _run(study, task, STUDY, row, seed, learning_rate, updates=task.updates)
+
+
+def matched_runs(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> Iterator[tuple[int, StudyRun]]:
+    """A row's runs with updates as long as the baseline's, where the baseline's run is there."""
+    base = next(row for row in task.rows if row.name == BASELINE)
+    choice = choose(study, task, base, results)
+    if choice is None or row.name not in study.matched:
+        return
+    rate = choice.learning_rate
+    for (place, theirs), seed in zip(study_runs(study, task, base, rate), task.seeds, strict=True):
+        found = results.get(theirs.name, {})
+        if found.get("step_lengths") and not found.get("failed"):
+            run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
+            yield place, replace(run, step_lengths=found["step_lengths"])
 
 
 def _run(
     study: Study,
-    task: Task,
+    task: StudyTask,
     phase: str,
-    row: Row,
+    row: StudyRow,
     seed: int,
     learning_rate: float | None,
     *,
     updates: int,
-) -> Run:
-    recipe = {**read_options(task.recipe)}
-    recipe |= {**study.options, **task.options, **row.options, **study.overrides}
+) -> StudyRun:
+    recipe = {**task.recipe_options, **study.options, **task.options}
+    recipe |= {**row.options, **study.overrides}
     recipe |= {"method": row.method, "seed": seed, "max_steps": updates}
     recipe |= {"report": False, "disable_tqdm": True}
     recipe.pop("try_next", None)
@@ -122,9 +205,17 @@ def _run(
         recipe["learning_rate"] = learning_rate
     if phase == SWEEP:
         recipe["held_out"] = 0
-    share = study.sweep.share if study.sweep else 0.0
-    keeps = study.keep_models and phase == STUDY
-    return Run(task.name, phase, row.name, seed, learning_rate, recipe, share, keeps)
+    return StudyRun(
+        task.name,
+        phase,
+        row.name,
+        seed,
+        learning_rate,
+        recipe,
+        study.sweep.share if study.sweep else 0.0,
+        study.keep_models and phase == STUDY,
+        None if phase == SWEEP else study.pass_at,
+    )
 
 
 class Choice(NamedTuple):
@@ -132,7 +223,7 @@ class Choice(NamedTuple):
 
     Attributes:
         learning_rate: the one with the highest mean score; the smaller of equal ones.
-        scores: mean score by learning rate; None where every seed failed.
+        scores: mean score by learning rate; None where a seed failed.
         at_edge: whether it is the smallest or largest candidate.
     """
 
@@ -141,27 +232,72 @@ class Choice(NamedTuple):
     at_edge: bool
 
 
-def choose(study: Study, task: Task, row: Row, results: Mapping[str, Result]) -> Choice | None:
+def choose(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> Choice | None:
     """A row's learning rate from its finished sweep; None while runs are missing."""
     if study.sweep is None:
         return Choice(None, {}, False)
+    task_of = next(t for t in study.tasks if t.name == task.sweep_of)
+    rates = _candidates(study, task_of, row, results)
+    scores = _scores(study, task_of, row, rates, results)
+    if scores is None:
+        return None
+    best = _best(scores)
+    return Choice(best, scores, len(scores) > 1 and best in (min(scores), max(scores)))
+
+
+def _candidates(
+    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
+) -> list[float]:
+    """A row's learning rates: the study's, and some beyond an end where the best lay there."""
+    sweep = study.sweep
+    if sweep is None:
+        return []
+    rates = list(sweep.learning_rates)
+    below = above = sweep.extend
+    while (scores := _scores(study, task, row, rates, results)) is not None:
+        best = _best(scores)
+        if best == rates[0] and below:
+            rates.insert(0, _beyond(rates[0], rates[1]))
+            below -= 1
+        elif best == rates[-1] and above:
+            rates.append(_beyond(rates[-1], rates[-2]))
+            above -= 1
+        else:
+            break
+    return rates
+
+
+def _beyond(end: float, neighbour: float) -> float:
+    """The next candidate outside, at the spacing of the last two, to two digits."""
+    return float(f"{end * end / neighbour:.2g}")
+
+
+def _scores(
+    study: Study,
+    task: StudyTask,
+    row: StudyRow,
+    rates: Sequence[float],
+    results: Mapping[str, Result],
+) -> dict[float, float | None] | None:
+    """Mean score by learning rate, None for one that failed; None while runs are missing."""
     scores: dict[float, float | None] = {}
-    for rate in study.sweep.learning_rates:
+    for rate in rates:
         found = []
-        for seed in study.sweep.seeds:
-            task_of = next(t for t in study.tasks if t.name == task.sweep_of)
-            run = _run(study, task_of, SWEEP, row, seed, rate, updates=study.sweep.updates)
+        for run in _sweep_runs_at(study, task, row, rate):
             if run.name not in results:
                 return None
             found.append(sweep_score(results[run.name]))
-        scores[rate] = (
-            None if None in found else statistics.fmean(x for x in found if x is not None)
-        )
-    usable = {rate: score for rate, score in scores.items() if score is not None}
-    if not usable:
-        return Choice(min(scores), scores, True)
-    best = max(usable, key=lambda rate: (usable[rate], -rate))
-    return Choice(best, scores, len(scores) > 1 and best in (min(scores), max(scores)))
+        known = [score for score in found if score is not None]
+        scores[rate] = statistics.fmean(known) if len(known) == len(found) else None
+    return scores
+
+
+def _best(scores: Mapping[float, float | None]) -> float:
+    """The rate with the highest score; the smaller of equal ones, and of failures."""
+    known = {rate: -1.0 if score is None else score for rate, score in scores.items()}
+    return max(sorted(known), key=known.__getitem__)
 
 
 def sweep_score(result: Result) -> float | None:
@@ -174,55 +310,3 @@ def sweep_score(result: Result) -> float | None:
         return None
     points = [row["accuracy"] for row in result["curve"] if row.get("accuracy") is not None]
     return statistics.fmean(points[-max(1, len(points) // 4) :]) if points else None
-
-
-def finished(folder: Path, run: Run) -> Result | None:
-    """What a finished run found, or None.
-
-    Raises:
-        ACPOError: when the folder holds the result of a run with other settings, or something else.
-    """
-    path = folder / "runs" / run.name / RESULT
-    if not path.is_file():
-        return None
-    result, spec = read_json(path), json.loads(json.dumps(run.spec()))
-    made = result.get("spec")
-    if not isinstance(made, dict) or not isinstance(made.get("recipe"), dict):
-        raise ACPOError(f"{path} is not the result of a run; remove it to have the run done again")
-    for part, old, new in (("recipe", made["recipe"], spec["recipe"]), ("spec", made, spec)):
-        for key in sorted({*old, *new} - {"recipe", *PLACES}):
-            if old.get(key) != new.get(key):
-                raise ACPOError(
-                    f"{path.parent}: {key}={old.get(key)!r} there, {new.get(key)!r} in the study "
-                    f"({part}); use another --output, or remove the runs that are out of date"
-                )
-    return result
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write_json` wrote, perhaps on another machine.
-
-    Raises:
-        ACPOError: it is damaged.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
-    if not isinstance(content, dict):
-        raise ACPOError(f"{path} is damaged (not a mapping); remove it")
-    return content
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that is either whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def read_results(folder: Path, runs: Sequence[Run]) -> dict[str, Result]:
-    """The results there are, by run name."""
-    found = {run.name: finished(folder, run) for run in runs}
-    return {name: result for name, result in found.items() if result is not None}

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.figures import draw_curves, draw_differences
-from acpo.compare.paper import COLUMNS
-from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
+from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
+from acpo.compare.summary import COLUMNS, NOTHING, UNSETTLED, VERDICTS
 
 PAPER_MARK = "paper, not measured here"
+MATCHED = (
+    "Each update of these rows moved the weights as far as SAPO's of the same seed and number did, "
+    "in the direction of the row's own Adam step: what differs is direction, not scale."
+)
 _LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"})
 
 
@@ -24,6 +27,8 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
         figures[name] = draw_curves(task, name, folder)
         if any(row["difference"] for row in task["rows"]):
             figures[name].append(draw_differences(task, summary["baseline"], name, folder))
+        if any(len(row["pass_at"]) > 1 for row in task["rows"]):
+            figures[name].append(draw_pass_at(task, name, folder))
     (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
     (folder / "page.html").write_text(page(summary, figures), encoding="utf-8")
@@ -35,14 +40,20 @@ def markdown(summary: dict[str, Any]) -> str:
     if summary["note"]:
         lines += [summary["note"].strip(), ""]
     for name, task in summary["tasks"].items():
-        lines += [f"## {name}", "", *_start_lines(task), "", *_table(task), ""]
+        lines += [f"## {name}", "", *_start_lines(task), ""]
+        lines += [*_markdown_table(_table(task["rows"])), ""]
         lines += [*remarks(summary, task), ""]
+        lines += [*_markdown_table(_side_table(task)), ""]
+        if task["matched"]:
+            lines += [f"### {name}, updates as long as SAPO's", ""]
+            lines += [*_markdown_table(_table(task["matched"])), ""]
+            lines += [MATCHED, ""]
         if summary["sweep"]:
             lines += [
                 "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):",
                 "",
             ]
-            lines += [*_sweep_table(task), ""]
+            lines += [*_markdown_table(_sweep_table(task)), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
@@ -55,7 +66,10 @@ HEADS = (
     "accuracy",
     "gain over start",
     "difference to SAPO",
-    "allowing for all rows",
+    "over seeds and problems",
+    "effect size",
+    "seeds above",
+    "p (Holm)",
     "verdict",
     f"{COLUMNS['aime24']} ({PAPER_MARK})",
 )
@@ -67,7 +81,8 @@ def cells(row: dict[str, Any]) -> list[str]:
     seeds = str(len(row["seeds"]))
     seeds += f" ({row['failed']} failed)" if row["failed"] else ""
     seeds += f" ({row['missing']} missing)" if row["missing"] else ""
-    paper = row["paper"]
+    paper, other = row["paper"], row["difference"] or {}
+    effect = other.get("effect_size")
     return [
         str(row["rank"] or ""),
         row["title"],
@@ -76,10 +91,17 @@ def cells(row: dict[str, Any]) -> list[str]:
         percent(row["accuracy"]),
         percent(row["gain"], signed=True),
         percent(row["difference"], signed=True),
-        percent(row["difference_simultaneous"], signed=True, only_interval=True),
+        percent(other.get("bootstrap"), signed=True, only_interval=True),
+        "" if effect is None else f"{effect:+.1f}",
+        f"{other['won']} of {other['seeds']}" if other else "",
+        _probability(row["p_holm"]),
         row["verdict"],
         f"{paper['aime24']:.2f}" if paper else "",
     ]
+
+
+def _probability(p: float | None) -> str:
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def percent(
@@ -96,14 +118,48 @@ def percent(
     return interval if only_interval else f"{value} {interval}"
 
 
-def ordered(task: dict[str, Any]) -> list[dict[str, Any]]:
+def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows by rank, those without a result last."""
-    return sorted(task["rows"], key=lambda row: (row["rank"] or 1_000, row["name"]))
+    return sorted(rows, key=lambda row: (row["rank"] or 1_000, row["name"]))
 
 
-def _table(task: dict[str, Any]) -> list[str]:
-    lines = [f"| {' | '.join(HEADS)} |", "|" + "---|" * len(HEADS)]
-    return lines + [f"| {' | '.join(cells(row))} |" for row in ordered(task)]
+Table = Sequence[Sequence[str]]
+"""Lines of cells, the first of them the head."""
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    return [HEADS, *map(cells, ordered(rows))]
+
+
+def _markdown_table(table: Table) -> list[str]:
+    lines = [f"| {' | '.join(line)} |" for line in table]
+    return [lines[0], "|" + "---|" * len(table[0]), *lines[1:]]
+
+
+def _side_table(task: dict[str, Any]) -> Table:
+    """Everything but the primary outcome."""
+    ks = list(dict.fromkeys(k for row in task["rows"] for k in row["pass_at"]))
+    heads = ["row", "area under the curve", "difference to SAPO in it", "collapsed"]
+    heads += [
+        "signed-rank p",
+        "entropy at the end",
+        "length at the end",
+        *(f"pass@{k}" for k in ks),
+    ]
+    lines = [heads]
+    for row in ordered(task["rows"]):
+        ends = [row["ends"][name] for name in ("entropy", "length")]
+        texts = [
+            row["title"],
+            percent(row["area"]),
+            percent((row["difference"] or {}).get("area"), signed=True),
+            str(row["collapsed"]),
+            _probability((row["difference"] or {}).get("signed_rank_p")),
+            *("" if end is None else f"{end['value']:.3g}" for end in ends),
+            *(percent(row["pass_at"].get(k)) for k in ks),
+        ]
+        lines.append(texts)
+    return lines
 
 
 def _start_lines(task: dict[str, Any]) -> list[str]:
@@ -122,13 +178,13 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
     verdicts = {
         word: [row["title"] for row in task["rows"] if row["verdict"] == word] for word in VERDICTS
     }
-    level = 100 * task["simultaneous_level"]
     said = [
         f"Percent, mean over seeds, 95% Student intervals over seeds. Differences are paired: runs "
         f"of one seed share prompts, rollout randomness, evaluation problems and start. With "
         f"{task['comparisons']} rows compared with SAPO, about "
         f"{0.05 * task['comparisons']:.1f} of the 95% intervals would exclude 0 by chance alone; "
-        f"the last interval ({level:.2f}%, Bonferroni) allows for that, and the verdict is its.",
+        "Holm's p allows for that, and the verdict is its. The second interval draws seeds and "
+        "problems anew; the effect size is Hedges' g of the paired differences.",
     ]
     for word, names in verdicts.items():
         if names or word in ("better", "worse", NOTHING):
@@ -157,7 +213,7 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
     said = []
     if any(verdicts[word] for word in UNSETTLED.values()):
         said.append(
-            "- not settled: the 95% interval excludes 0 and the one that allows for all rows does "
+            "- not settled: the 95% interval excludes 0 and the test that allows for all rows does "
             "not; whoever asked about this row alone, before seeing the table, may go by the first"
         )
     failed = [row["title"] for row in task["rows"] if row["failed"]]
@@ -179,19 +235,19 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
     return said
 
 
-def _sweep_table(task: dict[str, Any]) -> list[str]:
-    rates = list(dict.fromkeys(rate for row in task["rows"] for rate in row["sweep"]))
-    lines = [f"| row | {' | '.join(rates)} |", "|" + "---|" * (1 + len(rates))]
+def _sweep_table(task: dict[str, Any]) -> Table:
+    rates = sorted({rate for row in task["rows"] for rate in row["sweep"]}, key=float)
+    lines = [["row", *rates]]
     for row in task["rows"]:
         chosen = None if row["learning_rate"] is None else f"{row['learning_rate']:g}"
         scores = []
         for rate in rates:
-            text = "missing"
+            text = "" if row["sweep"] else "missing"
             if rate in row["sweep"]:
                 score = row["sweep"][rate]
                 text = "failed" if score is None else f"{100 * score:.1f}"
             scores.append(f"**{text}**" if rate == chosen else text)
-        lines.append(f"| {row['title']} | {' | '.join(scores)} |")
+        lines.append([row["title"], *scores])
     return lines
 
 
@@ -216,7 +272,8 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
         lines.append(
             f"Learning rates: {', '.join(f'{r:g}' for r in sweep['learning_rates'])}, chosen per "
             f"row on seeds {', '.join(map(str, sweep['seeds']))} and {sweep['share']:.0%} of the "
-            f"training problems, which no study run sees; {sweep['updates']} updates per sweep run."
+            f"training problems, which no study run sees; {sweep['updates']} updates per run, and "
+            f"up to {sweep['extend']} rates more beyond an end while the best lies there."
         )
     return lines
 
@@ -232,8 +289,8 @@ def latex(summary: dict[str, Any]) -> str:
             r"Row & learning rate & accuracy & difference to SAPO & \textit{paper: AIME24} \\",
             r"\midrule",
         ]
-        for row in ordered(task):
-            _, title, rate, _, accuracy, _, difference, _, _, paper = cells(row)
+        for row in ordered(task["rows"]):
+            _, title, rate, _, accuracy, _, difference, *_, paper = cells(row)
             texts = [title, rate, accuracy, difference, paper]
             parts.append(" & ".join(text.translate(_LATEX) for text in texts) + r" \\")
         parts += [r"\bottomrule", r"\end{tabular}", ""]
@@ -263,8 +320,12 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     for name, task in summary["tasks"].items():
         body.append(f"<h2>{html.escape(name)}</h2>")
         body += [f"<p>{html.escape(line)}</p>" for line in _start_lines(task)]
-        body.append(_html_table(task))
+        body.append(_html_table(_table(task["rows"])))
         body += [f"<p>{html.escape(line)}</p>" for line in remarks(summary, task)]
+        body.append(_html_table(_side_table(task)))
+        if task["matched"]:
+            body.append(f"<h3>{html.escape(MATCHED)}</h3>")
+            body.append(_html_table(_table(task["matched"])))
         for figure in figures[name]:
             data = base64.b64encode(figure.read_bytes()).decode()
             text = html.escape(figure.stem)
@@ -279,18 +340,17 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     )
 
 
-def _html_table(task: dict[str, Any]) -> str:
-    def line(texts: list[str], tag: str, mark: str = "") -> str:
+def _html_table(table: Table) -> str:
+    """A table with a head; a verdict gets its colour, and the paper's column its own."""
+    head, *rows = table
+
+    def line(texts: Sequence[str], tag: str) -> str:
         parts = []
-        for index, text in enumerate(texts):
-            kind = "paper" if index == len(texts) - 1 else mark if index == len(texts) - 2 else ""
+        for name, text in zip(head, texts, strict=True):
+            kind = "paper" if PAPER_MARK in name else text if text in ("better", "worse") else ""
             css = f' class="{kind}"' if kind else ""
             parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"
 
-    marks = {"better", "worse"}
-    rows = [
-        line(cells(row), "td", row["verdict"] if row["verdict"] in marks else "")
-        for row in ordered(task)
-    ]
-    return f"<table><thead>{line(list(HEADS), 'th')}</thead><tbody>{''.join(rows)}</tbody></table>"
+    body = "".join(line(row, "td") for row in rows)
+    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -5,15 +5,17 @@ runs of one seed share prompts, rollout randomness and evaluation problems.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from acpo.intervals import LEVEL, student_quantile
+from acpo.intervals import LEVEL, student_probability, student_quantile
 
 NO_WIDTH = 1e-9
+"""Accuracies come in steps: that seeds fell on the same one is no measure of chance."""
 
 
-class Estimate(NamedTuple):
+class SeedEstimate(NamedTuple):
     """A mean over seeds with an interval; no interval from one seed."""
 
     value: float
@@ -21,48 +23,82 @@ class Estimate(NamedTuple):
     high: float | None
     seeds: int
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether the whole interval lies on one side of 0.
-
-        An interval of no width does not: accuracies come in steps, and that two seeds fell on the
-        same one is no measure of chance.
-        """
-        if self.low is None or self.high is None:
-            return False
-        return self.low * self.high > 0 and self.high - self.low > NO_WIDTH
-
-    def within(self, least: float, most: float) -> "Estimate":
+    def within(self, least: float, most: float) -> "SeedEstimate":
         """The interval cut to what is possible, which costs it no coverage."""
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, least), high=min(self.high, most))
 
 
-def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> Estimate:
+def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> SeedEstimate:
     """The mean with Student's interval; of equal values, an interval of width 0."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
-        return Estimate(mean, None, None, count)
+        return SeedEstimate(mean, None, None, count)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
     half = student_quantile(count - 1, level) * math.sqrt(variance / count)
-    return Estimate(mean, mean - half, mean + half, count)
+    return SeedEstimate(mean, mean - half, mean + half, count)
 
 
-def paired_difference(
-    ours: Mapping[int, float], theirs: Mapping[int, float], *, level: float = LEVEL
-) -> Estimate | None:
-    """Mean of ours minus theirs over the seeds both have; None when there are none."""
-    shared = [seed for seed in ours if seed in theirs]
-    if not shared:
+def p_value(differences: Sequence[float]) -> float:
+    """Student's two-sided p of a mean of 0; 1 where the spread says nothing of chance."""
+    estimate = mean_over_seeds(differences)
+    if estimate.low is None or estimate.high is None or estimate.high - estimate.low <= NO_WIDTH:
+        return 1.0
+    freedom = len(differences) - 1
+    half = (estimate.high - estimate.low) / 2
+    t = abs(estimate.value) / half * student_quantile(freedom, LEVEL)
+    return 1 - student_probability(t, freedom)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's adjustment: rejecting below 5% errs in 5% of families at most."""
+    adjusted: dict[str, float] = {}
+    highest = 0.0
+    for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
+        adjusted[name] = highest
+    return adjusted
+
+
+def signed_rank_p(differences: Sequence[float]) -> float:
+    """Wilcoxon's exact two-sided p; zeros are left out, equal sizes share their mean rank."""
+    sizes = sorted(abs(value) for value in differences if value)
+    twice = {size: 2 * sizes.index(size) + sizes.count(size) + 1 for size in sizes}
+    sums = {0: 1}  # of twice the ranks with a positive sign, and in how many ways
+    for size in sizes:
+        after = dict(sums)
+        for total, ways in sums.items():
+            after[total + twice[size]] = after.get(total + twice[size], 0) + ways
+        sums = after
+    centre = sum(twice[size] for size in sizes) / 2
+    found = abs(sum(twice[abs(value)] for value in differences if value > 0) - centre)
+    extreme = sum(ways for total, ways in sums.items() if abs(total - centre) >= found)
+    return extreme / 2 ** len(sizes)
+
+
+def effect_size(differences: Sequence[float]) -> float | None:
+    """Hedges' g of paired differences: their mean in standard deviations, corrected for few."""
+    count = len(differences)
+    if count < 3 or max(differences) - min(differences) <= NO_WIDTH:
         return None
-    return mean_over_seeds([ours[seed] - theirs[seed] for seed in shared], level=level)
+    spread = statistics.stdev(differences)
+    return statistics.fmean(differences) / spread * (1 - 3 / (4 * (count - 1) - 1))
 
 
-def simultaneous_level(comparisons: int) -> float:
-    """Bonferroni: the level at which all intervals together hold with 95%."""
-    return 1 - (1 - LEVEL) / max(1, comparisons)
+def bootstrap(differences: Sequence[Sequence[float]], *, draws: int = 4000) -> SeedEstimate:
+    """Percentile interval of the mean of [seeds, problems], both drawn anew with replacement."""
+    import numpy as np
+
+    table = np.asarray(differences)
+    seeds, problems = table.shape
+    rng = np.random.default_rng(0)
+    by_seed = rng.multinomial(seeds, [1 / seeds] * seeds, size=draws) @ table
+    weights = rng.multinomial(problems, [1 / problems] * problems, size=draws)
+    means = (by_seed * weights).sum(1) / (seeds * problems)
+    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return SeedEstimate(float(table.mean()), float(low), float(high), seeds)
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, int]:

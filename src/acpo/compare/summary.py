@@ -1,25 +1,34 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from acpo.compare import plan
-from acpo.compare.paper import PAPER
-from acpo.compare.plan import Choice, Result
-from acpo.compare.settings import Row, Study, Task
-from acpo.compare.statistics import (
-    Estimate,
-    mean_over_seeds,
-    paired_difference,
-    ranks,
-    simultaneous_level,
+from acpo.compare.plan import (
+    BASELINE,
+    CONTROL,
+    Choice,
+    Result,
+    Study,
+    StudyRow,
+    StudyRun,
+    StudyTask,
 )
-from acpo.compare.study import BASELINE, CONTROL
-from acpo.errors import ACPOError
-from acpo.jsonl import read_jsonl
+from acpo.compare.statistics import (
+    bootstrap,
+    effect_size,
+    holm,
+    mean_over_seeds,
+    p_value,
+    ranks,
+    signed_rank_p,
+)
+from acpo.compare.store import PLACES, unpack_verdicts
+from acpo.evaluate.statistics import pass_probability
+from acpo.intervals import LEVEL
 from acpo.objectives.methods import METHODS
 
 CURVES = {
@@ -30,18 +39,71 @@ CURVES = {
 }
 """What is drawn over updates, and the values it can have."""
 
+ENDS = ("entropy", "length", "truncated", "positive_share")
+"""What is told of the last quarter of a run."""
+
+WINDOW = 3
+"""Logged rollouts over which a run's best and its end are told."""
+
 UNSETTLED = {True: "not settled (alone: better)", False: "not settled (alone: worse)"}
-NOTHING, FAILED = "no difference shown", "runs failed"
+NOTHING, FAILED = "not told apart", "runs failed"
 VERDICTS = ("better", "worse", *UNSETTLED.values(), NOTHING, FAILED)
 
 
-def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> dict[str, Any]:
-    """Everything a report says, as plain data."""
-    every = list(results.values())
+class Printed(NamedTuple):
+    """One row's numbers in the ACPO paper, in percent; None where it has none. Not measured by us.
+
+    Main table (mean@8; pass@1 on HumanEval Pro; average of the six) and ablation table (mean@8 on
+    AIME24, Qwen3-8B-Base). `docs/method.md` says what in them does not add up.
+
+    Attributes:
+        aime24: AIME24, Qwen3-8B-Base (main and ablation tables).
+        qwen3: average of six benchmarks, Qwen3-8B-Base.
+        qwen25: average of six benchmarks, Qwen2.5-Math-7B.
+    """
+
+    aime24: float
+    qwen3: float | None = None
+    qwen25: float | None = None
+
+
+COLUMNS = {
+    "aime24": "AIME24, Qwen3-8B-Base",
+    "qwen3": "average of six, Qwen3-8B-Base",
+    "qwen25": "average of six, Qwen2.5-Math-7B",
+}
+
+PAPER: dict[str, Printed] = {
+    "grpo": Printed(22.60, 27.27, 27.76),
+    "dapo": Printed(24.89, 30.42, 29.44),
+    "8020": Printed(26.02, 30.97, 29.81),
+    "gtpo": Printed(27.21, 32.37, 31.89),
+    "sapo": Printed(29.06, 33.49, 31.53),
+    "acpo_no_routing": Printed(30.31, 35.31, 34.04),
+    "acpo": Printed(34.28, 36.40, 35.15),
+    "fixed": Printed(26.12),
+    "positive_only": Printed(28.58),
+    "nonpositive_only": Printed(27.65),
+    "shannon": Printed(26.68),
+    "shannon_offset": Printed(25.19),
+    "global_sg": Printed(27.30),
+    "global_sg_offset": Printed(24.75),
+}
+
+
+def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
+    """Everything a report says, as plain data; the same from the same results."""
+    every = [results[name] for name in sorted(results)]
+    given = [
+        text
+        for name, value in study.overrides.items()
+        if name not in PLACES
+        for text in (f"--{name}", str(value))
+    ]
     return {
         "title": study.title,
         "note": study.note,
-        "command": command,
+        "command": " ".join(["acpo", "compare", _shown(study.path), *given]),
         "study": study.path.name,
         "recipes": sorted({task.recipe.name for task in study.tasks}),
         "baseline": BASELINE,
@@ -51,14 +113,15 @@ def summarise(study: Study, results: Mapping[str, Result], *, command: str) -> d
         "run_seconds": round(sum(result["seconds"] for result in every), 1),
         "hardware": _distinct(result["hardware"] for result in every),
         "versions": _distinct(result["versions"] for result in every),
-        "sweep": None if study.sweep is None else _sweep_settings(study),
+        "sweep": None if study.sweep is None else {**vars(study.sweep)},
         "tasks": {task.name: _task(study, task, results) for task in study.tasks},
     }
 
 
-def _sweep_settings(study: Study) -> dict[str, Any]:
-    assert study.sweep is not None
-    return {**vars(study.sweep)}
+def _shown(path: Path) -> str:
+    """A study of ours from the repository's root, wherever the command was given; else its name."""
+    parts = path.parts
+    return "/".join(parts[parts.index("recipes") :]) if "recipes" in parts else path.name
 
 
 def _distinct(values: Any) -> list[Any]:
@@ -69,80 +132,99 @@ def _distinct(values: Any) -> list[Any]:
     return found
 
 
-def _task(study: Study, task: Task, results: Mapping[str, Result]) -> dict[str, Any]:
+def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[str, Any]:
     starts = {
-        run.seed: results[run.name]["accuracy"]["value"]
-        for run in plan.start_runs(study)
-        if run.task == task.name and results.get(run.name, {}).get("accuracy")
+        run.seed: results[run.name]
+        for run in plan.start_runs(study, task)
+        if results.get(run.name, {}).get("accuracy")
     }
-    found: dict[str, dict[int, Result]] = {}
+    tuned: dict[str, dict[int, Result]] = {}
+    matched: dict[str, dict[int, Result]] = {}
     choices: dict[str, Choice | None] = {}
     for row in task.rows:
         choice = choices[row.name] = plan.choose(study, task, row, results)
         runs = [] if choice is None else plan.study_runs(study, task, row, choice.learning_rate)
-        found[row.name] = {
-            run.seed - row.seed_offset: results[run.name] for _, run in runs if run.name in results
-        }
-    level = simultaneous_level(len(task.rows) - 1)
-    rows = [
-        _row(row, choices[row.name], found, starts, level, planned=len(task.seeds))
-        for row in task.rows
-    ]
-    placed = ranks({line["name"]: line["accuracy"]["value"] for line in rows if line["accuracy"]})
-    for line in rows:
-        line["rank"] = placed.get(line["name"])
+        tuned[row.name] = _results_by_seed(runs, row, results)
+        matched[row.name] = _results_by_seed(
+            plan.matched_runs(study, task, row, results), row, results
+        )
+    matched[BASELINE] = tuned[BASELINE]
+    with_matched = [row for row in task.rows if row.name in (*study.matched, BASELINE)]
     return {
         "seeds": list(task.seeds),
         "updates": task.updates,
         "options": dict(task.options),
-        "start": _mean_accuracy(starts),
+        "start": _mean_accuracy(_accuracies(starts)),
         "start_models": _distinct(
             result["start_model"]
-            for runs in found.values()
+            for runs in tuned.values()
             for result in runs.values()
             if result.get("start_model")
         ),
-        "simultaneous_level": level,
         "comparisons": len(task.rows) - 1,
-        "rows": rows,
+        "rows": _rows(task, task.rows, choices, tuned, starts),
+        "matched": _rows(task, with_matched, {}, matched, starts) if study.matched else [],
     }
 
 
+def _results_by_seed(
+    runs: Iterable[tuple[int, StudyRun]], row: StudyRow, results: Mapping[str, Result]
+) -> dict[int, Result]:
+    """By the study's seed, whatever the row adds to it."""
+    offset = row.seed_offset
+    return {run.seed - offset: results[run.name] for _, run in runs if run.name in results}
+
+
+def _rows(
+    task: StudyTask,
+    rows: Iterable[StudyRow],
+    choices: Mapping[str, Choice | None],
+    found: Mapping[str, Mapping[int, Result]],
+    starts: Mapping[int, Result],
+) -> list[dict[str, Any]]:
+    """The lines of a table: each row by itself, then what depends on the others."""
+    lines = [_row(row, choices.get(row.name), found, starts, len(task.seeds)) for row in rows]
+    placed = ranks({line["name"]: line["accuracy"]["value"] for line in lines if line["accuracy"]})
+    tested = {line["name"]: line["difference"] for line in lines if line["difference"]}
+    adjusted = holm({name: difference["p_value"] for name, difference in tested.items()})
+    for line in lines:
+        line["rank"] = placed.get(line["name"])
+        line["p_holm"] = adjusted.get(line["name"])
+        line["verdict"] = FAILED if line["failed"] else verdict(line["difference"], line["p_holm"])
+    return lines
+
+
 def _row(
-    row: Row,
+    row: StudyRow,
     choice: Choice | None,
     found: Mapping[str, Mapping[int, Result]],
-    starts: Mapping[int, float],
-    level: float,
-    *,
+    starts: Mapping[int, Result],
     planned: int,
 ) -> dict[str, Any]:
     runs = found[row.name]
     values = _accuracies(runs)
-    method = METHODS[row.method]
-    difference = _difference(runs, found[BASELINE], row.name != BASELINE)
-    wide = _difference(runs, found[BASELINE], row.name != BASELINE, level=level)
     printed = PAPER.get(row.name)
-    failed = sum(1 for result in runs.values() if result.get("failed"))
+    whole = [result for result in runs.values() if not result.get("failed")]
+    controlled = row.name in ("acpo", "acpo_no_routing") and CONTROL in found
     return {
         "name": row.name,
         "method": row.method,
-        "title": method.title if row.name == row.method else row.name,
+        "title": METHODS[row.method].title if row.name == row.method else row.name,
         "learning_rate": choice.learning_rate if choice else None,
         "sweep": {f"{rate:g}": score for rate, score in choice.scores.items()} if choice else {},
         "at_edge": bool(choice and choice.at_edge),
         "seeds": sorted(values),
         "missing": planned - len(runs),
-        "failed": failed,
+        "failed": len(runs) - len(whole),
+        "collapsed": sum(collapsed(result) for result in whole),
         "values": {str(seed): value for seed, value in sorted(values.items())},
         "accuracy": _mean_accuracy(values),
-        "gain": _plain(paired_difference(values, starts)),
-        "difference": _plain(difference),
-        "difference_simultaneous": _plain(wide),
-        "to_control": _plain(
-            _difference(runs, found[CONTROL], row.name in ("acpo", "acpo_no_routing"))
-        ),
-        "verdict": FAILED if failed else verdict(wide, difference),
+        "gain": difference(runs, starts),
+        "difference": difference(runs, found[BASELINE]) if row.name != BASELINE else None,
+        "to_control": difference(runs, found[CONTROL]) if controlled else None,
+        "area": _mean_accuracy({seed: a for seed, r in runs.items() if (a := area(r)) is not None}),
+        "pass_at": pass_at_each(whole),
+        "ends": {name: _end(whole, name) for name in ENDS},
         "tokens": sum(result.get("tokens") or 0 for result in runs.values()),
         "curves": {name: band(list(runs.values()), name) for name in CURVES},
         "paper": printed._asdict() if printed else None,
@@ -157,32 +239,103 @@ def _accuracies(runs: Mapping[int, Result]) -> dict[int, float]:
     }
 
 
-def _difference(
-    ours: Mapping[int, Result], theirs: Mapping[int, Result], wanted: bool, **options: Any
-) -> Estimate | None:
-    """Paired by seed, among runs that started from the same weights."""
-    if not wanted:
-        return None
-    same = {
-        seed
-        for seed in ours
-        if seed in theirs and ours[seed].get("start_model") == theirs[seed].get("start_model")
-    }
+def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict[str, Any] | None:
+    """Ours minus theirs, paired by seed, among runs that started from the same weights."""
     a, b = _accuracies(ours), _accuracies(theirs)
-    return paired_difference({seed: a[seed] for seed in same if seed in a}, b, **options)
+    pairs = {
+        seed: (ours[seed], theirs[seed])
+        for seed in a
+        if seed in b and ours[seed].get("start_model") == theirs[seed].get("start_model")
+    }
+    if not pairs:
+        return None
+    values = [a[seed] - b[seed] for seed in pairs]
+    areas = [(area(x), area(y)) for x, y in pairs.values()]
+    known = [x - y for x, y in areas if x is not None and y is not None]
+    return {
+        **mean_over_seeds(values).within(-1.0, 1.0)._asdict(),
+        "p_value": p_value(values),
+        "signed_rank_p": signed_rank_p(values),
+        "won": sum(value > 0 for value in values),
+        "effect_size": effect_size(values),
+        "bootstrap": _bootstrap(list(pairs.values())),
+        "area": mean_over_seeds(known)._asdict() if known else None,
+    }
+
+
+def _bootstrap(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any] | None:
+    """Over seeds and problems, where every run kept its verdicts on the same problems."""
+    table = []
+    for pair in pairs:
+        shares = [_shares(result["accuracy"]) for result in pair]
+        if not shares[0] or len(shares[0]) != len(shares[1]):
+            return None
+        table.append([x - y for x, y in zip(*shares, strict=True)])
+    if len(table) < 2 or len({len(line) for line in table}) > 1:
+        return None
+    return bootstrap(table)._asdict()
+
+
+def _shares(accuracy: Mapping[str, Any]) -> list[float]:
+    groups = unpack_verdicts(accuracy["verdicts"]) if "verdicts" in accuracy else []
+    return [sum(group) / len(group) for group in groups]
+
+
+def area(result: Result) -> float | None:
+    """Mean accuracy of a run's rollouts, first to last; None for a run without any."""
+    points = [entry["accuracy"] for entry in result.get("curve") or []]
+    return math.fsum(points) / len(points) if points else None
+
+
+def collapsed(result: Result) -> bool:
+    """Whether the last rollouts of a run are less than half as good as its best ones."""
+    points = [entry["accuracy"] for entry in result.get("curve") or []]
+    means = [math.fsum(points[i : i + WINDOW]) for i in range(len(points) - WINDOW + 1)]
+    return bool(means) and means[-1] < max(means) / 2
+
+
+def _end(runs: Sequence[Result], name: str) -> dict[str, Any] | None:
+    """A logged quantity over the last quarter of each run."""
+    values = []
+    for result in runs:
+        points = [e[name] for e in result.get("curve") or [] if e.get(name) is not None]
+        if points:
+            values.append(statistics.fmean(points[-max(1, len(points) // 4) :]))
+    return mean_over_seeds(values)._asdict() if values else None
+
+
+def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
+    """pass@k for k = 1, 2, 4, ... (unbiased), mean over seeds."""
+    found: dict[str, list[float]] = {}
+    for result in runs:
+        kept = result.get("pass_at") or result.get("accuracy") or {}
+        groups = unpack_verdicts(kept["verdicts"]) if "verdicts" in kept else []
+        k = 1
+        while groups and k <= min(map(len, groups)):
+            values = [pass_probability(len(group), sum(group), k) for group in groups]
+            found.setdefault(str(k), []).append(math.fsum(values) / len(values))
+            k *= 2
+    return {
+        k: mean_over_seeds(values).within(0.0, 1.0)._asdict()
+        for k, values in found.items()
+        if len(values) == len(runs)
+    }
 
 
 def _mean_accuracy(values: Mapping[int, float]) -> dict[str, Any] | None:
-    return _plain(mean_over_seeds(list(values.values())).within(0.0, 1.0)) if values else None
+    if not values:
+        return None
+    return mean_over_seeds(list(values.values())).within(0.0, 1.0)._asdict()
 
 
-def verdict(simultaneous: Estimate | None, single: Estimate | None) -> str:
-    """What the interval that allows for all comparisons says, or what only one alone would."""
-    if simultaneous is None or single is None or simultaneous.low is None:
+def verdict(difference: Mapping[str, Any] | None, p_holm: float | None) -> str:
+    """What the test that allows for all rows says, or what only one alone would."""
+    if difference is None or p_holm is None or difference["low"] is None:
         return ""
-    if simultaneous.excludes_zero:
-        return "better" if simultaneous.value > 0 else "worse"
-    return UNSETTLED[single.value > 0] if single.excludes_zero else NOTHING
+    better = difference["value"] > 0
+    if p_holm <= 1 - LEVEL:
+        return "better" if better else "worse"
+    return UNSETTLED[better] if difference["p_value"] <= 1 - LEVEL else NOTHING
 
 
 def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
@@ -199,27 +352,3 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
         high = estimate.high if estimate.high is not None else estimate.value
         rows.append({"step": step, "value": estimate.value, "low": low, "high": high})
     return rows
-
-
-def _plain(estimate: Estimate | None) -> dict[str, Any] | None:
-    """As data; accuracies differ by 1 at most."""
-    return None if estimate is None else estimate.within(-1.0, 1.0)._asdict()
-
-
-def write_raw(results: Mapping[str, Result], path: Path) -> None:
-    """Every run's result, one per line."""
-    lines = [json.dumps({"run": name, **results[name]}) for name in sorted(results)]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def read_raw(path: Path) -> dict[str, Result]:
-    """What `write_raw` wrote: a study's results without its folders.
-
-    Raises:
-        ACPOError: a line is damaged.
-    """
-    rows = read_jsonl(path)
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row.get("run"), str) or not isinstance(row.get("spec"), dict):
-            raise ACPOError(f"{path}:{number}: not the result of a run")
-    return {row["run"]: {k: v for k, v in row.items() if k != "run"} for row in rows}

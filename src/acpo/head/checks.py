@@ -4,12 +4,14 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
+from acpo.head.lookup import LanguageModelHead
 
 
 def check_shapes(
-    hidden: Tensor, weight: Tensor, tokens: Tensor, bias: Tensor | None, **columns: Tensor
+    hidden: Tensor, head: LanguageModelHead, tokens: Tensor, **columns: Tensor
 ) -> None:
     """Shapes, dtypes and devices agree. Asks the device nothing."""
+    weight, bias = head.weight, head.bias
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ACPOError(
             f"hidden has shape {list(hidden.shape)}, weight {list(weight.shape)}; they must be "

@@ -6,16 +6,16 @@ Each function takes one chunk of raw products `[C, V]` and may overwrite it.
 import torch
 from torch import Tensor
 
-from acpo.head.coefficients import row_coefficients
 from acpo.head.projection import Projection
 from acpo.head.rows import (
-    Policy,
     RowCoefficients,
     RowStats,
     RowSums,
     SparseGradient,
     Sparsity,
+    row_coefficients,
 )
+from acpo.head.terms import TokenTerms
 from acpo.objectives.tokens import is_policy_mode
 
 
@@ -48,17 +48,16 @@ def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) 
 
 def policy_gradient(
     raw: Tensor,
-    tokens: Tensor,
     projection: Projection,
-    policy: Policy,
+    terms: TokenTerms,
     out: RowStats,
     dtype: torch.dtype,
     sparsity: Sparsity | None = None,
 ) -> tuple[RowCoefficients, Tensor | SparseGradient]:
     """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`."""
-    align_tol = float(policy.options["align_tol"])
-    shifted, mass = _shifted_statistics(raw, tokens, projection, align_tol, out)
-    c = row_coefficients(out, policy)
+    tokens = terms.tokens
+    shifted, mass = _shifted_statistics(raw, tokens, projection, terms.align_tol, out)
+    c = row_coefficients(out, terms)
     result = _gradient(shifted, mass, tokens, projection, out, c, dtype)
     return c, result if sparsity is None else _select(result, sparsity)
 

@@ -5,11 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from acpo.head.call import HeadCall
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.lookup import gathered
-from acpo.head.passes import Head
-from acpo.head.projection import Projection
+from acpo.head.lookup import LanguageModelHead, gathered
+from acpo.head.products import Head, HeadSettings
 from acpo.head.rows import RowSums
 from acpo.objectives.tokens import is_policy_mode
 
@@ -50,13 +48,10 @@ class TokenDistribution(NamedTuple):
 @torch.no_grad()
 def distribution_stats(
     hidden: Tensor,
-    weight: Tensor,
+    head: LanguageModelHead | Tensor,
     tokens: Tensor,
     *,
-    bias: Tensor | None = None,
     temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     align_tol: float = 1e-6,
     top_k: int = 0,
     logits_dtype: torch.dtype | None = None,
@@ -70,31 +65,28 @@ def distribution_stats(
 
     Args:
         hidden: `[N, H]` states that predict `tokens`.
-        weight: `[V, H]` output embedding.
+        head: the output head, or its `[V, H]` weight if there is nothing more to it.
         tokens: `[N]` sampled ids.
-        bias: `[V]`, if the head has one.
         temperature: rollout temperature.
-        softcap: the model's final logit softcapping.
-        logit_scale: the model's logit multiplier.
         align_tol: largest p_max - p_y at which the sampled token counts as the mode.
         top_k: how many of the likeliest tokens to name.
         logits_dtype: dtype of a chunk of logits; float32 unless given.
         logits_bytes: memory for a chunk of logits; from the device's size unless given.
     """
-    projection = Projection(temperature, softcap, logit_scale)
-    projection.check()
-    check_shapes(hidden, weight, tokens, bias)
-    check_values(tokens, weight.shape[0], {})
-    call = HeadCall.make(
+    head = LanguageModelHead.of(head)
+    check_shapes(hidden, head, tokens)
+    check_values(tokens, head.weight.shape[0], {})
+    settings = HeadSettings.make(
         hidden,
         tokens,
-        projection,
+        head.projection(temperature),
         logits_dtype=logits_dtype,
         logits_bytes=logits_bytes,
         align_tol=align_tol,
     )
-    with gathered(weight, bias), torch.autocast(hidden.device.type, enabled=False):
-        return _distribution(call.head(hidden, weight, bias), call.tokens, align_tol, top_k)
+    with gathered(head.weight, head.bias), torch.autocast(hidden.device.type, enabled=False):
+        ready = settings.head(hidden, head.weight, head.bias)
+        return _distribution(ready, settings.tokens, align_tol, top_k)
 
 
 def _distribution(head: Head, tokens: Tensor, align_tol: float, top_k: int) -> TokenDistribution:
@@ -111,10 +103,10 @@ def _distribution(head: Head, tokens: Tensor, align_tol: float, top_k: int) -> T
             top_logits[span] = head.projection.scaled(values.to(wide))
         head.backend.row_sums(raw, tokens[span], head.projection, sums.at(span))
     top_logps = top_logits - top_logits[:, :1] - sums.rest.log1p()[:, None]
-    return _settle(sums, tokens, align_tol, top_ids, top_logps)
+    return _from_sums(sums, tokens, align_tol, top_ids, top_logps)
 
 
-def _settle(
+def _from_sums(
     sums: RowSums, tokens: Tensor, align_tol: float, top_ids: Tensor, top_logps: Tensor
 ) -> TokenDistribution:
     """From sums relative to the largest logit to the policy's own."""

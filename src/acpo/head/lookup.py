@@ -7,15 +7,41 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial
 
 from acpo.errors import ACPOError
+from acpo.head.projection import Projection
 
 
 class LanguageModelHead(NamedTuple):
-    """Weights of the output projection and how its products become logits."""
+    """Weights of the output projection and how its products become logits.
+
+    Attributes:
+        weight: `[V, H]` output embedding.
+        bias: `[V]`, if there is one.
+        softcap: the model's final logit softcapping.
+        logit_scale: the model's logit multiplier.
+    """
 
     weight: Tensor
-    bias: Tensor | None
-    softcap: float | None
-    logit_scale: float
+    bias: Tensor | None = None
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+    @staticmethod
+    def of(head: "LanguageModelHead | Tensor") -> "LanguageModelHead":
+        """A head from its weight alone, or itself."""
+        return LanguageModelHead(head) if isinstance(head, Tensor) else head
+
+    def projection(self, temperature: float) -> Projection:
+        """How products become scaled logits, checked."""
+        projection = Projection(temperature, self.softcap, self.logit_scale)
+        projection.check()
+        return projection
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[..., V]` logits, materialised."""
+        product = hidden @ self.weight.to(hidden.dtype).t()
+        if self.bias is not None:
+            product = product + self.bias
+        return Projection(1.0, self.softcap, self.logit_scale).scaled(product)
 
 
 def language_model_head(model: Any) -> LanguageModelHead:

@@ -1,92 +1,75 @@
 """The head by dense autograd: materialise the logits, apply the definition. Slow and obvious."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from acpo.head.projection import Projection
-from acpo.objectives import Method, TokenStats, get_method, stats_from_logits
+from acpo.head.lookup import LanguageModelHead
+from acpo.head.terms import TokenTerms
+from acpo.objectives import TokenStats, stats_from_logits
+from acpo.objectives.gates import SequenceMean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty
 
 
 def reference_stats(
     hidden: Tensor,
-    weight: Tensor,
+    head: LanguageModelHead | Tensor,
     tokens: Tensor,
     *,
-    bias: Tensor | None = None,
     temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     align_tol: float = 1e-6,
 ) -> TokenStats:
     """`token_stats` from `[N, V]` logits, differentiable in every field but `is_mode`."""
-    logits = hidden @ weight.t()
-    if bias is not None:
-        logits = logits + bias
-    z = Projection(temperature, softcap, logit_scale).scaled(logits)
-    return stats_from_logits(logits=z, tokens=tokens, align_tol=align_tol)
+    logits = LanguageModelHead.of(head).logits(hidden)
+    return stats_from_logits(
+        logits=logits, tokens=tokens, temperature=temperature, align_tol=align_tol
+    )
 
 
 def reference_policy_loss(
-    hidden: Tensor,
-    weight: Tensor,
-    tokens: Tensor,
-    *,
-    old_logp: Tensor | None,
-    advantages: Tensor,
-    weights: Tensor,
-    method: str | Method = "acpo",
-    sequence_ids: Tensor | None = None,
-    entropy_max: Tensor | float | None = None,
-    ref_logp: Tensor | None = None,
-    beta: float = 0.0,
-    entropy_weights: Tensor | None = None,
-    bias: Tensor | None = None,
-    temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    **options: Any,
-) -> tuple[Tensor, TokenStats]:
-    """`fused_policy_loss` from `[N, V]` logits; arguments alike."""
-    method = get_method(method, **options)
-    stats = reference_stats(
-        hidden,
-        weight,
-        tokens,
-        bias=bias,
-        temperature=temperature,
-        softcap=softcap,
-        logit_scale=logit_scale,
-        align_tol=float(method.options["align_tol"]),
-    )
-    valid = weights != 0
-    if entropy_max is None and "entropy_norm" in method.options:
-        norm = method.options["entropy_norm"]
-        entropy_max = stats.entropy.detach()[valid].max() if norm == "batch_max" else float(norm)
+    hidden: Tensor, head: LanguageModelHead | Tensor, terms: TokenTerms
+) -> Tensor:
+    """`fused_policy_loss` from `[N, V]` logits."""
+    assert terms.weights is not None
+    valid = terms.weights != 0
 
     def sequence_mean(x: Tensor) -> Tensor:
-        assert sequence_ids is not None
+        assert terms.sequence_ids is not None
         mean = torch.zeros_like(x)
-        for sequence in sequence_ids.unique():
-            members = (sequence_ids == sequence) & valid
+        for sequence in terms.sequence_ids.unique():
+            members = (terms.sequence_ids == sequence) & valid
             mean = torch.where(members, x[members].mean(), mean)
         return mean
 
+    terms.stats = reference_stats(
+        hidden, head, terms.tokens, temperature=terms.temperature, align_tol=terms.align_tol
+    )
+    return loss_from_stats(terms, terms.stats, sequence_mean)
+
+
+def loss_from_stats(terms: TokenTerms, stats: TokenStats, sequence_mean: SequenceMean) -> Tensor:
+    """The loss by autograd through differentiable statistics; every term of it."""
+    assert terms.advantages is not None and terms.weights is not None
+    method, entropy_max = terms.method, terms.entropy_max
+    if entropy_max is None and method.credit.signal == "entropy":
+        entropy_max = stats.entropy.detach()[terms.weights != 0].max()
+    old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
     gated, credit = evaluate_tokens(
         method,
         stats=stats,
-        old_logp=stats.logp.detach() if old_logp is None else old_logp,
-        advantages=advantages,
+        old_logp=old_logp,
+        advantages=terms.advantages,
         sequence_mean=sequence_mean,
         entropy_max=entropy_max,
     )
-    value = advantages * gated.value * credit.value
-    if beta:
-        assert ref_logp is not None
-        value = value - beta * kl_penalty(stats.logp, ref_logp)
-    loss = -(weights * value).sum()
-    if entropy_weights is not None:
-        loss = loss - (entropy_weights * stats.entropy).sum()
-    return loss, stats
+    value = terms.advantages * gated.value * credit.value
+    if terms.beta:
+        assert terms.ref_logp is not None
+        kl = kl_penalty(stats.logp, terms.ref_logp)
+        if terms.corrects_kl:
+            log_ratio = stats.logp - old_logp
+            kl = kl * (sequence_mean(log_ratio) if method.sequence_level else log_ratio).exp()
+        value = value - terms.beta * kl
+    loss = -(terms.weights * value).sum()
+    if terms.entropy_weights is not None:
+        loss = loss - (terms.entropy_weights * stats.entropy).sum()
+    return loss

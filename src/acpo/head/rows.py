@@ -1,13 +1,13 @@
 """What the head knows and asks of each row of logits, whatever computes it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from acpo.objectives import Method, TokenStats
+from acpo.head.terms import TokenTerms
+from acpo.objectives import TokenStats, token_coefficients
+from acpo.objectives.gates import SequenceMean
 
 
 class RowStats(NamedTuple):
@@ -119,64 +119,37 @@ class SparseGradient(NamedTuple):
     values: Tensor
 
 
-@dataclass(frozen=True)
-class Policy:
-    """A method's loss as a function of each row's own statistics.
+def missing_sequence_mean(x: Tensor) -> Tensor:
+    raise AssertionError("a method that averages over sequences needs sequence_ids")
 
-    Attributes:
-        method: the row of the table.
-        old_logp, advantages, weights: `[N]`; advantages final, per token; weights fold the mask
-            and every normaliser. No old_logp: the rollout policy is the current one.
-        entropy_max: H_max of the Shannon rows.
-        ref_logp, beta: the KL penalty.
-        entropy_weights: `[N]` weights of an entropy bonus, normaliser folded in.
+
+def row_coefficients(
+    stats: RowStats, terms: TokenTerms, sequence_mean: SequenceMean = missing_sequence_mean
+) -> RowCoefficients:
+    """Loss share and gradient scalars of each row, by torch; the Triton kernel computes the same.
+
+    All 0 where the row's logits are not finite.
     """
-
-    method: Method
-    old_logp: Tensor | None
-    advantages: Tensor
-    weights: Tensor
-    entropy_max: Tensor | float | None = None
-    ref_logp: Tensor | None = None
-    beta: float = 0.0
-    entropy_weights: Tensor | None = None
-
-    def at(self, where: slice | Tensor) -> "Policy":
-        """The same loss for some of the rows."""
-        return replace(
-            self,
-            old_logp=None if self.old_logp is None else self.old_logp[where],
-            advantages=self.advantages[where],
-            weights=self.weights[where],
-            ref_logp=None if self.ref_logp is None else self.ref_logp[where],
-            entropy_weights=None if self.entropy_weights is None else self.entropy_weights[where],
-        )
-
-    def without(self, rows: Tensor) -> "Policy":
-        """The same loss with no gradient from some rows, so that they never reach a product."""
-        return replace(
-            self,
-            weights=self.weights.masked_fill(rows, 0.0),
-            entropy_weights=None
-            if self.entropy_weights is None
-            else self.entropy_weights.masked_fill(rows, 0.0),
-        )
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        return self.method.options
-
-    def row_weight(self) -> Tensor:
-        """The scale of each row's gradient."""
-        if self.entropy_weights is None:
-            return self.weights.abs()
-        return torch.maximum(self.weights.abs(), self.entropy_weights.abs())
-
-    def active(self) -> Tensor:
-        """Rows that can have a gradient."""
-        live = self.weights != 0
-        if not self.beta:
-            live = live & (self.advantages != 0)
-        if self.entropy_weights is not None:
-            live = live | (self.entropy_weights != 0)
-        return live
+    assert terms.advantages is not None and terms.weights is not None
+    finite = stats.finite()
+    clean = stats.tokens()._replace(
+        logp=torch.where(finite, stats.logp, 0.0),
+        log_pmax=torch.where(finite, stats.log_pmax, 0.0),
+        entropy=torch.where(finite, stats.entropy, 0.0),
+    )
+    c = token_coefficients(
+        terms.method,
+        stats=clean,
+        old_logp=clean.logp if terms.old_logp is None else terms.old_logp,
+        advantages=terms.advantages,
+        sequence_mean=sequence_mean,
+        entropy_max=terms.entropy_max,
+        ref_logp=terms.ref_logp,
+        beta=terms.beta,
+    )
+    weights = torch.where(finite, terms.weights, 0.0)
+    value, h = -weights * c.value, -weights * c.h
+    if terms.entropy_weights is not None:
+        bonus = torch.where(finite, terms.entropy_weights, 0.0)
+        value, h = value - bonus * clean.entropy, h - bonus
+    return RowCoefficients(value, -weights * c.a, -weights * c.b * clean.log_pmax.exp(), h)

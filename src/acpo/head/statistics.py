@@ -6,24 +6,19 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.head.call import HeadCall, gradient_pass
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.lookup import gathered
-from acpo.head.passes import Wanted, compute_statistics
-from acpo.head.projection import Projection
+from acpo.head.lookup import LanguageModelHead, gathered
+from acpo.head.products import HeadSettings, Wanted, compute_statistics, gradient_pass
 from acpo.head.rows import RowCoefficients, RowStats
 from acpo.objectives import TokenStats
 
 
 def token_stats(
     hidden: Tensor,
-    weight: Tensor,
+    head: LanguageModelHead | Tensor,
     tokens: Tensor,
     *,
-    bias: Tensor | None = None,
     temperature: float = 1.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
     align_tol: float = 1e-6,
     differentiable: tuple[str, ...] = ("logp",),
     logits_dtype: torch.dtype | None = None,
@@ -33,12 +28,9 @@ def token_stats(
 
     Args:
         hidden: `[N, H]` states that predict `tokens`.
-        weight: `[V, H]` output embedding.
+        head: the output head, or its `[V, H]` weight if there is nothing more to it.
         tokens: `[N]` sampled ids.
-        bias: `[V]`, if the head has one.
         temperature: rollout temperature.
-        softcap: the model's final logit softcapping.
-        logit_scale: the model's logit multiplier.
         align_tol: largest p_max - p_y at which the sampled token counts as the mode.
         differentiable: which of "logp", "log_pmax" and "entropy" carry gradient. The backward
             pass recomputes the logits.
@@ -51,19 +43,18 @@ def token_stats(
             f"differentiable={differentiable} names {', '.join(sorted(unknown))}; "
             "choose from logp, log_pmax, entropy"
         )
-    projection = Projection(temperature, softcap, logit_scale)
-    projection.check()
-    check_shapes(hidden, weight, tokens, bias)
-    check_values(tokens, weight.shape[0], {})
-    call = HeadCall.make(
+    head = LanguageModelHead.of(head)
+    check_shapes(hidden, head, tokens)
+    check_values(tokens, head.weight.shape[0], {})
+    settings = HeadSettings.make(
         hidden,
         tokens,
-        projection,
+        head.projection(temperature),
         logits_dtype=logits_dtype,
         logits_bytes=logits_bytes,
         align_tol=align_tol,
     )
-    return TokenStats(*_Statistics.apply(hidden, weight, bias, call, differentiable))
+    return TokenStats(*_Statistics.apply(hidden, head.weight, head.bias, settings, differentiable))
 
 
 class _Statistics(torch.autograd.Function):
@@ -73,13 +64,15 @@ class _Statistics(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        call: HeadCall,
+        settings: HeadSettings,
         differentiable: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
         with gathered(weight, bias):
-            stats = compute_statistics(call.head(hidden, weight, bias), call.tokens, call.align_tol)
+            stats = compute_statistics(
+                settings.head(hidden, weight, bias), settings.tokens, settings.align_tol
+            )
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.call, ctx.stats = call, stats
+        ctx.settings, ctx.stats = settings, stats
         # Copies: the caller may write into what it gets, the backward pass needs what it was.
         outputs = TokenStats(*(x.clone() for x in stats.tokens()))
         ctx.mark_non_differentiable(
@@ -102,6 +95,6 @@ class _Statistics(torch.autograd.Function):
         coefficients = RowCoefficients(zero, usable(g_logp), usable(g_log_pmax), usable(g_entropy))
         wanted = Wanted(*ctx.needs_input_grad[:3])
         with gathered(weight, bias):
-            head = ctx.call.head(hidden, weight, bias)
-            result = gradient_pass(head, ctx.call.tokens, stats, coefficients, wanted, None)
+            head = ctx.settings.head(hidden, weight, bias)
+            result = gradient_pass(head, ctx.settings.tokens, stats, coefficients, wanted, None)
             return *result.cast(hidden, weight, bias), None, None

@@ -15,14 +15,8 @@ from acpo.head.kernels.sparse import (
     selected_gradient_kernel,
 )
 from acpo.head.projection import Projection
-from acpo.head.rows import (
-    Policy,
-    RowCoefficients,
-    RowStats,
-    RowSums,
-    SparseGradient,
-    Sparsity,
-)
+from acpo.head.rows import RowCoefficients, RowStats, RowSums, SparseGradient, Sparsity
+from acpo.head.terms import TokenTerms
 
 COLUMN_ALIGNMENT = 128
 
@@ -65,9 +59,8 @@ def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) 
 
 def policy_gradient(
     raw: Tensor,
-    tokens: Tensor,
     projection: Projection,
-    policy: Policy,
+    terms: TokenTerms,
     out: RowStats,
     dtype: torch.dtype,
     sparsity: Sparsity | None = None,
@@ -76,10 +69,10 @@ def policy_gradient(
     c = RowCoefficients(*(torch.empty_like(out.logp) for _ in range(4)))
     stages = _Stages(True, True, sparsity is None)
     target = _gradient_view(raw, dtype) if sparsity is None else raw
-    _launch(raw, tokens, projection, out, stages, policy=policy, c=c, target=target)
+    _launch(raw, terms.tokens, projection, out, stages, terms=terms, c=c, target=target)
     if sparsity is None:
         return c, target
-    return c, _select(raw, tokens, projection, out, c, dtype, sparsity)
+    return c, _select(raw, terms.tokens, projection, out, c, dtype, sparsity)
 
 
 def gradient(
@@ -124,7 +117,7 @@ def _launch(
     stages: _Stages,
     *,
     align_tol: float = 0.0,
-    policy: Policy | None = None,
+    terms: TokenTerms | None = None,
     c: RowCoefficients | None = None,
     target: Tensor | None = None,
 ) -> None:
@@ -134,7 +127,7 @@ def _launch(
     target = raw if target is None else target
     c = c or RowCoefficients(*(stats.logp for _ in range(4)))
     unused = stats.logp
-    arguments = _with_policy(policy, unused) if policy else _without_policy(unused, align_tol)
+    arguments = _with_terms(terms, unused) if terms else _without_terms(unused, align_tol)
     block, warps = _block_shape(vocab, raw.dtype)
     row_kernel[(rows,)](
         raw,
@@ -146,7 +139,7 @@ def _launch(
         *c,
         V=vocab,
         STATISTICS=stages.statistics,
-        FIND_MODE=policy is None or policy.method.credit.differentiates_mode,
+        FIND_MODE=terms is None or terms.method.credit.differentiates_mode,
         POLICY=stages.policy,
         GRADIENT=stages.gradient,
         NARROWS=target.dtype != raw.dtype,
@@ -183,7 +176,7 @@ def _projection_arguments(projection: Projection) -> dict[str, Any]:
 _TABLE = ("ap0", "ap1", "an0", "an1", "mp0", "mp1", "mn0", "mn1")
 
 
-def _without_policy(unused: Tensor, align_tol: float) -> dict[str, Any]:
+def _without_terms(unused: Tensor, align_tol: float) -> dict[str, Any]:
     """Kernel arguments for statistics, and for gradients from given coefficients."""
     return {
         **dict.fromkeys(("OLD", "ADVANTAGE", "WEIGHT", "REFERENCE", "BONUS"), unused),
@@ -196,32 +189,32 @@ def _without_policy(unused: Tensor, align_tol: float) -> dict[str, Any]:
     }
 
 
-def _with_policy(policy: Policy, unused: Tensor) -> dict[str, Any]:
+def _with_terms(terms: TokenTerms, unused: Tensor) -> dict[str, Any]:
     """The method's table entry as kernel arguments."""
-    options, rule = policy.options, policy.method.credit
+    options, rule = terms.method.options, terms.method.credit
     numbers = [x for row in rule.table(options) for pair in row for x in pair]
     live = "aligned" if rule.routed else "everywhere"
-    entropy_max = 1.0 if policy.entropy_max is None else float(policy.entropy_max)
-    has_bonus = policy.entropy_weights is not None
+    entropy_max = 1.0 if terms.entropy_max is None else float(terms.entropy_max)
+    has_bonus = terms.entropy_weights is not None
     return {
-        "OLD": policy.old_logp,
-        "ADVANTAGE": policy.advantages,
-        "WEIGHT": policy.weights,
-        "REFERENCE": unused if policy.ref_logp is None else policy.ref_logp,
-        "BONUS": unused if policy.entropy_weights is None else policy.entropy_weights,
+        "OLD": terms.old_logp,
+        "ADVANTAGE": terms.advantages,
+        "WEIGHT": terms.weights,
+        "REFERENCE": unused if terms.ref_logp is None else terms.ref_logp,
+        "BONUS": unused if terms.entropy_weights is None else terms.entropy_weights,
         **dict(zip(_TABLE, numbers, strict=True)),
         "tau_pos": float(options.get("tau_pos", 1.0)),
         "tau_neg": float(options.get("tau_neg", 1.0)),
         "low": float(options.get("epsilon", 0.0)),
         "high": float(options.get("epsilon_high", 0.0)),
-        "beta": policy.beta,
+        "beta": terms.beta,
         "align_tol": float(options["align_tol"]),
         "inv_entropy_max": 1.0 / entropy_max,
-        "GATE": policy.method.gate,
+        "GATE": terms.method.gate,
         "SIGNAL": rule.signal,
         "LIVE": "nowhere" if rule.detached or rule.signal == "none" else live,
         "CLAMP": not isinstance(options.get("entropy_norm", ""), str),
-        "HAS_KL": bool(policy.beta),
+        "HAS_KL": bool(terms.beta),
         "HAS_BONUS": has_bonus,
         "MODE_TERM": rule.differentiates_mode,
         "ENTROPY_TERM": has_bonus or rule.differentiates_entropy,

@@ -1,6 +1,7 @@
 """The paper's maths: advantages, gates, credit, and the table of methods. Needs only torch."""
 
 from acpo.objectives.advantages import group_advantages
+from acpo.objectives.batch import token_advantages
 from acpo.objectives.credit import CreditRule, credit_multipliers
 from acpo.objectives.dense import dense_loss, logit_gradient
 from acpo.objectives.loss import (
@@ -11,13 +12,14 @@ from acpo.objectives.loss import (
     token_objective,
 )
 from acpo.objectives.methods import METHODS, Method, get_method
-from acpo.objectives.shaping import token_advantages
+from acpo.objectives.shaping import Shaping
 from acpo.objectives.tokens import TokenStats, stats_from_logits
 
 __all__ = [
     "METHODS",
     "CreditRule",
     "Method",
+    "Shaping",
     "TokenCoefficients",
     "TokenObjective",
     "TokenStats",

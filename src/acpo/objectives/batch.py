@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives.methods import Method, get_method
-from acpo.objectives.shaping import token_advantages
+from acpo.objectives.shaping import Alone, Groups, Reducer, Sequences
 from acpo.objectives.tokens import TokenStats
 
 
@@ -80,14 +80,87 @@ def prepare_batch(
     )
 
 
-def entropy_maximum(method: Method, entropy: Tensor, mask: Tensor) -> Tensor | float | None:
-    """H_max of the Shannon rows: the option's number, or the batch's (detached) maximum."""
+def token_advantages(
+    method: str | Method,
+    *,
+    advantages: Tensor,
+    mask: Tensor,
+    entropy: Tensor | None = None,
+    old_entropy: Tensor | None = None,
+    tokens: Tensor | None = None,
+    group_size: int | None = None,
+    log_pmax: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    """One advantage per token, `[B, T]`, from one per sequence, `[B]`.
+
+    This is the only step that looks across sequences. Call it on the whole mini-batch; its result
+    may be split into micro-batches in any way.
+
+    Args:
+        method: a row of `METHODS`.
+        advantages: `[B]`, groups consecutive.
+        mask: `[B, T]`, true at valid completion tokens.
+        entropy: `[B, T]` under the current policy (8020, gtpo).
+        old_entropy: `[B, T]` under the rollout policy (gtpo_entropy).
+        tokens: `[B, T]` sampled ids (gtpo).
+        group_size: completions per prompt (gtpo, gtpo_entropy).
+        log_pmax: `[B, T]` log-probability of the current policy's mode (balanced rows).
+        **options: the method's options.
+    """
+    method = get_method(method, **options)
+    shaping, mask = method.shaping, mask.bool()
+    given = {"entropy": entropy, "log_pmax": log_pmax, "tokens": tokens, "old_entropy": old_entropy}
+    for name in (*shaping.needs, *shaping.group_needs):
+        if given[name] is None:
+            raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
+    column = None
+    if shaping.group_needs:
+        if group_size is None:
+            raise ACPOError(f"group_size is missing: method {method.name!r} compares completions")
+        if group_size < 1 or len(advantages) % group_size:
+            raise ACPOError(
+                f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
+            )
+        column = shaping.of_group(
+            Groups(advantages, mask, group_size, method.options, tokens, old_entropy)
+        )
+    batch = sequences(method, advantages, mask, entropy=entropy, log_pmax=log_pmax, group=column)
+    return shaping.shape(batch, Alone()).advantages
+
+
+def sequences(
+    method: Method,
+    advantages: Tensor,
+    mask: Tensor,
+    *,
+    entropy: Tensor | None = None,
+    log_pmax: Tensor | None = None,
+    group: Tensor | None = None,
+) -> Sequences:
+    """A mini-batch as the method's shaping reads it: statistics constant under differentiation."""
+    return Sequences(
+        advantages,
+        mask,
+        method.credit,
+        method.options,
+        entropy=None if entropy is None else entropy.detach(),
+        log_pmax=None if log_pmax is None else log_pmax.detach(),
+        group=group,
+    )
+
+
+def entropy_maximum(
+    method: Method, entropy: Tensor, mask: Tensor, reduce: Reducer | None = None
+) -> Tensor | float | None:
+    """H_max of the Shannon rows: the option's number, or the mini-batch's (detached) maximum."""
     norm = method.options.get("entropy_norm")
     if norm is None:
         return None
     if not isinstance(norm, str):
         return float(norm)
-    return torch.where(mask, entropy.detach(), 0.0).amax().clamp_min(1e-8)
+    highest = torch.where(mask, entropy.detach(), 0.0).amax()
+    return (reduce or Alone()).maximum(highest).clamp_min(1e-8)
 
 
 def _check_batch(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives.credit import Affine, Branches, CreditRule
+from acpo.objectives.shaping import Balance, Conflict, EntropyReward, Shaping, TopEntropy
 
 SEQUENCE_GATES = ("sequence_clip", "geometric_clip")
 """Gates that average log ratios over the sequence."""
@@ -25,6 +26,7 @@ SCALED = Branches(
 )
 
 UNIFORM = CreditRule(Branches(ONE, ONE))
+PLAIN = Shaping()
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Method:
         credit: the multipliers (c+, c-).
         aggregation: "sequence_mean" averages tokens within a sequence, then sequences;
             "token_mean" averages all tokens of the batch.
-        shaping: how one advantage per sequence becomes one per token; None broadcasts it.
+        shaping: how one advantage per sequence becomes one per token.
         advantage_scale: what `group_advantages` divides by for this method.
         reference: where it comes from.
     """
@@ -50,13 +52,29 @@ class Method:
     options: Mapping[str, Any]
     credit: CreditRule = UNIFORM
     aggregation: Literal["sequence_mean", "token_mean"] = "sequence_mean"
-    shaping: Literal["top_entropy", "conflict", "entropy_reward", "balance"] | None = None
+    shaping: Shaping = PLAIN
     advantage_scale: Literal["std", "none"] = "std"
     reference: str = field(default="ACPO, ablation table")
 
     def __call__(self, **options: Any) -> "Method":
         """The same method with some options changed and checked."""
         return configure(self, options)
+
+    @property
+    def sequence_level(self) -> bool:
+        """Whether the gate averages log ratios over the sequence."""
+        return self.gate in SEQUENCE_GATES
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Statistics of the current policy that the whole mini-batch's first gradient waits for."""
+        maximum = {"entropy"} if self.options.get("entropy_norm") == "batch_max" else set()
+        return frozenset({*self.shaping.needs, *maximum})
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether the row looks at all tokens of a mini-batch before its first gradient."""
+        return bool(self.needs or self.shaping.group_needs)
 
 
 SOFT = {"tau_pos": 1.0, "tau_neg": 1.05, "align_tol": 1e-6}
@@ -105,7 +123,7 @@ _ROWS = (
         "clip",
         {**CLIP_HIGHER, "top_entropy_quantile": 0.2},
         aggregation="token_mean",
-        shaping="top_entropy",
+        shaping=TopEntropy(),
         reference="Wang et al. 2025 (arXiv:2506.01939)",
     ),
     Method(
@@ -113,7 +131,7 @@ _ROWS = (
         "GTPO (trajectory)",
         "ratio",
         {"gamma": 0.1, "entropy_limit": math.log(2), "initial_entropy": 0.0, "align_tol": 1e-6},
-        shaping="conflict",
+        shaping=Conflict(),
         advantage_scale="none",
         reference="Simoni et al. 2025 (arXiv:2508.03772)",
     ),
@@ -123,7 +141,7 @@ _ROWS = (
         "clip",
         {**CLIP_HIGHER, "alpha1": 1.0, "alpha2": 0.1, "norm": "split"},
         aggregation="token_mean",
-        shaping="entropy_reward",
+        shaping=EntropyReward(),
         reference="Tan et al. 2025 (arXiv:2508.04349)",
     ),
     _credit_row(
@@ -178,6 +196,7 @@ _ROWS = (
     ),
 )
 
+BALANCE = Balance()
 _OURS = (
     _credit_row(
         "acpo_balanced",
@@ -186,7 +205,7 @@ _OURS = (
         CONFIDENT,
         {**OFFSET, "mismatch_scale": 3.0},
         mismatched=SCALED,
-        shaping="balance",
+        shaping=BALANCE,
         reference="this project, not the paper's",
     ),
     _credit_row(
@@ -196,7 +215,7 @@ _OURS = (
         CONFIDENT,
         SOFT,
         detached=True,
-        shaping="balance",
+        shaping=BALANCE,
         reference="this project, not the paper's",
     ),
 )

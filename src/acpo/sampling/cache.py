@@ -1,74 +1,97 @@
-"""A key-value cache of fixed shape, and the attention that reads it.
+"""Keys and values in slots of fixed shape, and the attention that reads them.
 
-Every prompt is read once; its keys and values are then copied to each of its completions. While
-decoding, one token per row is written at the cursor, which is a tensor, so that a captured graph
-writes at a new place every time it runs.
+A sequence has a slot to itself, filled from the first place on. Prompts are read padded on the
+right, where nothing attends to the padding; while decoding, every row writes behind its own last
+token and attends to its own places alone, so rows of all lengths share one batch.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.cache_utils import Cache
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from acpo.errors import ACPOError
+from acpo.sampling.draw import INTERPRETED
 
 NAME = "acpo_static"
 
 
-class StaticKV(Cache):
-    """Keys and values of `rows` sequences of at most `length` tokens.
+class StaticKV:
+    """Keys and values of `slots` sequences of at most `length` tokens.
 
-    Attributes:
-        cursor: `[1]`, where the next token of every row is written.
-        visible: how many places decoding reads, from the first; the rest is not touched.
-        copies: while prompts are read, the prompt of each row; None while decoding.
+    Before a forward pass say what it does: `reading` prompts into slots, or `stepping` one token
+    ahead in each.
     """
 
     def __init__(
-        self, config: Any, *, rows: int, length: int, dtype: torch.dtype, device: torch.device
+        self, config: Any, *, slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        super().__init__(layers=[])
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        shape = (rows, heads, length, width)
+        shape = (slots, heads, length, width)
         # Zeros, not garbage: a masked place still meets a probability of 0, and 0 · NaN is NaN.
         self.keys = [
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
-        self.rows, self.length, self.dtype = rows, length, dtype
-        self.cursor = torch.zeros(1, dtype=torch.long, device=device)
-        self.visible = length
-        self.copies: Tensor | None = None
+        self.slot_count, self.length, self.dtype = slots, length, dtype
+        self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRETED)
+        self._slots = self._rows = torch.empty(0)
+        self._reading = False
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Store the new tokens of one layer; returns what they attend to."""
-        key, value = key_states.to(self.dtype), value_states.to(self.dtype)
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        if self.copies is not None:
-            width = key.shape[2]
-            keys[:, :, :width] = key.index_select(0, self.copies)
-            values[:, :, :width] = value.index_select(0, self.copies)
-            return key, value
-        keys.index_copy_(2, self.cursor, key)
-        values.index_copy_(2, self.cursor, value)
-        return keys[:, :, : self.visible], values[:, :, : self.visible]
+    def reading(self, slots: Tensor, copies: Tensor) -> None:
+        """The next pass reads prompts; `slots` `[n]` take those at `copies` `[n]`."""
+        self._slots, self._rows, self._reading = slots, copies, True
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions are always given, so nothing is counted from here."""
-        return 0
+    def stepping(self, slots: Tensor, lengths: Tensor) -> None:
+        """The next pass advances `slots`, of which `lengths` places are filled."""
+        self._slots, self._rows, self._reading = slots, lengths, False
+        if not self._by_kernel:
+            self._visible = int(lengths.max()) + 1
+            seen = torch.arange(self._visible, device=slots.device) <= lengths[:, None]
+            self._mask = seen[:, None, None]
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None
+    ) -> Tensor:
+        """Store the new tokens of one layer and attend to them and all before: `[B, Q, H · D]`.
+
+        Not `[B, Q, H, D]`: where rows are as many as heads, the compiler takes one for the other.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        rows, heads, length, width = query.shape
+        groups = heads // key.shape[1]
+        if self._by_kernel and not self._reading:  # which rounds to the cache's dtype itself
+            from acpo.sampling.kernels import attend
+
+            scale = width**-0.5 if scaling is None else scaling
+            return attend(query, key, value, keys, values, self._slots, self._rows, scale)
+        query, key, value = (x.to(self.dtype) for x in (query, key, value))
+        if self._reading:
+            keys[self._slots, :, :length] = key[self._rows]
+            values[self._slots, :, :length] = value[self._rows]
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+            return out.transpose(1, 2).flatten(2)
+        keys[self._slots, :, self._rows] = key[:, :, 0]
+        values[self._slots, :, self._rows] = value[:, :, 0]
+        # One query per row and several heads per key head is one key head with several queries.
+        out = F.scaled_dot_product_attention(
+            query.view(rows, key.shape[1], groups, width),
+            keys[self._slots, :, : self._visible],
+            values[self._slots, :, : self._visible],
+            self._mask,
+            scale=scaling,
+        )
+        return out.reshape(rows, 1, heads * width)
 
 
+@torch.compiler.disable
 def static_attention(
     module: Any,
     query: Tensor,
@@ -76,52 +99,29 @@ def static_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    *,
+    static_kv: StaticKV,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over whatever `attention_mask` `[B, 1, Q, K]` (additive) lets through.
-
-    One query per row and several heads per key head is one key head with several queries: keys and
-    values are read once, not once per query head.
-    """
-    batch, heads, length, width = query.shape
-    groups = heads // key.shape[1]
-    query = query.to(key.dtype)
-    if length == 1:
-        query = query.view(batch, key.shape[1], groups, width)
-    elif groups > 1:
-        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-    out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
-    if length == 1:
-        return out.reshape(batch, 1, heads, width), None
-    return out.transpose(1, 2), None
+    """Attention through the cache that the model was called with."""
+    return static_kv.attend(module.layer_idx, query, key, value, scaling), None
 
 
 AttentionInterface.register(NAME, static_attention)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-@contextmanager
-def static_attention_in(model: Any) -> Iterator[None]:
-    """Use `static_attention` for everything inside."""
-    config = model.config
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
-
-
 def refuse_attention(model: Any) -> None:
     """Raise for a model whose attention is not the plain one this cache holds.
 
     Raises:
-        ACPOError: for sliding windows, capped scores, compressed keys, and models that do not read
-            their attention function from the registry.
+        ACPOError: for sliding windows, capped scores, compressed keys, rotations that change with
+            the length, and models that do not read their attention function from the registry.
     """
     config, name = model.config.get_text_config(), type(model).__name__
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if not getattr(model, "_supports_attention_backend", False):
         why = "does not read its attention function from the registry"
     elif kinds != {"full_attention"}:
@@ -132,19 +132,8 @@ def refuse_attention(model: Any) -> None:
         why = "caps its attention scores"
     elif hasattr(config, "kv_lora_rank"):
         why = "compresses its keys"
+    elif rope in ("dynamic", "longrope"):
+        why = f"rotates by frequencies that change with the longest of a batch (rope_type={rope!r})"
     else:
         return
     raise ACPOError(f"sampler='static': {name} {why}; use sampler='generate'")
-
-
-def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `visible`, -inf elsewhere."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, -torch.inf)
-
-
-def left_padded(prompts: Sequence[Sequence[int]], width: int, pad: int) -> tuple[Tensor, Tensor]:
-    """`[N, width]` ids, and `[N]` columns at which the prompts begin."""
-    ids = torch.full((len(prompts), width), pad)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-    return ids, torch.tensor([width - len(prompt) for prompt in prompts])

@@ -1,32 +1,33 @@
 """Batched sampling from the very weights that are being trained.
 
-All completions of a chunk advance together, one token per step, over a cache of fixed shape. On
-CUDA a step is captured once per cache length as a graph and replayed: a small model's step is a
-thousand kernels of microseconds each, which Python cannot launch as fast as they run. The graph
-reads the model's own parameters, which the optimizer changes in place, so nothing is copied and
-nothing is captured again as training goes on.
+Every sequence has a slot of the cache. All that run advance together, one token per step; every few
+steps the host looks which have ended, hands their slots to the next prompts, and goes on with a
+batch of the rows that are left. On CUDA the decoder layers are compiled and a step is captured as
+a graph, once per batch size: a small model's step is hundreds of kernels of microseconds each,
+which Python cannot launch as fast as they run.
 """
 
+import itertools
+import warnings
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from acpo.errors import ACPOError
-from acpo.head.lookup import language_model_head
 from acpo.head.projection import Projection, matmul
-from acpo.sampling.cache import (
-    StaticKV,
-    additive,
-    left_padded,
-    refuse_attention,
-    static_attention_in,
-)
-from acpo.sampling.draw import draw, greedy, uniform_table
+from acpo.sampling.cache import StaticKV, refuse_attention
+from acpo.sampling.draw import NOTHING, draw, greedy, uniform_table
+from acpo.sampling.twin import Twin
 
-LOOK_EVERY = 16
-"""Steps between looks at whether every row has ended; a look waits for the device."""
+LOOK_EVERY = 8
+"""Steps between looks at which rows have ended; a look waits for the device."""
+READ_TOKENS = 1 << 16
+"""Prompt tokens, padding included, that are read in one pass."""
+RUNNING, ENDED, NOT_FINITE = range(3)
 
 
 class Samples(NamedTuple):
@@ -41,21 +42,28 @@ class Samples(NamedTuple):
     logp: list[list[float]]
 
 
-class _Rows:
-    """What a step reads and writes, in buffers that stay where they are."""
+class _Slots:
+    """What a step reads and writes of each slot, in buffers that stay where they are.
+
+    The last slot is nobody's: rows that only fill up a batch sit there, ended.
+    """
 
     def __init__(self, rows: int, new_tokens: int, device: torch.device) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        self.numbers = torch.zeros(5, rows + 1, dtype=torch.long, device=device)
+        self.numbers[4] = ENDED
+        # Its latest token, filled places of the cache, drawn tokens, most it may draw, how it is.
+        self.last, self.filled, self.drawn, self.limit, self.status = self.numbers
+        shape = (rows + 1, new_tokens)
+        self.uniforms = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.logp = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.batch = torch.zeros(rows, dtype=torch.long, device=device)
 
-        self.last = zeros(rows, 1)
-        self.positions = zeros(rows, 1)
-        self.starts = zeros(rows)
-        self.ended = zeros(rows, dtype=torch.bool)
-        self.step = zeros(1)
-        self.uniforms = zeros(rows, new_tokens, dtype=torch.float64)
-        self.tokens = zeros(rows, new_tokens)
-        self.logp = zeros(rows, new_tokens, dtype=torch.float32)
+
+class _Request(NamedTuple):
+    place: int
+    prompt: Sequence[int]
+    limit: int
 
 
 class StaticSampler:
@@ -66,10 +74,11 @@ class StaticSampler:
         rows: completions sampled together; on CUDA the memory of that many is held.
         max_new_tokens: longest completion.
         eos: tokens that end a completion.
-        pad: what stands beyond the end.
+        pad: any token; fills up prompts of different lengths.
         temperature: 0 takes the likeliest token.
         autocast: the dtype to compute in when it is not the weights'.
         graphs: whether to capture steps; by default, on CUDA.
+        compiled: whether to compile the decoder layers; by default, on CUDA.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class StaticSampler:
         temperature: float = 1.0,
         autocast: torch.dtype | None = None,
         graphs: bool | None = None,
+        compiled: bool | None = None,
     ) -> None:
         for name, value in {"rows": rows, "max_new_tokens": max_new_tokens}.items():
             if value < 1:
@@ -96,178 +106,271 @@ class StaticSampler:
         self.autocast = autocast
         self.temperature, self.pad = temperature, pad
         self.eos = torch.tensor(sorted(set(eos)), dtype=torch.long, device=self.device)
-        self.graphs = self.device.type == "cuda" if graphs is None else graphs
-        # Cache lengths come in steps, each with a graph of its own; without graphs, finer ones.
-        self.grain = 128 if self.graphs else 8
+        cuda = self.device.type == "cuda"
+        self.graphs = cuda if graphs is None else graphs
+        self.compiled = cuda if compiled is None else compiled
+        # Batches come in these sizes, each with a graph of its own.
+        steps = (size << n for n in range(24) for size in (8, 12))
+        self.sizes = [*itertools.takewhile(lambda size: size < rows, steps), rows]
+        # Nobody waits for one more prompt: reading a few costs as much as reading many.
+        self._worth_reading = max(1, rows // 4)
+        self._slots = _Slots(rows, max_new_tokens, self.device)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._twin: Twin | None = None
         self._cache: StaticKV | None = None
-        self._state: _Rows | None = None
         self._captured: dict[int, Any] = {}
 
     @torch.no_grad()
-    def sample(self, prompts: Sequence[Sequence[int]], *, seed: tuple[int, ...]) -> Samples:
-        """One completion per prompt. Equal prompts are read once.
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        seed: tuple[int, ...],
+        limits: Sequence[int] | None = None,
+    ) -> Samples:
+        """One completion per prompt. Equal prompts that start together are read once.
 
         Args:
             prompts: token ids; none empty.
             seed: with the place in `prompts`, decides every draw.
+            limits: longest completion of each prompt, where that is less than `max_new_tokens`.
+
+        Raises:
+            ACPOError: a prompt is empty, or the model's logits are not finite.
         """
         if any(not prompt for prompt in prompts):
             raise ACPOError("prompts: one is empty; a completion needs a token to follow")
-        uniforms = uniform_table(len(prompts), self.new_tokens, seed)
+        if limits is not None and any(not 1 <= limit <= self.new_tokens for limit in limits):
+            raise ACPOError(f"limits: each must be from 1 to max_new_tokens={self.new_tokens}")
+        limits = limits or [self.new_tokens] * len(prompts)
+        requests = map(_Request, range(len(prompts)), prompts, limits)
         # Neighbours of similar length pad little; equal prompts stay together.
-        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), tuple(prompts[i])))
-        tokens: list[list[int]] = [[] for _ in prompts]
-        logp: list[list[float]] = [[] for _ in prompts]
+        waiting = deque(sorted(requests, key=lambda r: (len(r.prompt), tuple(r.prompt))))
+        samples = Samples([[] for _ in prompts], [[] for _ in prompts])
+        if not prompts:
+            return samples
+        try:
+            cache = self._prepared(max(map(len, prompts)))
+            self._run(cache, waiting, uniform_table(len(prompts), self.new_tokens, seed), samples)
+        except BaseException:
+            self._forget()  # what a broken rollout left behind must not meet the next
+            raise
+        return samples
+
+    def _prepared(self, longest: int) -> StaticKV:
+        """Weights of the moment and room for the longest prompt; graphs last as long as both."""
+        length = -(-(longest + self.new_tokens) // 64) * 64
+        if self._cache is not None and self._cache.length < length:
+            self._cache = None
+            self._captured.clear()
+        if self._twin is not None and self._twin.moved():
+            self._forget()
+        if self._twin is None:
+            self._twin = Twin(self.model, self.autocast)
+            for layer in self._layers() if self.compiled else ():
+                # Rounds where the layer as it is does: it is that one which is trained.
+                layer.compile(dynamic=True, options={"emulate_precision_casts": True})
+        self._twin.refresh()
+        if self._cache is None:
+            config = self.model.config.get_text_config()
+            self._cache = StaticKV(
+                config, slots=self.rows + 1, length=length, dtype=self.dtype, device=self.device
+            )
+            self._compare(self._cache)
+        return self._cache
+
+    def _compare(self, cache: StaticKV) -> None:
+        """Refuse a model that says something else through the cache than by itself."""
+        positions = torch.arange(8, device=self.device)[None]
+        ids = positions % self.model.config.get_text_config().vocab_size
+        nobodys = torch.full((self.sizes[0],), self.rows, device=self.device)
+        cache.reading(nobodys[:1], torch.zeros_like(nobodys[:1]))
         training = self.model.training
         self.model.eval()
         try:
-            with static_attention_in(self.model):
-                for first in range(0, len(order), self.rows):
-                    chosen = order[first : first + self.rows]
-                    chunk = self._chunk([prompts[i] for i in chosen], uniforms[chosen])
-                    for place, row, scores in zip(chosen, *chunk, strict=True):
-                        tokens[place], logp[place] = row, scores
+            with torch.compiler.set_stance("force_eager"), self._autocast():
+                own = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+                read = self._hidden(ids[:, :7], positions[:, :7], cache)
         finally:
             self.model.train(training)
-        return Samples(tokens, logp)
-
-    def _chunk(
-        self, prompts: list[Sequence[int]], uniforms: Tensor
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        count = len(prompts)
-        # A graph has one shape: what is missing is filled up with rows that have already ended.
-        prompts = prompts + [prompts[-1]] * (self.rows - count) if self.graphs else prompts
-        width = self._rounded(max(map(len, prompts)))
-        cache, state = self._buffers(len(prompts), width)
-        state.uniforms[:count] = uniforms.to(self.device)
-        state.ended.zero_()
-        state.ended[count:] = True
-        state.tokens.fill_(self.pad)
-        state.step.zero_()
-        self._read(prompts, width, cache, state)
-        self._decode(width, cache, state)
-        return self._collect(count, state)
-
-    def _rounded(self, length: int) -> int:
-        return -(-length // self.grain) * self.grain
-
-    def _buffers(self, rows: int, width: int) -> tuple[StaticKV, _Rows]:
-        """Cache and state for this many rows; graphs last as long as they do."""
-        length = self._rounded(width + self.new_tokens)
-        cache, state = self._cache, self._state
-        if cache is None or state is None or cache.rows != rows or cache.length < length:
-            self._captured.clear()
-            self._cache = self._state = cache = state = None
-            cache = StaticKV(
-                self.model.config.get_text_config(),
-                rows=rows,
-                length=length,
-                dtype=self.dtype,
-                device=self.device,
+        cache.stepping(nobodys, torch.full_like(nobodys, 7))
+        last, place = (x[:, 7:].repeat(len(nobodys), 1) for x in (ids, positions))
+        step = self._hidden(last, place, cache)
+        ours = torch.cat([read, step[:1]], 1).float()
+        apart = float((ours - own.float()).norm() / own.float().norm())
+        if apart > 0.1:  # bfloat16 rounds to 0.01; NaN is the weights' own and found later
+            raise ACPOError(
+                f"sampler='static': the hidden states of {type(self.model).__name__} through the "
+                f"static cache are {apart:.0%} from its own: it keeps more than keys and values; "
+                "use sampler='generate'"
             )
-            state = _Rows(rows, self.new_tokens, self.device)
-            self._cache, self._state = cache, state
-        return cache, state
+
+    def _layers(self) -> list[Any]:
+        assert self._twin is not None
+        modules = self._twin.backbone.modules()
+        return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
+
+    def _run(
+        self, cache: StaticKV, waiting: deque[_Request], uniforms: Tensor, samples: Samples
+    ) -> None:
+        running: dict[int, _Request] = {}
+        free = list(range(self.rows))
+        left = 0
+        self._slots.status.fill_(ENDED)
+        while waiting or running:
+            if waiting and len(free) >= min(len(waiting), self._worth_reading):
+                count = min(len(free), len(waiting))
+                joining = {free.pop(0): waiting.popleft() for _ in range(count)}
+                self._admit(cache, joining, uniforms)
+                running |= joining
+            else:
+                self._advance(cache, sorted(running), min(left, LOOK_EVERY))
+            ended, left = self._look(running, samples)
+            for slot in ended:
+                del running[slot]
+            free += ended
+
+    def _look(self, running: dict[int, _Request], samples: Samples) -> tuple[list[int], int]:
+        """Slots whose completions ended, which are kept, and the most steps any other can go."""
+        drawn, _, status = self._slots.numbers[2:].tolist()
+        for slot, request in running.items():
+            if status[slot] == NOT_FINITE:
+                raise ACPOError(
+                    f"prompts[{request.place}]: the logits after {drawn[slot]} new tokens are not "
+                    "finite, so no token can be drawn; look for NaN in the weights, or for "
+                    f"activations beyond the range of {self.dtype}"
+                )
+        ended = [slot for slot in running if status[slot] == ENDED]
+        if ended:
+            chosen = torch.tensor(ended, device=self.device)
+            tokens, logp = (x[chosen].tolist() for x in (self._slots.tokens, self._slots.logp))
+            for slot, row, scores in zip(ended, tokens, logp, strict=True):
+                place, count = running[slot].place, drawn[slot]
+                samples.tokens[place], samples.logp[place] = row[:count], scores[:count]
+        rest = (running[slot].limit - drawn[slot] for slot in running if status[slot] == RUNNING)
+        return ended, max(rest, default=0)
+
+    def _admit(self, cache: StaticKV, joining: dict[int, _Request], uniforms: Tensor) -> None:
+        """Read prompts into free slots, each different one once, and draw their first tokens."""
+        slots, requests = list(joining), list(joining.values())
+        at = torch.tensor(slots, device=self.device)
+        new = [[0, len(r.prompt), 0, r.limit, RUNNING] for r in requests]
+        self._slots.numbers[:, at] = torch.tensor(new, device=self.device).T
+        self._slots.uniforms[at] = uniforms[[r.place for r in requests]].to(self.device)
+        first = 0
+        while first < len(requests):
+            places: dict[tuple[int, ...], int] = {}
+            copies: list[int] = []
+            for request in requests[first:]:
+                prompt = tuple(request.prompt)
+                if places and (len(places) + 1) * len(prompt) > READ_TOKENS:
+                    break
+                copies.append(places.setdefault(prompt, len(places)))
+            there = at[first : first + len(copies)]
+            self._read(cache, list(places), there, torch.tensor(copies, device=self.device))
+            first += len(copies)
 
     def _read(
-        self, prompts: list[Sequence[int]], width: int, cache: StaticKV, state: _Rows
+        self, cache: StaticKV, prompts: list[tuple[int, ...]], slots: Tensor, copies: Tensor
     ) -> None:
-        """Fill the cache with the prompts, and draw every row's first token."""
-        places: dict[tuple[int, ...], int] = {}
-        copies = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-        ids, starts = (x.to(self.device) for x in left_padded(list(places), width, self.pad))
-        copies_of = torch.tensor(copies, device=self.device)
-        columns = torch.arange(width, device=self.device)
-        real = columns >= starts[:, None]
-        # Padding sees itself: a row of nothing but -inf would be NaN.
-        causal = (columns[:, None] >= columns) & real[:, None]
-        seen = causal | (columns[:, None] == columns)
-        cache.copies = copies_of
-        try:
-            hidden = self._backbone(
-                ids, (columns - starts[:, None]).clamp_(min=0), additive(seen, self.dtype), cache
-            )
-        finally:
-            cache.copies = None
-        state.starts.copy_(starts[copies_of])
-        state.positions.copy_((width - 1 - state.starts)[:, None])
-        cache.cursor.fill_(width - 1)
-        self._draw(hidden[:, -1].index_select(0, copies_of), cache, state)
+        width = max(map(len, prompts))
+        ids = torch.tensor([[*p, *[self.pad] * (width - len(p))] for p in prompts])
+        positions = torch.arange(width, device=self.device).expand(len(prompts), -1)
+        cache.reading(slots, copies)
+        with torch.compiler.set_stance("force_eager"):
+            hidden = self._hidden(ids.to(self.device), positions, cache)
+        self._draw(hidden[copies, self._slots.filled[slots] - 1], slots)
 
-    def _decode(self, width: int, cache: StaticKV, state: _Rows) -> None:
-        for step in range(1, self.new_tokens):
-            if step % LOOK_EVERY == 1 and bool(state.ended.all()):
-                return
-            cache.visible = self._rounded(width + step)
-            graph = self._captured.get(cache.visible)
+    def _advance(self, cache: StaticKV, running: list[int], steps: int) -> None:
+        """Some steps of the running rows, filled up to a size that has a graph."""
+        size = len(running)
+        if self.graphs:
+            size = next(size for size in self.sizes if size >= len(running))
+        batch = running + [self.rows] * (size - len(running))
+        self._slots.batch[:size] = torch.tensor(batch, device=self.device)
+        for _ in range(steps):
+            graph = self._captured.get(size)
             if graph is not None:
                 graph.replay()
-            else:
-                self._step(cache, state)  # warms up what capture may not allocate
-                if self.graphs:
-                    self._captured[cache.visible] = self._capture(cache, state)
+                continue
+            self._step(cache, size)  # warms up what capture may not allocate
+            if self.graphs:
+                self._captured[size] = self._capture(cache, size)
 
-    def _step(self, cache: StaticKV, state: _Rows) -> None:
-        """Advance every row by one token; no shape or address depends on data."""
-        places = torch.arange(cache.visible, device=self.device)
-        seen = (places >= state.starts[:, None]) & (places <= cache.cursor)
-        mask = additive(seen, self.dtype)
-        hidden = self._backbone(state.last, state.positions, mask[:, None], cache)
-        self._draw(hidden[:, 0], cache, state)
+    def _step(self, cache: StaticKV, size: int) -> None:
+        """Advance the batch by one token; no shape or address depends on data."""
+        slots = self._slots.batch[:size]
+        filled = self._slots.filled[slots]
+        cache.stepping(slots, filled)
+        hidden = self._hidden(self._slots.last[slots][:, None], filled[:, None], cache)
+        self._slots.filled[slots] = filled + (self._slots.status[slots] == RUNNING)
+        self._draw(hidden[:, 0], slots)
 
-    def _backbone(self, ids: Tensor, positions: Tensor, mask: Tensor, cache: StaticKV) -> Tensor:
-        # Casts of weights must be part of the graph: cached ones would be those of the past.
-        with torch.autocast(
-            self.device.type,
-            dtype=self.autocast,
-            enabled=self.autocast is not None,
-            cache_enabled=False,
-        ):
-            return self.model.base_model(
-                input_ids=ids,
-                position_ids=positions,
-                attention_mask=mask[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state
+    def _hidden(self, ids: Tensor, positions: Tensor, cache: StaticKV) -> Tensor:
+        assert self._twin is not None
+        backbone = self._twin.backbone
+        # A mask of four dimensions is taken to be made already, and no other is made.
+        mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+        inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+        with self._autocast():
+            try:
+                out = backbone(**inputs, use_cache=False, static_kv=cache)
+            except Exception as error:
+                if not self.compiled or (self.graphs and torch.cuda.is_current_stream_capturing()):
+                    raise
+                self._without_compiling(error)
+                out = backbone(**inputs, use_cache=False, static_kv=cache)
+        return out.last_hidden_state
 
-    def _draw(self, hidden: Tensor, cache: StaticKV, state: _Rows) -> None:
-        head = language_model_head(self.model)
-        weight = head.weight.to(self.dtype)
-        logits = torch.empty(
-            hidden.shape[0], weight.shape[0], dtype=torch.float32, device=self.device
+    def _autocast(self) -> torch.autocast:
+        enabled = self.autocast is not None
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled)
+
+    def _without_compiling(self, error: Exception) -> None:
+        said = " ".join(str(error).split())[:200]
+        warnings.warn(
+            "the sampler's layers do not compile and run as they are, which is slower: "
+            f"{type(error).__name__}: {said}",
+            RuntimeWarning,
+            stacklevel=2,
         )
-        matmul(hidden.to(self.dtype), weight.t(), logits)
+        self.compiled = False
+        for layer in self._layers():
+            layer._compiled_call_impl = None
+
+    def _draw(self, hidden: Tensor, slots: Tensor) -> None:
+        """The next token of every slot that runs."""
+        assert self._twin is not None
+        head, state = self._twin.head, self._slots
+        logits = torch.empty(
+            hidden.shape[0], head.weight.shape[0], dtype=torch.float32, device=self.device
+        )
+        matmul(hidden.to(self.dtype), head.weight.t(), logits)
         if head.bias is not None:
             logits += head.bias
         projection = Projection(self.temperature or 1.0, head.softcap, head.logit_scale)
-        scaled = projection.scaled(logits)
+        drawn = state.drawn[slots]
+        at = slots, drawn.clamp(max=self.new_tokens - 1)
         if self.temperature:
-            tokens, logp = draw(scaled, state.uniforms.index_select(1, state.step)[:, 0])
+            tokens, logp = draw(logits, state.uniforms[at], projection)
         else:
-            tokens, logp = greedy(scaled)
-        tokens = tokens.masked_fill(state.ended, self.pad)
-        state.tokens.index_copy_(1, state.step, tokens[:, None])
-        state.logp.index_copy_(1, state.step, logp[:, None])
-        state.ended |= torch.isin(tokens, self.eos)
-        state.last.copy_(tokens[:, None])
-        state.positions += 1
-        cache.cursor += 1
-        state.step += 1
+            tokens, logp = greedy(logits, projection)
+        status = state.status[slots]
+        runs, found = status == RUNNING, tokens != NOTHING
+        goes_on = runs & found
+        ends = (tokens[:, None] == self.eos).any(1) | (drawn + 1 >= state.limit[slots])
+        state.tokens[at] = torch.where(goes_on, tokens, state.tokens[at])
+        state.logp[at] = torch.where(goes_on, logp, state.logp[at])
+        state.last[slots] = tokens.clamp(min=0)
+        state.drawn[slots] = drawn + goes_on
+        status = status.masked_fill(goes_on & ends, ENDED)
+        state.status[slots] = status.masked_fill(runs & ~found, NOT_FINITE)
 
-    def _capture(self, cache: StaticKV, state: _Rows) -> Any:
+    def _capture(self, cache: StaticKV, size: int) -> Any:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._captured.values())).pool() if self._captured else None
         with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            self._step(cache, state)
+            self._step(cache, size)
         return graph
-
-    def _collect(self, count: int, state: _Rows) -> tuple[list[list[int]], list[list[float]]]:
-        tokens, logp = state.tokens[:count], state.logp[:count]
-        drawn = int(state.step)
-        ends = torch.isin(tokens, self.eos)
-        ends[:, drawn:] = False
-        first = torch.where(ends.any(1), ends.int().argmax(1) + 1, drawn).tolist()
-        rows = [row[:length] for row, length in zip(tokens.tolist(), first, strict=True)]
-        scores = [row[:length] for row, length in zip(logp.tolist(), first, strict=True)]
-        return rows, scores

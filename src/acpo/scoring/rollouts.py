@@ -78,15 +78,7 @@ def score(
         hidden, tokens = _states(model, batch)
         head = language_model_head(model)
         found = distribution_stats(
-            hidden,
-            head.weight,
-            tokens,
-            bias=head.bias,
-            temperature=temperature,
-            softcap=head.softcap,
-            logit_scale=head.logit_scale,
-            align_tol=align_tol,
-            top_k=top_k,
+            hidden, head, tokens, temperature=temperature, align_tol=align_tol, top_k=top_k
         )
         columns = [x.cpu().split([len(r.completion_ids) for r in batch]) for x in found]
         for number, *values in zip(chosen, *columns, strict=True):

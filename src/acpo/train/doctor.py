@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from acpo.engines.trl.checks import check_output_folder, prompt_room
 from acpo.engines.trl.rewards import checked_reward
+from acpo.engines.trl.safety import check_output_folder, prompt_room
 from acpo.errors import ACPOError
 from acpo.tasks.chain import ChainProblem
 from acpo.train.data import TrainingData, build_data, prompt_lengths

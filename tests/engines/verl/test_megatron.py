@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from acpo.engines.verl.checks import needs_whole_batch
 from acpo.objectives import METHODS, dense_loss, get_method
 from engines.verl.launch import run_ranks
 from engines.verl.rollouts import GROUP, PROMPT, VOCABULARY, advantages, sample, save_model
@@ -12,7 +11,7 @@ THEIRS = ("gspo", "sapo", "cispo")
 CASES = {
     name: {"method": name}
     for name, method in METHODS.items()
-    if name not in THEIRS and not needs_whole_batch(method)
+    if name not in THEIRS and not method.needs_whole_batch
 }
 CASES |= {f"{name}, T=0.7": {**case, "temperature": 0.7} for name, case in CASES.items()}
 CASES |= {

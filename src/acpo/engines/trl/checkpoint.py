@@ -2,7 +2,8 @@
 
 A checkpoint is written to a staging folder, described by a manifest, flushed, and renamed into
 place. A run killed at any moment leaves the previous checkpoint untouched; a folder whose files do
-not match its manifest is recognised and passed over.
+not match its manifest is recognised and passed over. Beside what transformers saves, it holds the
+rollout in use and the place in it, so that a resumed run takes the step it would have taken.
 """
 
 import json
@@ -10,12 +11,19 @@ import os
 import re
 import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging
 
 from acpo.errors import ACPOError
+
+logger = logging.get_logger(__name__)
 
 STAGING = "_writing"
 MANIFEST = "acpo_manifest.json"
@@ -124,3 +132,93 @@ def load_state(folder: str, rank: int) -> dict[str, Any]:
             "by, and write checkpoints without save_only_model"
         )
     return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def to_resume_from(asked: Any, folder: Path) -> str | None:
+    """The checkpoint a run continues from; None starts from the model.
+
+    Args:
+        asked: a path, or True for the latest whole checkpoint. One that was cut short is passed
+            over with a warning; a run killed before its first checkpoint starts over.
+        folder: where the run writes.
+    """
+    if asked is not True:
+        if asked:
+            require_whole(Path(asked))
+        return asked or None
+    usable, broken = whole_checkpoints(folder)
+    for path, wrong in broken.items():
+        logger.warning(f"{path} is not used: {wrong}")
+    if not usable:
+        logger.warning(f"no checkpoint in {folder}; starting from the model")
+    return str(usable[-1]) if usable else None
+
+
+class Staging:
+    """Where a trainer's checkpoint is written before it gets its name.
+
+    Attributes:
+        folder: the staging folder while a checkpoint is being written, else None.
+        unpushed: whether an upload waits for the checkpoint's final name.
+    """
+
+    folder: Path | None = None
+    unpushed: bool = False
+
+    @contextmanager
+    def of(self, trainer: Any, folder: Path) -> Iterator[None]:
+        """Write inside; the checkpoint of the trainer's step is in `folder` afterwards."""
+        name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        staging, accelerator = folder / STAGING, trainer.accelerator
+        each_node = trainer.args.save_on_each_node
+        writes = accelerator.is_local_main_process if each_node else accelerator.is_main_process
+        if writes:
+            shutil.rmtree(staging, ignore_errors=True)
+        accelerator.wait_for_everyone()
+        self.folder = staging
+        try:
+            yield
+        finally:
+            self.folder = None
+        accelerator.wait_for_everyone()
+        best = trainer.state.best_model_checkpoint
+        if best is not None and Path(best).parent == staging:
+            trainer.state.best_model_checkpoint = str(folder / name)
+            if trainer.args.should_save:
+                trainer.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
+        if writes:
+            publish(staging / name, folder / name)
+            keep = trainer.state.best_model_checkpoint
+            forget_old(folder, trainer.args.save_total_limit, keep=keep)
+        accelerator.wait_for_everyone()
+
+
+def save_trainer(trainer: Any, folder: str) -> None:
+    """Write what transformers does not know of a trainer, one file per process."""
+    measured = trainer.packed.settings.method.shaping.measured
+    state = {
+        "step": trainer._step,
+        "rollout": trainer._buffered_inputs,
+        "fresh_prompts": trainer.rollouts.fresh_prompts.position,
+        "measured": {name: getattr(trainer.args, name) for name in measured},
+        "budget": trainer.packed.settings.budget,
+        "guard": trainer.guard.state(),
+    }
+    save_state(state, folder, trainer.accelerator.process_index)
+
+
+def load_trainer(trainer: Any, folder: str) -> None:
+    """Put back what `save_trainer` wrote."""
+    state = load_state(folder, trainer.accelerator.process_index)
+    device = trainer.accelerator.device
+    trainer._step = state["step"]
+    trainer._buffered_inputs = state["rollout"] and [
+        {k: v.to(device) if hasattr(v, "to") else v for k, v in part.items()}
+        for part in state["rollout"]
+    ]
+    trainer.rollouts.fresh_prompts.position = state["fresh_prompts"]
+    trainer.packed.settings.budget = state["budget"]
+    trainer.guard.load(state["guard"])
+    measured = {name: value for name, value in state["measured"].items() if value is not None}
+    if measured:
+        trainer.rollouts.set_measured(measured)

@@ -1,12 +1,13 @@
 """`ACPOConfig`: TRL's GRPOConfig, with the objective chosen by one name."""
 
 import copy
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from trl import GRPOConfig
 
-from acpo.engines.trl.refusals import refuse_unhonoured
 from acpo.errors import ACPOError
 from acpo.objectives import Method, get_method
 
@@ -32,6 +33,101 @@ METHOD_OPTIONS = (
 """Fields that set an option of the method; unset, the method's own value holds."""
 
 
+class Refusal(NamedTuple):
+    """Values an option may have, and why it may have no other.
+
+    Attributes:
+        accepts: whether a value does nothing here.
+        reason: the rest of the message, remedy included.
+    """
+
+    accepts: Callable[[Any], bool]
+    reason: str
+
+
+def _only(*values: Any) -> Callable[[Any], bool]:
+    return lambda value: value in values
+
+
+_VESPO = Refusal(lambda value: value in (2.0, 3.0), "VESPO is not a row of the table; leave it out")
+_ADAPTIVE = "the adaptive entropy controller is not implemented; use a fixed entropy_coef"
+_COMPILE = "the decoder layers are compiled by themselves; see compile_layers"
+
+IN_BACKWARD = ("lomo", "layerwise")
+REFUSALS: dict[str, Refusal] = {
+    "loss_type": Refusal(_only(None), "the objective is chosen by method=; leave loss_type out"),
+    "importance_sampling_level": Refusal(
+        _only("token"), "the method decides; method='gspo' has sequence-level ratios"
+    ),
+    "delta": Refusal(
+        _only(None), "two-sided clipping belongs to no row of the table; leave it out"
+    ),
+    "vespo_k_pos": _VESPO,
+    "vespo_lambda_pos": _VESPO,
+    "vespo_k_neg": _VESPO,
+    "vespo_lambda_neg": _VESPO,
+    "use_adaptive_entropy": Refusal(_only(False), _ADAPTIVE),
+    "entropy_coef_min": Refusal(_only(0.0), _ADAPTIVE),
+    "entropy_coef_max": Refusal(_only(1.0), _ADAPTIVE),
+    "entropy_coef_delta": Refusal(_only(0.005), _ADAPTIVE),
+    "entropy_target": Refusal(_only(0.2), _ADAPTIVE),
+    "fp16": Refusal(
+        _only(False), "loss scaling hides non-finite gradients from the check; use bf16"
+    ),
+    "fp16_full_eval": Refusal(_only(False), "use bf16"),
+    "torch_compile": Refusal(_only(False), _COMPILE),
+    "torch_compile_backend": Refusal(_only(None), _COMPILE),
+    "torch_compile_mode": Refusal(_only(None), _COMPILE),
+    "neftune_noise_alpha": Refusal(
+        _only(None), "its noise depends on how sequences are batched; leave it out"
+    ),
+    "label_smoothing_factor": Refusal(_only(0.0), "a policy gradient has no labels to smooth"),
+    "deepspeed": Refusal(
+        _only(None),
+        "DeepSpeed steps the optimizer inside backward, before a non-finite gradient can be "
+        "skipped; use FSDP2",
+    ),
+    "use_liger_kernel": Refusal(
+        _only(False),
+        "Liger replaces the model's forward; use model_init_kwargs={'use_kernels': True}",
+    ),
+    "liger_kernel_config": Refusal(_only(None), "see use_liger_kernel"),
+    "optim": Refusal(
+        lambda value: not any(word in str(getattr(value, "value", value)) for word in IN_BACKWARD),
+        "it updates weights during backward, before the last pack; use adamw_torch_fused",
+    ),
+    "parallelism_config": Refusal(
+        _only(None), "tensor, context and sequence parallelism are not supported; use FSDP2"
+    ),
+    "ddp_static_graph": Refusal(
+        _only(None, False), "a step runs several packs, not all of which exchange gradients"
+    ),
+    "ignore_data_skip": Refusal(
+        _only(False), "a resumed run continues inside its rollout; leave it out"
+    ),
+    "train_sampling_strategy": Refusal(
+        _only("random"), "prompts are drawn by TRL's own sampler; see shuffle_dataset"
+    ),
+    "length_column_name": Refusal(
+        _only("length"), "prompts are drawn by TRL's own sampler; leave it out"
+    ),
+    "data_seed": Refusal(_only(None), "prompts are drawn with seed; leave data_seed out"),
+    "average_tokens_across_devices": Refusal(
+        _only(True), "normalisers always span all processes; leave it out"
+    ),
+}
+
+
+def refuse_unhonoured(config: Any) -> None:
+    """Raise for the first option set to something this trainer would have to ignore."""
+    if config.deepspeed is None and getattr(config, "deepspeed_plugin", None) is not None:
+        raise ACPOError(f"DeepSpeed was chosen by the launcher: {REFUSALS['deepspeed'].reason}")
+    for name, refusal in REFUSALS.items():
+        value = getattr(config, name, None)
+        if not refusal.accepts(value):
+            raise ACPOError(f"{name}={value!r} is not honoured: {refusal.reason}")
+
+
 def _option(text: str) -> Any:
     return field(default=None, metadata={"help": f"{text} Unset: the method's value."})
 
@@ -42,9 +138,16 @@ class ACPOConfig(GRPOConfig):
 
     Args:
         method: a row of `acpo.objectives.METHODS`.
+        method_options: options of the method that have no field of their own, rows registered by
+            the user included.
         update_layout: "packed", "padded" or "auto".
+        compile_layers: compile the decoder layers for the update. Unset: on CUDA, where sequences
+            are packed; the first two steps take some twenty seconds longer.
         max_tokens_per_pack: token budget of one forward pass; from free memory when unset.
         logits_bytes: memory for a chunk of logits in the head; from the device's size when unset.
+        sparse_head: leave out the head's gradient entries below this share of their token's
+            weight. 1e-5 halves the head's time at a hidden size of 4096 and leaves the gradient's
+            error where bfloat16 puts it (results/head_h200.json); unset, nothing is left out.
         gradient_checkpointing: when unset, on only if a longest sequence would not fit without.
         dynamic_sampling: replace groups without reward variance by fresh ones.
         max_resample_times: how often to resample before training on what there is.
@@ -61,8 +164,16 @@ class ACPOConfig(GRPOConfig):
     """
 
     method: str = field(default="acpo", metadata={"help": "The objective: a row of METHODS."})
+    method_options: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Options of the method that have no field here, as a mapping."},
+    )
     update_layout: str = field(
         default="auto", metadata={"help": "'packed', 'padded', or 'auto' to choose by device."}
+    )
+    compile_layers: bool | None = field(
+        default=None,
+        metadata={"help": "Compile decoder layers for the update. Unset: on CUDA, when packed."},
     )
     max_tokens_per_pack: int | None = field(
         default=None, metadata={"help": "Token budget of one forward pass; from free memory."}
@@ -70,6 +181,10 @@ class ACPOConfig(GRPOConfig):
     logits_bytes: int | None = field(
         default=None,
         metadata={"help": "Memory for a chunk of logits; from the device's size when unset."},
+    )
+    sparse_head: float | None = field(
+        default=None,
+        metadata={"help": "Leave out head gradients below this share, e.g. 1e-5. Unset: none."},
     )
     gradient_checkpointing: bool | None = field(  # type: ignore[assignment]
         default=None,
@@ -137,6 +252,8 @@ class ACPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         for name in ("offset", "mismatch_scale", "entropy_norm"):
             setattr(self, name, _number(getattr(self, name)))
+        if isinstance(self.method_options, str):
+            self.method_options = _mapping(self.method_options)
         method = self.objective
         if self.scale_rewards is None:
             self.scale_rewards = "none" if method.advantage_scale == "none" else "group"
@@ -163,6 +280,7 @@ class ACPOConfig(GRPOConfig):
                     f"{ours}={given[ours]} and {theirs}={given[theirs]} name the same option; "
                     "set one"
                 )
+        given |= {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})
 
     def _check_ranges(self) -> None:
@@ -177,6 +295,8 @@ class ACPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ACPOError(f"{name}={value} must be positive, or left out")
+        if self.sparse_head is not None and not 0 <= self.sparse_head < 1:
+            raise ACPOError(f"sparse_head={self.sparse_head} must lie in [0, 1), or be left out")
         if self.max_resample_times < 0:
             raise ACPOError(f"max_resample_times={self.max_resample_times} must not be negative")
         cache, limit = self.soft_overlong_cache, self.max_completion_length
@@ -200,13 +320,11 @@ class ACPOConfig(GRPOConfig):
                 f"{accumulation * max(1, round(steps / accumulation))}"
             )
         rows = self.per_device_train_batch_size * steps
-        whole = self.dynamic_sampling or self.objective.shaping in ("conflict", "entropy_reward")
-        if whole and rows % self.num_generations:
-            what = "dynamic_sampling" if self.dynamic_sampling else f"method={self.method!r}"
+        if self.dynamic_sampling and rows % self.num_generations:
             raise ACPOError(
-                f"{what} needs whole groups on every process, but per_device_train_batch_size * "
-                f"steps_per_generation = {rows} is not a multiple of num_generations="
-                f"{self.num_generations}; change one of them"
+                "dynamic_sampling needs whole groups on every process, but "
+                f"per_device_train_batch_size * steps_per_generation = {rows} is not a multiple of "
+                f"num_generations={self.num_generations}; change one of them"
             )
 
     def per_optimizer_step(self) -> "ACPOConfig":
@@ -231,4 +349,15 @@ def _number(value: Any) -> Any:
             return float(value)
         except ValueError:
             return value
+    return value
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """`method_options` from a command line, as JSON."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ACPOError(f"method_options={text!r} must be a mapping, e.g. '{{\"gamma\": 0.2}}'")
     return value

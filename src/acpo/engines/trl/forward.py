@@ -1,189 +1,301 @@
-"""The model's forward pass, extended: hidden states stay inside it and a loss comes out.
+"""The policy's forward pass: packed sequences in, hidden states kept inside, a loss out.
 
-The request travels through the wrapped model (`model(**inputs, policy=request)`), so that DDP and
-FSDP hooks fire, and the output head is looked up inside the root module's forward, where FSDP2 has
-gathered its weights. The request is an opaque object: wrappers that cast or scatter tensors they
-find among the arguments leave its float32 columns alone.
+The terms of the loss travel through the wrapped model (`model(**inputs, policy=terms)`), so that
+DDP and FSDP hooks fire, and the output head is looked up inside the root module's forward, where
+FSDP2 has gathered its weights. Models that read their attention function from the transformers
+registry pass the boundaries of a packed row through as keyword arguments, the ones
+flash-attention reads.
 """
 
 import functools
 import types
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
-from acpo.head import fused_policy_loss, language_model_head, token_stats
-from acpo.objectives import Method, TokenStats
-from acpo.objectives.gates import segment_mean
-from acpo.objectives.loss import evaluate_tokens, kl_penalty
-from acpo.objectives.methods import SEQUENCE_GATES
+from acpo.engines.trl.packing import Layout
+from acpo.errors import ACPOError
+from acpo.head import TokenTerms, fused_policy_loss, language_model_head, token_stats
 
-
-@dataclass
-class LossTerms:
-    """What turns the statistics of `[n]` tokens into a loss.
-
-    Attributes:
-        method: the row of the table.
-        advantages, weights: `[n]`; final, per token; weights fold every normaliser.
-        old_logp: `[n]`; None if the rollout policy is the current one.
-        sequence_ids: `[n]`, equal and consecutive within a sequence.
-        entropy_max: H_max of the Shannon rows.
-        ref_logp, beta: the KL penalty.
-        corrects_kl: whether the KL estimate is multiplied by the importance ratio.
-        entropy_weights: `[n]` weights of an entropy bonus.
-    """
-
-    method: Method
-    advantages: Tensor
-    weights: Tensor
-    old_logp: Tensor | None
-    sequence_ids: Tensor
-    entropy_max: Tensor | None = None
-    ref_logp: Tensor | None = None
-    beta: float = 0.0
-    corrects_kl: bool = False
-    entropy_weights: Tensor | None = None
+NAME = "acpo_packed"
+HALF = (torch.bfloat16, torch.float16)
 
 
-@dataclass
-class PolicyRequest:
-    """What to compute from the hidden states of one pack.
+class HeadOptions(NamedTuple):
+    """How the head computes.
 
     Attributes:
-        states: `[n]` flat indices of the states that predict the tokens.
-        tokens: `[n]`.
-        temperature: rollout temperature.
-        align_tol: the tie tolerance of the statistics.
-        float32_head: compute the head in float32, outside autocast.
+        float32: in float32, outside autocast (TRL's `cast_lm_head_to_fp32`).
         logits_bytes: memory for a chunk of logits; the head's default if None.
-        loss: absent, only statistics are computed.
+        sparse: gradient entries below this share of their row's weight are left out.
     """
 
-    states: Tensor
-    tokens: Tensor
-    temperature: float
-    align_tol: float = 1e-6
-    float32_head: bool = False
+    float32: bool = False
     logits_bytes: int | None = None
-    loss: LossTerms | None = None
+    sparse: float | None = None
 
 
-def add_policy_forward(model: Any) -> None:
-    """Teach a causal LM to answer `model(..., policy=PolicyRequest)`; other calls are unchanged."""
+def add_policy_forward(model: Any, options: HeadOptions = HeadOptions()) -> None:  # noqa: B008
+    """Teach a causal LM to answer `model(..., policy=TokenTerms)`; other calls are unchanged.
+
+    The answer is the loss, or 0 where only statistics were asked for; both are written to the
+    terms as well.
+    """
     original = model.forward
 
     @functools.wraps(type(model).forward)
-    def forward(self: Any, *args: Any, policy: PolicyRequest | None = None, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, policy: TokenTerms | None = None, **kwargs: Any) -> Any:
         if policy is None:
             return original(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         kwargs["use_cache"] = False
         hidden = self.base_model(*args, **kwargs).last_hidden_state
         states = hidden.reshape(-1, hidden.shape[-1]).index_select(0, policy.states)
-        return answer(self, states, policy)
+        return answer(self, states, policy, options)
 
     model.forward = types.MethodType(forward, model)
 
 
-def answer(model: Any, hidden: Tensor, request: PolicyRequest) -> dict[str, Tensor]:
-    """Statistics, and the loss if asked for, from the `[n, H]` states of the targets."""
+def answer(model: Any, hidden: Tensor, terms: TokenTerms, options: HeadOptions) -> Tensor:
+    """The loss of the tokens that the `[n, H]` states predict; 0 if only statistics are wanted."""
     head = language_model_head(model)
     hidden = hidden.to(head.weight.device)
-    shape: dict[str, Any] = {
-        "bias": head.bias,
-        "temperature": request.temperature,
-        "softcap": head.softcap,
-        "logit_scale": head.logit_scale,
-        "logits_bytes": request.logits_bytes,
-    }
     device = hidden.device.type
-    amp = torch.is_autocast_enabled(device) and not request.float32_head
-    if request.float32_head:
+    amp = torch.is_autocast_enabled(device) and not options.float32
+    if options.float32:
         hidden = hidden.float()
     with torch.autocast(device, enabled=amp):
-        if request.loss is None:
-            stats = token_stats(
-                hidden, head.weight, request.tokens, align_tol=request.align_tol, **shape
+        if terms.advantages is not None:
+            return fused_policy_loss(
+                hidden, head, terms, sparse=options.sparse, logits_bytes=options.logits_bytes
             )
-            return {k: v.detach() for k, v in stats._asdict().items()}
-        needs_autograd = request.loss.beta and request.loss.corrects_kl
-        compute = _autograd_loss if needs_autograd else _fused_loss
-        return compute(hidden, head.weight, request, request.loss, shape)
+        terms.stats = token_stats(
+            hidden.detach(),
+            head,
+            terms.tokens,
+            temperature=terms.temperature,
+            align_tol=terms.align_tol,
+            logits_bytes=options.logits_bytes,
+        )
+        return hidden.new_zeros(())
 
 
-def _fused_loss(
-    hidden: Tensor, weight: Tensor, request: PolicyRequest, terms: LossTerms, shape: dict[str, Any]
-) -> dict[str, Tensor]:
-    result = fused_policy_loss(
-        hidden,
-        weight,
-        request.tokens,
-        old_logp=terms.old_logp,
-        advantages=terms.advantages,
-        weights=terms.weights,
-        method=terms.method,
-        sequence_ids=terms.sequence_ids if terms.method.gate in SEQUENCE_GATES else None,
-        entropy_max=terms.entropy_max,
-        ref_logp=terms.ref_logp,
-        beta=terms.beta,
-        entropy_weights=terms.entropy_weights,
-        **shape,
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sequence of a packed row; `[1, heads, T, dim]` in."""
+    assert cu_seq_lens_q is not None and max_length_q is not None
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, dim]
+    if not query.is_cuda:
+        return _each_sequence(query, key, value, cu_seq_lens_q, scaling), None
+    # Under autocast, float32 norm weights leave queries and keys wider than the values.
+    dtype = value.dtype if value.dtype in HALF else torch.bfloat16
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    # The operator under torch's varlen_attn, whose public form learnt grouped queries in 2.13.
+    out = torch.ops.aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        0.0,
+        True,
+        False,
+        scale=scaling,
+    )[0]
+    return out[None], None
+
+
+@torch.compiler.disable
+def _each_sequence(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, scale: float | None
+) -> Tensor:
+    """One sequence after another, where there is no kernel for many."""
+    parts = []
+    for start, stop in zip(boundaries[:-1].tolist(), boundaries[1:].tolist(), strict=True):
+        q, k, v = (x[None, start:stop].transpose(1, 2) for x in (query, key, value))
+        out = F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        parts.append(out.transpose(1, 2))
+    return torch.cat(parts, 1)
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+
+class Attention:
+    """Which layout a model's update uses, and the attention function that goes with it.
+
+    Attributes:
+        layout: "packed" or "padded".
+        reason: why, in words for the log.
+        implementation: the registered function to install during the update; None keeps the
+            model's own.
+    """
+
+    def __init__(self, layout: Layout, reason: str, implementation: str | None = None) -> None:
+        self.layout, self.reason, self.implementation = layout, reason, implementation
+
+    @contextmanager
+    def installed(self, *models: Any) -> Iterator[None]:
+        """Use it for everything inside, backward passes that recompute the forward included."""
+        configs = [m.config for m in models if m is not None]
+        before = [c._attn_implementation for c in configs]
+        try:
+            if self.implementation is not None:
+                for config in configs:
+                    config._attn_implementation = self.implementation
+            yield
+        finally:
+            for config, value in zip(configs, before, strict=True):
+                config._attn_implementation = value
+
+
+class CompiledLayers:
+    """A policy's decoder layers, compiled, for the passes of the update alone.
+
+    What is compiled is each layer's `forward`, so that the hooks of FSDP, DDP and gradient
+    checkpointing stay around it. Shapes are dynamic from the start: packs differ in length, and
+    none compiles anew. Generation keeps the layers as they were, and so does a layer that torch
+    cannot compile, with its reason in the log.
+
+    Args:
+        policy: the model, unwrapped.
+        backend: of `torch.compile`.
+    """
+
+    def __init__(self, policy: Any, backend: str = "inductor") -> None:
+        self.layers = decoder_layers(policy)
+        self.backend = backend
+        self._compiled: list[Any] | None = None
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs this process has compiled so far, whoever asked."""
+        return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Use them for everything inside, backward passes included."""
+        if self._compiled is None:
+            options: dict[str, Any] = {"dynamic": True, "backend": self.backend}
+            self._compiled = [torch.compile(layer.forward, **options) for layer in self.layers]
+        before = [vars(layer).get("forward") for layer in self.layers]
+        try:
+            for layer, compiled in zip(self.layers, self._compiled, strict=True):
+                layer.forward = compiled
+            with torch._dynamo.config.patch(suppress_errors=True):
+                yield
+        finally:
+            for layer, forward in zip(self.layers, before, strict=True):
+                del layer.forward
+                if forward is not None:
+                    layer.forward = forward
+
+
+def decoder_layers(policy: Any) -> list[Any]:
+    """The modules of a causal LM that repeat, in order; none if they cannot be told."""
+    count = policy.config.get_text_config().num_hidden_layers
+    for module in policy.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count:
+            return list(module)
+    return []
+
+
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+"""Kinds of layers whose tokens see others through an attention function alone."""
+
+
+def choose_attention(
+    model: Any, *, device: torch.device, half_precision: bool, wanted: str = "auto"
+) -> Attention:
+    """Decide once, at construction, how a model's sequences are laid out.
+
+    Args:
+        model: the policy, unwrapped.
+        device: where it trains.
+        half_precision: whether attention runs in bfloat16 or float16.
+        wanted: "packed" or "padded" to insist, "auto" to choose.
+
+    Raises:
+        ACPOError: "packed" was asked for and cannot be had.
+    """
+    if wanted == "padded":
+        return Attention("padded", "update_layout='padded'")
+    current = str(model.config._attn_implementation or "")
+    flash = "flash" in current and device.type == "cuda" and half_precision
+    obstacle = _obstacle(model, takes_windows=flash)
+    if obstacle is None and flash:
+        return Attention("packed", f"{current} takes sequences of any length")
+    if obstacle is None and device.type == "cuda":
+        obstacle = _kernel_obstacle(device, half_precision)
+    if obstacle is None and device.type != "cuda" and wanted != "packed":
+        obstacle = f"no variable-length attention on {device.type}"
+    if obstacle is None:
+        return Attention("packed", "variable-length attention", NAME)
+    if wanted == "packed":
+        raise ACPOError(f"update_layout='packed' is not possible: {obstacle}; use 'auto'")
+    return Attention("padded", obstacle)
+
+
+def _kernel_obstacle(device: torch.device, half_precision: bool) -> str | None:
+    """Why the kernel cannot run here; None if it can."""
+    if not half_precision:
+        return "variable-length attention needs bfloat16 (bf16=True)"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return f"torch {torch.__version__} was built without flash attention"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0):
+        return "variable-length attention needs an Ampere GPU or newer"
+    return None
+
+
+def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
+    """Why a model's sequences cannot be packed; None if they can.
+
+    Args:
+        model: the policy, unwrapped.
+        takes_windows: whether the attention function knows windows, caps and dropout itself.
+    """
+    config = model.config.get_text_config()
+    name = type(model).__name__
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    unknown = kinds - (ATTENTION_LAYERS if takes_windows else {"full_attention"})
+    if unknown:
+        return f"{name} has layers of type {', '.join(sorted(unknown))}"
+    if takes_windows:
+        return None
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{name} does not read its attention function from the registry"
+    windowed = getattr(config, "sliding_window", None) and getattr(
+        config, "use_sliding_window", True
     )
-    return {
-        "loss": result.loss,
-        "computed": result.computed,
-        "nonfinite": result.nonfinite,
-        **result.stats._asdict(),
-    }
-
-
-def _autograd_loss(
-    hidden: Tensor, weight: Tensor, request: PolicyRequest, terms: LossTerms, shape: dict[str, Any]
-) -> dict[str, Tensor]:
-    """The same loss through differentiable statistics: a ratio-corrected KL has no closed form."""
-    method = terms.method
-    wanted = ["logp"]
-    if method.credit.differentiates_mode:
-        wanted.append("log_pmax")
-    if method.credit.differentiates_entropy or terms.entropy_weights is not None:
-        wanted.append("entropy")
-    raw = token_stats(
-        hidden,
-        weight,
-        request.tokens,
-        align_tol=request.align_tol,
-        differentiable=tuple(wanted),
-        **shape,
-    )
-    finite = torch.isfinite(raw.logp) & torch.isfinite(raw.entropy)
-    stats = TokenStats(*(torch.where(finite, x, torch.zeros_like(x)) for x in raw))
-    old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
-    mean = segment_mean(terms.sequence_ids)
-    gated, credit = evaluate_tokens(
-        method,
-        stats=stats,
-        old_logp=old_logp,
-        advantages=terms.advantages,
-        sequence_mean=mean,
-        entropy_max=terms.entropy_max,
-    )
-    value = terms.advantages * gated.value * credit.value
-    if terms.beta:
-        assert terms.ref_logp is not None
-        kl = kl_penalty(stats.logp, terms.ref_logp)
-        if terms.corrects_kl:
-            log_ratio = stats.logp - old_logp
-            kl = kl * (mean(log_ratio) if method.gate in SEQUENCE_GATES else log_ratio).exp()
-        value = value - terms.beta * kl
-    loss = -(torch.where(finite, terms.weights, 0.0) * value).sum()
-    if terms.entropy_weights is not None:
-        loss = loss - (torch.where(finite, terms.entropy_weights, 0.0) * stats.entropy).sum()
-    return {
-        "loss": loss,
-        "computed": torch.ones_like(finite),
-        "nonfinite": (~finite).sum(),
-        **{k: v.detach() for k, v in raw._asdict().items()},
-    }
+    if windowed and not getattr(config, "layer_types", None):
+        return f"{name} attends within a sliding window of {config.sliding_window}"
+    if getattr(config, "attn_logit_softcapping", None):
+        return f"{name} caps its attention scores"
+    if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
+        return f"{name} drops attention weights; set attention_dropout=0 to pack"
+    if (getattr(config, "head_dim", None) or 0) > 256:
+        return f"{name} has heads of {config.head_dim} dimensions; the kernel takes up to 256"
+    if hasattr(config, "kv_lora_rank"):
+        return f"{name} has an attention that has not been packed"
+    return None

@@ -1,17 +1,28 @@
-"""Laying sequences into packs: which go together, and where each token stands.
+"""One optimizer step's sequences, and how they are laid into packs that fit in memory.
 
 Two layouts. "packed" joins sequences end to end in one row, so that no padding reaches the
 backbone; it needs variable-length attention. "padded" puts sequences of similar length in the rows
-of a rectangle. Everything here runs on the CPU and is a function of its arguments alone.
+of a rectangle.
 """
 
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from acpo.head import default_logits_bytes
+
 Layout = Literal["packed", "padded"]
+
+GROUP_COLUMN = "group_column"
+JUDGED = "judged"
+"""What we add to TRL's rollouts: a shaping's `[B, C]` column, and which rows have a verdict."""
+
+CPU_BYTES = 2 << 30
+MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
+SAFE_SHARE = 0.6
 
 
 class Rows(NamedTuple):
@@ -161,3 +172,144 @@ def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
         torch.cat(owners),
         torch.cat(columns),
     )
+
+
+@dataclass
+class MiniBatch:
+    """The sequences of one optimizer step on one process.
+
+    Attributes:
+        ids: `[B, L]`, prompts left-padded, completions right-padded.
+        first: the column at which completions begin.
+        mask: `[B, C]`, true at completion tokens that are trained on.
+        rows: where the sequences are.
+        columns: per-token tensors, `[B, C]` each: old_logp, ref_logp, ...
+        advantages: `[B]`.
+        judged: `[B]`, false where a completion has no verdict and is not trained on.
+        num_tokens: trained tokens of an average optimizer step, over all processes.
+    """
+
+    ids: Tensor
+    first: int
+    mask: Tensor
+    rows: Rows
+    columns: dict[str, Tensor]
+    advantages: Tensor
+    judged: Tensor
+    num_tokens: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.ids.device
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    @classmethod
+    def read(cls, inputs: Mapping[str, Any], *, share: float) -> "MiniBatch":
+        """From what TRL's rollout hands over.
+
+        Args:
+            inputs: tensors named as in `GRPOTrainer._generate_and_score_completions`.
+            share: this mini-batch's part of the rollout `num_items_in_batch` counts.
+        """
+        completion_mask = inputs["completion_mask"].bool()
+        mask = completion_mask
+        if inputs.get("tool_mask") is not None:
+            mask = mask & inputs["tool_mask"].bool()
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        attended = torch.cat([inputs["prompt_mask"].bool(), completion_mask], 1)
+        first = inputs["prompt_ids"].shape[1]
+        names = {
+            "old_per_token_logps": "old_logp",
+            "ref_per_token_logps": "ref_logp",
+            "sampling_per_token_logps": "sampling_logp",
+            "importance_sampling_ratio": "sampling_ratio",
+            GROUP_COLUMN: "group",
+        }
+        columns = {
+            ours: inputs[theirs].expand(mask.shape)
+            for theirs, ours in names.items()
+            if inputs.get(theirs) is not None
+        }
+        advantages = inputs["advantages"].float()
+        judged = inputs.get(JUDGED, torch.ones_like(advantages, dtype=torch.bool))
+        num_tokens = inputs["num_items_in_batch"].float() * share
+        rows = rows_of(attended, mask)
+        return cls(ids, first, mask, rows, columns, advantages, judged, num_tokens)
+
+    def sequence_mean(self, x: Tensor) -> Tensor:
+        """Mean over each row's trained tokens, `[B, 1]`."""
+        total = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
+        return total / self.mask.sum(1, keepdim=True).clamp_min(1)
+
+
+def rows_of(attended: Tensor, mask: Tensor) -> Rows:
+    """Row spans from an `[B, L]` attention mask and a mask of the last columns to predict."""
+    targets = torch.zeros_like(attended)
+    targets[:, attended.shape[1] - mask.shape[1] :] = mask
+    return find_rows(attended=attended.cpu(), targets=targets.cpu())
+
+
+def activation_bytes(config: Any, *, itemsize: int, checkpointing: bool) -> int:
+    """Bytes of activations one token leaves behind, estimated from a decoder's shape.
+
+    Per layer, what is kept for the backward pass is about ten vectors of the hidden width, four of
+    the queries', four of the keys' and values', and five of the feed-forward width. Checkpointing
+    keeps one hidden vector per layer and one layer's worth of the rest.
+    """
+    hidden = config.hidden_size
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    keys = (getattr(config, "num_key_value_heads", None) or heads) * head_dim
+    wide = getattr(config, "intermediate_size", None) or 4 * hidden
+    layer = 10 * hidden + 4 * heads * head_dim + 4 * keys + 5 * wide
+    layers = config.num_hidden_layers
+    kept = layers * hidden + layer if checkpointing else layers * layer
+    return kept * itemsize
+
+
+def free_bytes(
+    model: Any,
+    device: torch.device,
+    *,
+    logits_bytes: int | None,
+    optimizer_started: bool,
+    shards: int = 1,
+) -> int:
+    """Memory for activations, once weights, gradients and optimizer states have taken theirs.
+
+    Args:
+        model: the policy, its parameters sharded or not.
+        device: where it trains.
+        logits_bytes: memory for a chunk of logits.
+        optimizer_started: whether gradients and optimizer states are there already.
+        shards: processes that will share parameters which are not sharded yet.
+    """
+    if device.type != "cuda":
+        return CPU_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    pending = 0
+    for parameter in model.parameters():
+        size = _local_bytes(parameter) // shards
+        if parameter.requires_grad and not optimizer_started:
+            pending += 3 * size  # its gradient and Adam's two moments
+        if parameter.device.type != device.type:
+            pending += size
+    head = model.get_output_embeddings().weight
+    logits = (logits_bytes or default_logits_bytes(device)) + 4 * head.numel()
+    return max(0, free - pending - logits)
+
+
+def pack_budget(free: int, per_token: int, device: torch.device) -> int:
+    """Tokens per pack, a multiple of 256."""
+    share = 1.0 if device.type != "cuda" else SAFE_SHARE
+    fitting = int(free * share) // per_token
+    most = MOST_TOKENS.get(device.type, MOST_TOKENS["cpu"])
+    return max(256, min(fitting, most) // 256 * 256)
+
+
+def _local_bytes(parameter: torch.Tensor) -> int:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.numel() * local.element_size()

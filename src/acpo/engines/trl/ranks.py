@@ -6,15 +6,21 @@ from torch import Tensor
 
 
 class Ranks:
-    """Collectives that fall back to the identity in a single process."""
+    """Collectives that fall back to the identity in a single process.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        device: where numbers are exchanged.
+        together: whether the others take part; if not, this process is alone.
+    """
+
+    def __init__(self, device: torch.device, *, together: bool = True) -> None:
+        self.device, self.together = device, together
 
     @property
     def count(self) -> int:
         """How many processes train together."""
-        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        several = self.together and dist.is_available() and dist.is_initialized()
+        return dist.get_world_size() if several else 1
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the processes; a new tensor."""

@@ -27,32 +27,52 @@ PROVIDED = {
 }
 
 
+def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
+    """What TRL takes as `reward_funcs`, plain functions checked; reward models stay as they are.
+
+    Args:
+        reward_funcs: one, or a list.
+        dataset: whose columns the functions may ask for; None if others will be there as well.
+    """
+    if reward_funcs is None:
+        return None
+    columns = getattr(dataset, "column_names", None)
+    checked = []
+    for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
+        plain = callable(function) and not isinstance(function, torch.nn.Module)
+        if plain and columns is not None:
+            check_signature(function, columns)
+        checked.append(checked_reward(function) if plain else function)
+    return checked
+
+
 def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function, with what it raises and returns put into words."""
     name = getattr(function, "__name__", type(function).__name__)
+    run: Callable[..., Any]
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004
     ):
 
         @functools.wraps(function)
-        async def run_async(*args: Any, **kwargs: Any) -> list[float | None]:
+        async def run(*args: Any, **kwargs: Any) -> list[float | None]:
             try:
                 values = await function(*args, **kwargs)
             except Exception as error:
                 raise _raised(name, error) from error
             return _checked(name, values, len(kwargs["completions"]))
 
-        return run_async
+    else:
 
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> list[float | None]:
-        try:
-            values = function(*args, **kwargs)
-        except Exception as error:
-            raise _raised(name, error) from error
-        return _checked(name, values, len(kwargs["completions"]))
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> list[float | None]:
+            try:
+                values = function(*args, **kwargs)
+            except Exception as error:
+                raise _raised(name, error) from error
+            return _checked(name, values, len(kwargs["completions"]))
 
-    run.__name__ = name
+    run.__name__ = name  # an instance has none to copy, and metrics are logged under it
     return run
 
 
@@ -120,13 +140,26 @@ def soft_overlong(lengths: Tensor, *, limit: int, cache: int, penalty: float) ->
     return -penalty * ((lengths - (limit - cache)) / cache).clamp(0.0, 1.0)
 
 
-def combined_rewards(per_function: Tensor, weights: Tensor, penalties: Tensor | None) -> Tensor:
-    """`[N]` weighted sums; NaN where no function gave a verdict."""
-    unjudged = per_function.isnan().all(1)
+def without_verdict(per_function: Tensor, group_size: int) -> Tensor:
+    """`[N]`, true where a completion could not be judged.
+
+    A function that says nothing of a whole group does not apply to its prompt. One that judges
+    some completions of a group and not others left those others without a verdict, whatever the
+    remaining functions said of them.
+    """
+    silent = per_function.isnan().view(-1, group_size, per_function.shape[1])  # [P, G, K]
+    missing = silent & (~silent).any(1, keepdim=True)
+    return (missing.any(2) | silent.all(2)).flatten()
+
+
+def combined_rewards(
+    per_function: Tensor, weights: Tensor, penalties: Tensor | None, group_size: int
+) -> Tensor:
+    """`[N]` weighted sums; NaN where there is no verdict."""
     rewards = (per_function * weights).nansum(1)
     if penalties is not None:
         rewards = rewards + penalties
-    return rewards.masked_fill(unjudged, torch.nan)
+    return rewards.masked_fill(without_verdict(per_function, group_size), torch.nan)
 
 
 def scaled_advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
@@ -136,16 +169,27 @@ def scaled_advantages(rewards: Tensor, group_size: int, scale: str) -> Tensor:
     centred = group_advantages(rewards, group_size, scale="none")
     if scale == "none":
         return centred
+    return (centred / (_spread(rewards) + STD_EPS)).to(centred.dtype)
+
+
+def separately_scaled_advantages(per_function: Tensor, weights: Tensor, group_size: int) -> Tensor:
+    """TRL's `normalize_then_sum`: each function standardised in its group, the sum over all.
+
+    Completions without a verdict leave every group's statistics; a group in which no function
+    tells completions apart gets exactly 0.
+    """
+    unjudged = without_verdict(per_function, group_size)
+    judged = per_function.masked_fill(unjudged[:, None], torch.nan)
+    each = [group_advantages(r, group_size, eps=STD_EPS).double() for r in judged.unbind(1)]
+    scores = torch.stack(each, 1)
+    total = (scores * weights.double()).sum(1).masked_fill(unjudged, torch.nan)
+    advantages = (total - total.nanmean()) / (_spread(total) + STD_EPS)
+    informative = (scores.view(-1, group_size, scores.shape[1]) != 0).any(2).any(1)
+    silent = unjudged | ~informative.repeat_interleave(group_size)
+    return advantages.masked_fill(silent, 0.0).float()
+
+
+def _spread(rewards: Tensor) -> Tensor:
+    """Standard deviation of all judged rewards."""
     judged = rewards[~rewards.isnan()].double()
-    spread = judged.std() if judged.numel() > 1 else judged.new_zeros(())
-    return (centred / (spread + STD_EPS)).to(centred.dtype)
-
-
-def without_constant_groups(advantages: Tensor, per_function: Tensor, group_size: int) -> Tensor:
-    """Advantages computed elsewhere, with exact zeros where every reward of a group is equal."""
-    groups = per_function.view(-1, group_size, per_function.shape[1])
-    lowest = groups.nan_to_num(torch.inf).amin(1)
-    highest = groups.nan_to_num(-torch.inf).amax(1)
-    constant = (highest <= lowest).all(1).repeat_interleave(group_size)
-    unjudged = per_function.isnan().all(1)
-    return advantages.masked_fill(constant | unjudged, 0.0)
+    return judged.std() if judged.numel() > 1 else judged.new_zeros(())

@@ -21,28 +21,31 @@ from datasets import IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
 from transformers.utils import logging
+from trl import GRPOTrainer
+from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from acpo.engines.trl import checks, memory
-from acpo.engines.trl.attention import HALF, choose_attention
+from acpo.engines.trl import checkpoint, packing, safety
 from acpo.engines.trl.config import ACPOConfig
-from acpo.engines.trl.forward import add_policy_forward
-from acpo.engines.trl.guard import NonFiniteGuard, is_finite
-from acpo.engines.trl.minibatch import MiniBatch
+from acpo.engines.trl.forward import (
+    HALF,
+    CompiledLayers,
+    HeadOptions,
+    add_policy_forward,
+    choose_attention,
+)
+from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.ranks import Ranks
-from acpo.engines.trl.recording import RolloutRecorder
-from acpo.engines.trl.refusals import refuse_model
-from acpo.engines.trl.resume import ResumableTrainer
-from acpo.engines.trl.rewards import check_signature, checked_reward
-from acpo.engines.trl.rollouts import EpochSampler, PromptStream
-from acpo.engines.trl.sampler import refuse_sampler
+from acpo.engines.trl.record import RolloutRecorder
+from acpo.engines.trl.rewards import checked_rewards
+from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, Report, UpdateSettings
 from acpo.errors import ACPOError
 
 logger = logging.get_logger(__name__)
 
 
-class ACPOTrainer(ResumableTrainer):
+class ACPOTrainer(GRPOTrainer):
     """Trains a causal language model with any method of the table.
 
     Takes what `trl.GRPOTrainer` takes, with an `ACPOConfig`.
@@ -61,6 +64,18 @@ class ACPOTrainer(ResumableTrainer):
     _paper = {  # noqa: RUF012
         "title": "ACPO: Asymmetric Credit Policy Optimization via Mode-Local Entropy Surrogate"
     }
+
+    # TRL's own declarations are of what may also be absent; here these are always there.
+    args: Any
+    model: Any
+    optimizer: Any
+    train_dataset: Any
+    num_generations: Any
+    num_generations_eval: Any
+    max_completion_length: Any
+    _logs: Any
+    _buffered_inputs: Any
+    recorder: RolloutRecorder | None = None
 
     def __init__(
         self,
@@ -81,12 +96,12 @@ class ACPOTrainer(ResumableTrainer):
             raise ACPOError("images are not supported; pass the tokenizer as processing_class")
         environment = kwargs.get("environment_factory") is not None
         if args.process_index == 0:
-            checks.check_output_folder(str(args.output_dir))
-        checks.check_dataset(train_dataset, args, has_environment=environment)
+            safety.check_output_folder(str(args.output_dir))
+        safety.check_dataset(train_dataset, args, has_environment=environment)
         self._name = args.objective.title
         super().__init__(
             model=model,
-            reward_funcs=self._checked_rewards(
+            reward_funcs=checked_rewards(
                 reward_funcs,
                 # Rollout functions and environments bring columns of their own.
                 None if environment or kwargs.get("rollout_func") else train_dataset,
@@ -97,72 +112,78 @@ class ACPOTrainer(ResumableTrainer):
             processing_class=processing_class,
             **kwargs,
         )
+        safety.refuse_built(self)
         self._prepare_update()
         if not isinstance(train_dataset, IterableDataset):
-            template = self.chat_template
-            checks.check_prompts(
-                train_dataset, self._tokenizer, room=self.prompt_room, template=template
+            safety.check_prompts(
+                train_dataset,
+                self._tokenizer,
+                room=self.prompt_room,
+                template=self.chat_template,
+                may_be_empty=environment,
             )
-
-    @staticmethod
-    def _checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
-        if reward_funcs is None:
-            return None
-        columns = getattr(dataset, "column_names", None)
-        functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        checked = []
-        for function in functions:
-            plain = callable(function) and not isinstance(function, torch.nn.Module)
-            if plain and columns is not None:
-                check_signature(function, columns)
-            checked.append(checked_reward(function) if plain else function)
-        return checked
 
     def _prepare_update(self) -> None:
         args = self.args
         self.policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        policy = self.policy
-        refuse_model(self.model, args)
-        add_policy_forward(policy)
+        safety.refuse_model(self.model, args)
+        head = HeadOptions(args.cast_lm_head_to_fp32, args.logits_bytes, args.sparse_head)
+        add_policy_forward(self.policy, head)
         if self.ref_model is not None:
-            add_policy_forward(self.accelerator.unwrap_model(self.ref_model))
+            add_policy_forward(self.accelerator.unwrap_model(self.ref_model), head)
+        self.ranks = Ranks(self.accelerator.device)
+        self.prompt_room = safety.prompt_room(self.policy.config, args)
+        self.packed = self._make_update()
+        self._decide_checkpointing()
+        refuse_sampler(self)
+        self.guard = safety.NonFiniteGuard(args.max_nonfinite_steps)
+        self.add_callback(self.guard)
+        self.rollouts = Rollouts(self)
+        self._staging = checkpoint.Staging()
+        if args.record_rollouts:
+            self.recorder = self._make_recorder()
+
+    def _make_update(self) -> PackedUpdate:
+        """The update this policy can have, after a look at its logits."""
+        args, policy = self.args, self.policy
         device = self.accelerator.device
-        half = self.accelerator.mixed_precision in ("bf16", "fp16") or policy.dtype in HALF
+        half = self.accelerator.mixed_precision == "bf16" or policy.dtype in HALF
+        self._itemsize = 2 if half else 4
         attention = choose_attention(
             policy, device=device, half_precision=half, wanted=args.update_layout
         )
-        logger.info(f"update layout: {attention.layout} ({attention.reason})")
-        self.ranks = Ranks(device)
-        self.prompt_room = checks.prompt_room(policy.config, args)
         settings = UpdateSettings(
             method=args.objective,
             temperature=self.temperature,
-            budget=args.max_tokens_per_pack or 0,
+            budget=args.max_tokens_per_pack,
             beta=self.beta,
             corrects_kl=args.use_bias_correction_kl,
             entropy_coef=args.entropy_coef,
             off_policy_threshold=args.off_policy_mask_threshold,
-            float32_head=args.cast_lm_head_to_fp32,
-            logits_bytes=args.logits_bytes,
         )
-        self.packed = PackedUpdate(
-            settings, ranks=self.ranks, attention=attention, autocast=self.accelerator.autocast
+        if self.accelerator.is_main_process:  # elsewhere weights may not be loaded yet
+            safety.probe_head(policy)
+            attention = safety.probed_attention(self, attention)
+        logger.info(f"update layout: {attention.layout} ({attention.reason})")
+        compiles = args.compile_layers
+        if compiles is None:
+            compiles = device.type == "cuda" and attention.layout == "packed"
+        return PackedUpdate(
+            settings,
+            ranks=self.ranks,
+            attention=attention,
+            autocast=self.accelerator.autocast,
+            compiled=CompiledLayers(policy) if compiles else None,
+            measure_budget=self._measure_budget,
         )
-        self._decide_memory(policy, itemsize=2 if half else 4)
-        refuse_sampler(self)
-        self.guard = NonFiniteGuard(args.max_nonfinite_steps)
-        self.add_callback(self.guard)
-        size = 1 if isinstance(self.train_dataset, IterableDataset) else len(self.train_dataset)
-        self.fresh_prompts = PromptStream(size, args.seed)
-        if args.record_rollouts:
-            self.recorder = self._make_recorder()
 
     def _make_recorder(self) -> RolloutRecorder:
         args = self.args
+        config = self.policy.config
         header = {
             "source": "train",
-            "model": str(self.policy.config._name_or_path),
-            "vocab_size": self.policy.config.get_text_config().vocab_size,
+            "model": str(config._name_or_path),
+            "vocab_size": config.get_text_config().vocab_size,
             "group": self.num_generations,
             "temperature": self.temperature,
             "max_tokens": self.max_completion_length,
@@ -172,29 +193,43 @@ class ACPOTrainer(ResumableTrainer):
         path = Path(args.output_dir) / "trace"
         return RolloutRecorder(path, header, every=args.record_every, tokenizer=self._tokenizer)
 
-    def _decide_memory(self, policy: Any, itemsize: int) -> None:
-        """The token budget of a pack, and whether to recompute activations."""
+    def _decide_checkpointing(self) -> None:
+        """Whether to recompute activations: only if a longest sequence would not fit without."""
         args, device = self.args, self.accelerator.device
-        config = policy.config.get_text_config()
-        free = memory.free_bytes(
-            policy, device, logits_bytes=args.logits_bytes, optimizer_started=False
-        )
-        per_token = functools.partial(memory.activation_bytes, config, itemsize=itemsize)
-        if args.gradient_checkpointing is None:
-            longest = 2 * args.max_completion_length
-            fitting = memory.pack_budget(free, per_token(checkpointing=False), device)
-            args.gradient_checkpointing = device.type == "cuda" and fitting < longest
-            if args.gradient_checkpointing and is_peft_model(self.model):
-                self.model.enable_input_require_grads()
-        if not self.packed.settings.budget:
-            checkpointing = bool(args.gradient_checkpointing)
-            self.packed.settings.budget = memory.pack_budget(
-                free, per_token(checkpointing=checkpointing), device
-            )
+        if args.gradient_checkpointing is not None:
+            return
+        shards = self.accelerator.num_processes if self.is_fsdp_enabled else 1
+        fitting = self._budget(self.policy, shards=shards, started=False, checkpointing=False)
+        longest = 2 * args.max_completion_length
+        args.gradient_checkpointing = device.type == "cuda" and fitting < longest
+        if args.gradient_checkpointing and is_peft_model(self.model):
+            self.model.enable_input_require_grads()
+
+    def _measure_budget(self, model: Any) -> int:
+        """Tokens per pack, from the memory that is free once the weights are in place."""
+        started = bool(self.optimizer is not None and self.optimizer.state)
+        checkpointing = bool(self.args.gradient_checkpointing)
+        policy = self.accelerator.unwrap_model(model)
+        budget = self._budget(policy, shards=1, started=started, checkpointing=checkpointing)
         logger.info(
-            f"packs of {self.packed.settings.budget} tokens, gradient checkpointing "
-            f"{'on' if args.gradient_checkpointing else 'off'}"
+            f"packs of {budget} tokens, gradient checkpointing {'on' if checkpointing else 'off'}"
         )
+        return budget
+
+    def _budget(self, policy: Any, *, shards: int, started: bool, checkpointing: bool) -> int:
+        device = self.accelerator.device
+        free = packing.free_bytes(
+            policy,
+            device,
+            logits_bytes=self.args.logits_bytes,
+            optimizer_started=started,
+            shards=shards,
+        )
+        config = policy.config.get_text_config()
+        per_token = packing.activation_bytes(
+            config, itemsize=self._itemsize, checkpointing=checkpointing
+        )
+        return packing.pack_budget(free, per_token, device)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         return EpochSampler(
@@ -207,6 +242,52 @@ class ACPOTrainer(ResumableTrainer):
             trainer=self,
         )
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        optimizer = super().create_optimizer(*args, **kwargs)
+        safety.refuse_optimizer(optimizer)
+        return optimizer
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        result = super()._tokenize_prompts(prompts)
+        safety.check_tokens(result[0], self.prompt_room)
+        return result
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.args.sampler != "static":
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        return self.rollouts.sample_static(prompt_ids).tokens, None
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self.rollouts.keep_rewards(rewards, completion_ids_list)
+        return rewards
+
+    @profiling_decorator
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        compute_entropy: bool = False,
+        compute_aux_loss: bool = False,
+        **vision: Any,
+    ) -> tuple[Tensor, Tensor, None]:
+        """Old and reference log-probabilities, packed like the update."""
+        if any(value is not None for value in vision.values()):
+            raise ACPOError("images are not supported; use a text-only model and data set")
+        stats = self.rollouts.statistics(model, input_ids, attention_mask, logits_to_keep)
+        if self.rollouts.entropy is None:
+            self.rollouts.entropy = stats.entropy
+        return stats.logp, stats.entropy, None
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self.rollouts.entropy = None
+        return self.rollouts.score(super()._generate_and_score_completions(inputs), inputs)
+
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """The mini-batch of this step, from a new rollout when the last is used up."""
         if not self.model.training:
@@ -215,9 +296,17 @@ class ACPOTrainer(ResumableTrainer):
         if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
             number = self._step // (steps * self.num_iterations)
             recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
-            rollout: Any = self._rollout(generation_batch)
+            rollout: Any = self.rollouts.make(generation_batch)
             if recorder is not None:
-                self._record(recorder, rollout)
+                recorder.write(
+                    rollout,
+                    self.rollouts.rollout_statistics(rollout),
+                    method=self.packed.settings.method,
+                    group_size=self.num_generations,
+                    ends=self.eos_token_ids,
+                    step=self.state.global_step,
+                    is_main=self.accelerator.is_main_process,
+                )
             rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
         return self._buffered_inputs[self._step % steps]
@@ -233,7 +322,7 @@ class ACPOTrainer(ResumableTrainer):
         batch = MiniBatch.read(inputs, share=1 / self.args.steps_per_generation)
         each_pack = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
         no_sync = functools.partial(self.accelerator.no_sync, model)
-        with self.packed.attention.installed(self.policy):
+        with self.packed.ready(self.policy):
             report = self.packed.run(
                 model,
                 batch,
@@ -242,7 +331,7 @@ class ACPOTrainer(ResumableTrainer):
             )
         loss = self._log_update(report, len(batch), updating, mode="train")
         every = self.args.torch_empty_cache_steps
-        if every is not None and self.state.global_step % every == 0 and loss.is_cuda:
+        if every and self.state.global_step % every == 0 and loss.is_cuda:
             torch.cuda.empty_cache()
         self._step += 1
         self._metrics["train"]["step_time"].append(time.perf_counter() - began)
@@ -252,7 +341,7 @@ class ACPOTrainer(ResumableTrainer):
         """Evaluation: the same loss, without gradients."""
         began = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1.0)
-        with self.packed.attention.installed(self.policy):
+        with self.packed.ready(self.policy):
             report = self.packed.run(model, batch)
         return self._log_update(report, len(batch), began, mode="eval")
 
@@ -260,12 +349,9 @@ class ACPOTrainer(ResumableTrainer):
         means = report.tallies.means(self.ranks)
         loss, nonfinite = means.pop("loss"), means.pop("nonfinite_tokens")
         seconds = time.perf_counter() - began
-        local = torch.tensor(
-            [report.rows_skipped, rows, report.tokens_skipped, report.tokens, report.capacity],
-            dtype=torch.float64,
-            device=self.ranks.device if self.ranks.device.type != "mps" else "cpu",
-        )
-        skipped, rows_all, tokens_skipped, tokens, capacity = self.ranks.sum(local).tolist()
+        counts = [report.rows_skipped, rows, report.tokens_skipped, report.tokens, report.capacity]
+        counted = self.ranks.sum(torch.tensor(counts, device=self.ranks.device))
+        skipped, rows_all, tokens_skipped, tokens, capacity = counted.tolist()
         metrics = self._metrics[mode]
         for name, value in means.items():
             if not math.isnan(value):
@@ -275,8 +361,42 @@ class ACPOTrainer(ResumableTrainer):
         metrics["update/pack_fill"].append(tokens / max(capacity, 1))
         metrics["update/packs"].append(float(report.packs))
         metrics["update/tokens_per_second"].append(tokens / max(seconds, 1e-9))
+        if self.packed.compiled is not None:
+            metrics["update/compiled_graphs"].append(float(self.packed.compiled.graphs))
         if mode == "train":
-            self.guard.loss_is_finite = is_finite(loss, nonfinite)
+            self.guard.loss_is_finite = safety.is_finite(loss, nonfinite)
             metrics["nonfinite/tokens"].append(nonfinite)
             metrics["nonfinite/steps"].append(float(self.guard.total))
         return torch.tensor(loss, device=self.accelerator.device)
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train; `resume_from_checkpoint=True` continues from the latest whole checkpoint."""
+        found = checkpoint.to_resume_from(resume_from_checkpoint, Path(self.args.output_dir))
+        return super().train(found, *args, **kwargs)
+
+    def _get_output_dir(self, trial: Any = None) -> str:
+        return str(self._staging.folder or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self._get_output_dir(trial))
+        with self._staging.of(self, folder):
+            super()._save_checkpoint(model, trial)
+        if self._staging.unpushed:
+            self._staging.unpushed = False
+            self._push_from_checkpoint(str(folder / f"checkpoint-{self.state.global_step}"))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Uploads run in the background, so they wait until the folder has its final name."""
+        if self._staging.folder is not None:
+            self._staging.unpushed = True
+            return
+        super()._push_from_checkpoint(checkpoint_folder)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        checkpoint.save_trainer(self, output_dir)
+
+    def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint_folder)
+        if checkpoint_folder is not None:
+            checkpoint.load_trainer(self, checkpoint_folder)

@@ -1,32 +1,30 @@
 """The packed update: one optimizer step, its sequences laid into packs, the unpacked gradient.
 
-Every normaliser is fixed before the first pack: token weights are those of the whole mini-batch on
-all processes, so that how sequences are split into packs changes nothing but the time. Sequences
-that cannot have a gradient never enter a pack.
+An advantage takes four steps. The plan makes it one per token and fixes every normaliser over the
+whole mini-batch, on all processes, so that how sequences are split into packs changes nothing but
+the time. A pack picks its tokens' share of the plan as `TokenTerms`. The wrapped model carries the
+terms to its head. The head turns them into a loss and its gradient. Sequences that cannot have a
+gradient never enter a pack.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from acpo.engines.trl.attention import PackedAttention
-from acpo.engines.trl.forward import LossTerms, PolicyRequest
-from acpo.engines.trl.metrics import TokenTallies
-from acpo.engines.trl.minibatch import MiniBatch
-from acpo.engines.trl.packing import Pack, Rows, empty_pack, lay_out
+from acpo.engines.trl.forward import Attention, CompiledLayers
+from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
 from acpo.engines.trl.ranks import Ranks
+from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
-from acpo.objectives.methods import SEQUENCE_GATES
-from acpo.objectives.shaping import (
-    balanced_advantages,
-    branch_sums,
-    shape_conflicts,
-    valid_quantile,
-)
+from acpo.objectives.batch import entropy_maximum, sequences
+from acpo.objectives.gates import MAX_LOG_RATIO, segment_mean
+from acpo.objectives.loss import evaluate_tokens, kl_penalty
+from acpo.objectives.metrics import tally_tokens
+from acpo.objectives.shaping import Shaped
 
 Backward = Callable[[Tensor], None]
 
@@ -38,34 +36,21 @@ class UpdateSettings:
     Attributes:
         method: the row of the table, options set.
         temperature: rollout temperature.
-        budget: most tokens in a pack.
+        budget: most tokens in a pack; None until `measure_budget` of the update is asked.
         beta: weight of the KL penalty.
         corrects_kl: multiply the KL estimate by the importance ratio (TRL's
             `use_bias_correction_kl`).
         entropy_coef: weight of the entropy bonus.
         off_policy_threshold: TRL's `off_policy_mask_threshold`.
-        float32_head: TRL's `cast_lm_head_to_fp32`.
-        logits_bytes: memory for a chunk of logits.
     """
 
     method: Method
     temperature: float
-    budget: int
+    budget: int | None = None
     beta: float = 0.0
     corrects_kl: bool = False
     entropy_coef: float = 0.0
     off_policy_threshold: float | None = None
-    float32_head: bool = False
-    logits_bytes: int | None = None
-
-    @property
-    def needs_statistics(self) -> bool:
-        """Whether advantages or normalisers depend on the current policy at other tokens."""
-        return (
-            self.method.shaping in ("top_entropy", "conflict", "balance")
-            or self.method.options.get("entropy_norm") == "batch_max"
-            or self.off_policy_threshold is not None
-        )
 
 
 @dataclass
@@ -80,7 +65,7 @@ class Report:
         packs: how many.
     """
 
-    tallies: TokenTallies
+    tallies: "TokenTallies"
     rows_skipped: int = 0
     tokens_skipped: int = 0
     tokens: int = 0
@@ -88,30 +73,40 @@ class Report:
     packs: int = 0
 
 
-@dataclass
-class _Plan:
-    """The mini-batch's loss, token by token, `[B, C]` each."""
-
-    advantages: Tensor
-    weights: Tensor
-    old_logp: Tensor | None
-    entropy_max: Tensor | None
-    entropy_weights: Tensor | None
-
-
 class PackedUpdate:
-    """Runs optimizer steps and statistics passes over packs."""
+    """Runs optimizer steps and statistics passes over packs.
+
+    Args:
+        settings: what an update does.
+        ranks: the processes that share a mini-batch.
+        attention: how sequences are laid out.
+        autocast: the context of a forward pass.
+        compiled: the layers compiled, if they are to be.
+        measure_budget: most tokens in a pack for a model as it is wrapped, asked once, at the
+            first pass: by then the weights are where they will stay.
+    """
 
     def __init__(
         self,
         settings: UpdateSettings,
         *,
         ranks: Ranks,
-        attention: PackedAttention,
+        attention: Attention,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        compiled: CompiledLayers | None = None,
+        measure_budget: Callable[[Any], int] | None = None,
     ) -> None:
         self.settings, self.ranks, self.attention = settings, ranks, attention
-        self.autocast = autocast
+        self.autocast, self.compiled, self._measure_budget = autocast, compiled, measure_budget
+
+    @contextmanager
+    def ready(self, policy: Any, *others: Any) -> Iterator[None]:
+        """What models need for the passes inside: the attention function, compiled layers."""
+        with (
+            self.attention.installed(policy, *others),
+            nullcontext() if self.compiled is None else self.compiled.installed(),
+        ):
+            yield
 
     def statistics(self, model: Any, *, ids: Tensor, rows: Rows, first: int) -> TokenStats:
         """Statistics of every target under `model`, `[B, C]` each, 0 where there is none."""
@@ -124,11 +119,12 @@ class PackedUpdate:
         )
         chosen = [i for i, length in enumerate(rows.length) if length]
         with torch.no_grad():
-            for pack in self._packs(rows, chosen, ids.shape[1]):
-                request, where = self._request(ids, pack)
-                outputs = self._forward(model, ids, pack, request)
-                for name, table in out._asdict().items():
-                    table[where[0], where[1] - first] = outputs[name].to(table.dtype)
+            for pack in self._packs(model, rows, chosen, ids.shape[1]):
+                places = self._places(ids, pack)
+                terms = self._terms(ids, places)
+                self._forward(model, ids, pack, terms)
+                for table, column in zip(out, terms.stats, strict=True):
+                    table[places[1], places[2] - first] = column.to(table.dtype)
         return out
 
     def run(
@@ -146,162 +142,137 @@ class PackedUpdate:
             backward: called with each pack's loss.
             no_sync: context in which gradients are not exchanged between processes.
         """
-        settings = self.settings
         plan = self._plan(model, batch)
-        live = batch.mask.any(1)
-        if not (settings.beta or settings.entropy_coef):
-            live = live & (plan.advantages != 0).any(1)
+        live = batch.mask.any(1) & batch.judged
+        if not (self.settings.beta or self.settings.entropy_coef):
+            live = live & plan["advantages"].ne(0).any(1)
         chosen = live.nonzero()[:, 0].tolist()
-        packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
+        packs = self._packs(model, batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
+            places = self._places(batch.ids, pack)
+            terms = self._terms(batch.ids, places, plan, first=batch.first)
             with nullcontext() if last or backward is None else no_sync():
-                outputs, terms = self._pack_loss(model, batch, plan, pack)
+                loss = self._forward(model, batch.ids, pack, terms)
                 if backward is not None:
-                    backward(outputs["loss"])
-            report.tallies.add(terms, outputs)
+                    backward(loss)
+            report.tallies.add(terms)
         return report
 
-    def _packs(self, rows: Rows, chosen: list[int], width: int) -> list[Pack]:
+    def _packs(self, model: Any, rows: Rows, chosen: list[int], width: int) -> list[Pack]:
         """This process's packs, then empty ones until every process has as many."""
-        packs = lay_out(
-            rows, chosen, width=width, budget=self.settings.budget, layout=self.attention.layout
-        )
+        if self.settings.budget is None:
+            assert self._measure_budget is not None
+            self.settings.budget = self._measure_budget(model)
+        budget, layout = self.settings.budget, self.attention.layout
+        packs = lay_out(rows, chosen, width=width, budget=budget, layout=layout)
         needed = max(1, self.ranks.most(len(packs)))
         return packs + [empty_pack()] * (needed - len(packs))
 
-    def _plan(self, model: Any, batch: MiniBatch) -> _Plan:
+    def _plan(self, model: Any, batch: MiniBatch) -> dict[str, Any]:
+        """The mini-batch's loss, token by token: `[B, C]` columns of `TokenTerms`, and H_max."""
         settings, method = self.settings, self.settings.method
         stats = None
-        if settings.needs_statistics:
-            with torch.no_grad():
-                stats = self.statistics(model, ids=batch.ids, rows=batch.rows, first=batch.first)
+        if method.needs or settings.off_policy_threshold is not None:
+            stats = self.statistics(model, ids=batch.ids, rows=batch.rows, first=batch.first)
         old_logp = batch.columns.get("old_logp")
         if old_logp is None and stats is not None:
             old_logp = stats.logp
-        trained = batch.mask
-        if method.shaping == "top_entropy":
-            assert stats is not None
-            trained = self._high_entropy(stats.entropy, batch.mask)
-        return _Plan(
-            torch.where(trained, self._advantages(batch, stats, old_logp), 0.0),
-            self._weights(batch),
-            old_logp,
-            self._entropy_max(batch, stats),
-            self._entropy_weights(trained),
+        shaped = method.shaping.shape(
+            sequences(
+                method,
+                batch.advantages,
+                batch.mask,
+                entropy=stats and stats.entropy,
+                log_pmax=stats and stats.log_pmax,
+                group=batch.columns.get("group"),
+            ),
+            self.ranks,
         )
+        maximum = None
+        if method.options.get("entropy_norm") == "batch_max":
+            assert stats is not None
+            maximum = entropy_maximum(method, stats.entropy, batch.mask, self.ranks)
+        return {
+            "advantages": self._corrected(shaped.advantages, batch, stats, old_logp),
+            "weights": self._weights(batch),
+            "old_logp": old_logp,
+            "ref_logp": batch.columns.get("ref_logp") if settings.beta else None,
+            "entropy_weights": self._entropy_weights(batch, shaped),
+            "entropy_max": maximum,
+        }
 
-    def _advantages(
-        self, batch: MiniBatch, stats: TokenStats | None, old_logp: Tensor | None
+    def _corrected(
+        self,
+        advantages: Tensor,
+        batch: MiniBatch,
+        stats: TokenStats | None,
+        old_logp: Tensor | None,
     ) -> Tensor:
-        """`[B, C]`, importance corrections included."""
-        method = self.settings.method
-        advantages = batch.advantages[:, None].expand(batch.mask.shape)
-        if method.shaping == "conflict":
-            assert stats is not None
-            advantages = shape_conflicts(
-                advantages=batch.advantages,
-                hits=batch.columns["conflict_hits"],
-                mask=batch.mask,
-                entropy=stats.entropy,
-                options=method.options,
-            )
-        elif method.shaping == "balance":
-            assert stats is not None
-            sums = branch_sums(
-                method, advantages=batch.advantages, mask=batch.mask, log_pmax=stats.log_pmax
-            )
-            advantages = balanced_advantages(
-                advantages=batch.advantages, mask=batch.mask, sums=self.ranks.sum(sums)
-            )
-        elif method.shaping == "entropy_reward":
-            advantages = batch.columns["token_advantages"]
+        """Advantages with importance corrections and the off-policy mask applied."""
         ratio = batch.columns.get("sampling_ratio")
         if ratio is not None:
             # A sequence-level objective multiplies its one value by every token's correction.
-            sequence_level = method.gate in SEQUENCE_GATES
-            advantages = advantages * (batch.sequence_mean(ratio) if sequence_level else ratio)
+            one = self.settings.method.sequence_level
+            advantages = advantages * (batch.sequence_mean(ratio) if one else ratio)
         if self.settings.off_policy_threshold is not None:
             assert stats is not None and old_logp is not None
             sampled = batch.columns.get("sampling_logp", old_logp)
             drift = batch.sequence_mean((sampled - stats.logp).nan_to_num(0.0))
             drifted = drift > self.settings.off_policy_threshold
             advantages = advantages.masked_fill(drifted & (batch.advantages < 0)[:, None], 0.0)
-        return advantages
+        return torch.where(batch.mask, advantages, 0.0)
 
     def _weights(self, batch: MiniBatch) -> Tensor:
         """Loss weights whose gradients, averaged over processes, are the mini-batch's."""
         valid = batch.mask.float()
+        trained = valid * batch.judged[:, None]
         if self.settings.method.aggregation == "token_mean":
-            return valid * self.ranks.count / batch.num_tokens.clamp_min(1.0)
-        return valid / valid.sum(1, keepdim=True).clamp_min(1.0) / len(batch)
+            return trained * self.ranks.count / batch.num_tokens.clamp_min(1.0)
+        return trained / valid.sum(1, keepdim=True).clamp_min(1.0) / len(batch)
 
-    def _high_entropy(self, entropy: Tensor, mask: Tensor) -> Tensor:
-        everyone = self.ranks.gather(entropy[mask].float())
-        if everyone.numel() == 0:
-            return mask
-        quantile = 1 - float(self.settings.method.options["top_entropy_quantile"])
-        return mask & (entropy >= valid_quantile(everyone, quantile))
-
-    def _entropy_max(self, batch: MiniBatch, stats: TokenStats | None) -> Tensor | None:
-        norm = self.settings.method.options.get("entropy_norm")
-        if norm is None:
-            return None
-        if not isinstance(norm, str):
-            return torch.tensor(float(norm), device=batch.device)
-        assert stats is not None
-        return self.ranks.maximum(torch.where(batch.mask, stats.entropy, 0.0).amax()).clamp_min(
-            1e-8
-        )
-
-    def _entropy_weights(self, trained: Tensor) -> Tensor | None:
+    def _entropy_weights(self, batch: MiniBatch, shaped: Shaped) -> Tensor | None:
         if not self.settings.entropy_coef:
             return None
-        tokens = self.ranks.sum(trained.sum().float()).clamp_min(1.0)
-        return trained * (self.settings.entropy_coef * self.ranks.count / tokens)
+        tokens = self.ranks.sum(shaped.trained.sum().float()).clamp_min(1.0)
+        each = self.settings.entropy_coef * self.ranks.count / tokens
+        return shaped.trained * batch.judged[:, None] * each
 
-    def _pack_loss(
-        self, model: Any, batch: MiniBatch, plan: _Plan, pack: Pack
-    ) -> tuple[dict[str, Tensor], LossTerms]:
-        settings = self.settings
-        request, (rows, columns) = self._request(batch.ids, pack)
-        at = (rows, columns - batch.first)
-
-        def pick(table: Tensor | None) -> Tensor | None:
-            return None if table is None else table[at].float()
-
-        request.loss = LossTerms(
-            settings.method,
-            plan.advantages[at],
-            plan.weights[at],
-            pick(plan.old_logp),
-            rows,
-            plan.entropy_max,
-            pick(batch.columns.get("ref_logp")) if settings.beta else None,
-            settings.beta,
-            settings.corrects_kl,
-            pick(plan.entropy_weights),
-        )
-        return self._forward(model, batch.ids, pack, request), request.loss
-
-    def _request(self, ids: Tensor, pack: Pack) -> tuple[PolicyRequest, tuple[Tensor, Tensor]]:
+    def _places(self, ids: Tensor, pack: Pack) -> tuple[Tensor, Tensor, Tensor]:
+        """A pack's predicting states, and the rows and columns of the tokens they predict."""
         states, rows, columns = (
             x.to(ids.device, non_blocking=True) for x in (pack.states, pack.rows, pack.columns)
         )
-        request = PolicyRequest(
-            states,
-            ids[rows, columns],
-            self.settings.temperature,
-            float(self.settings.method.options["align_tol"]),
-            self.settings.float32_head,
-            self.settings.logits_bytes,
-        )
-        return request, (rows, columns)
+        return states, rows, columns
 
-    def _forward(
-        self, model: Any, ids: Tensor, pack: Pack, request: PolicyRequest
-    ) -> dict[str, Tensor]:
+    def _terms(
+        self,
+        ids: Tensor,
+        places: tuple[Tensor, Tensor, Tensor],
+        plan: dict[str, Any] | None = None,
+        first: int = 0,
+    ) -> TokenTerms:
+        """The loss of a pack's tokens; without a plan, a request for their statistics."""
+        states, rows, columns = places
+        settings = self.settings
+        shared: dict[str, Any] = {"method": settings.method, "temperature": settings.temperature}
+        if plan is None:
+            terms = TokenTerms(ids[rows, columns], **shared)
+        else:
+            at = (rows, columns - first)
+            terms = TokenTerms(
+                ids[rows, columns],
+                **shared,
+                **{k: x[at].float() if x is not None and x.dim() else x for k, x in plan.items()},
+                sequence_ids=rows,
+                beta=settings.beta,
+                corrects_kl=settings.corrects_kl,
+            )
+        terms.states = states
+        return terms
+
+    def _forward(self, model: Any, ids: Tensor, pack: Pack, terms: TokenTerms) -> Tensor:
         source = pack.source.to(ids.device, non_blocking=True)
         inputs: dict[str, Any] = {"input_ids": ids.flatten()[source].view(pack.shape)}
         if self.attention.layout == "packed":
@@ -316,14 +287,16 @@ class PackedUpdate:
         elif not bool(pack.valid.all()):
             inputs["attention_mask"] = pack.valid.to(ids.device).view(pack.shape).long()
         with self.autocast():
-            return model(**inputs, policy=request)
+            return model(**inputs, policy=terms)
 
     def _report(self, batch: MiniBatch, chosen: list[int], packs: list[Pack]) -> Report:
         lengths = batch.rows.length
         tokens = sum(lengths[i] for i in chosen)
-        capacity = sum(pack.shape[0] * pack.shape[1] for pack in packs if pack.rows.numel())
+        used = [pack for pack in packs if pack.rows.numel()]
+        capacity = sum(pack.shape[0] * pack.shape[1] for pack in used)
         if self.attention.layout == "packed":
-            capacity = self.settings.budget * sum(1 for pack in packs if pack.rows.numel())
+            assert self.settings.budget is not None
+            capacity = self.settings.budget * len(used)
         return Report(
             TokenTallies(batch.device),
             len(batch) - len(chosen),
@@ -332,3 +305,82 @@ class PackedUpdate:
             max(capacity, tokens),
             len(packs),
         )
+
+
+class TokenTallies:
+    """Totals and counts over the tokens of an update, added pack by pack and read once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.names: list[str] = []
+        self._sums = torch.zeros(0, 2, device=device)
+        self._highest_ratio = torch.full((), -torch.inf, device=device)
+        self._nonfinite = torch.zeros((), device=device)
+        self._loss = torch.zeros((), device=device)
+
+    def add(self, terms: TokenTerms) -> None:
+        """Count the tokens of one pack, once its loss has been computed."""
+        self._loss += terms.loss
+        self._nonfinite += terms.nonfinite
+        counted = terms.computed & terms.stats.logp.isfinite() & terms.stats.entropy.isfinite()
+        where = counted.nonzero()[:, 0]
+        here = terms.at(where)
+        stats = TokenStats(*(column[where] for column in terms.stats))
+        old = stats.logp if here.old_logp is None else here.old_logp
+        assert here.advantages is not None and here.sequence_ids is not None
+        gated, credit = evaluate_tokens(
+            terms.method,
+            stats=stats,
+            old_logp=old,
+            advantages=here.advantages,
+            sequence_mean=segment_mean(here.sequence_ids),
+            entropy_max=terms.entropy_max,
+        )
+        mask = torch.ones_like(here.advantages, dtype=torch.bool)
+        tallies = tally_tokens(
+            terms.method,
+            stats=stats,
+            old_logp=old,
+            advantages=here.advantages,
+            mask=mask,
+            gated=gated,
+            credit=credit,
+        )
+        sums = {name: (tally.total, tally.number) for name, tally in tallies.items()}
+        log_ratio = stats.logp - old
+        sums["ratio_overflow"] = ((log_ratio.abs() > MAX_LOG_RATIO).sum(), mask.sum())
+        if here.ref_logp is not None:
+            sums["kl"] = (kl_penalty(stats.logp, here.ref_logp).sum(), mask.sum())
+        if where.numel():
+            highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
+            self._highest_ratio = torch.maximum(self._highest_ratio, highest)
+        self._accumulate(sums)
+
+    def _accumulate(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
+        if not self.names:
+            self.names = list(sums)
+            self._sums = torch.zeros(len(sums), 2, device=self.device)
+        pairs = [torch.stack([total.float(), number.float()]) for total, number in sums.values()]
+        self._sums += torch.stack(pairs)
+
+    def means(self, ranks: Ranks) -> dict[str, float]:
+        """Means over all packs and processes; NaN where nothing was counted."""
+        head = torch.stack([self._loss / ranks.count, self._nonfinite])
+        sums = ranks.sum(torch.cat([head, self._sums.flatten()]))
+        highest = float(ranks.maximum(self._highest_ratio))
+        loss, nonfinite, *rest = sums.tolist()
+        totals, numbers = rest[0::2], rest[1::2]
+        result = {
+            name: total / number if number else float("nan")
+            for name, total, number in zip(self.names, totals, numbers, strict=True)
+        }
+        total = dict(zip(self.names, totals, strict=True))
+        positive = total.get("update/positive", 0.0)
+        mass = positive + total.get("update/nonpositive", 0.0)
+        return {
+            "loss": loss,
+            "nonfinite_tokens": nonfinite,
+            **result,
+            "update/positive_share": positive / mass if mass > 0 else float("nan"),
+            "ratio_max": highest if highest > 0 else float("nan"),
+        }

@@ -21,11 +21,6 @@ STOCK_CLIP = 0.2
 """verl's default of `clip_ratio_low` and `clip_ratio_high`."""
 
 
-def needs_whole_batch(row: Method) -> bool:
-    """Whether a row looks at all tokens of a mini-batch before its first gradient."""
-    return row.shaping is not None or row.options.get("entropy_norm") == "batch_max"
-
-
 def check_actor(actor: Any) -> Method:
     """The row an actor asks for, if the actor can train it.
 
@@ -51,11 +46,11 @@ def check_actor(actor: Any) -> Method:
             f"of {', '.join(STRATEGIES)}"
         )
     _check_clipping(actor, row, where)
-    if actor.strategy == "megatron" and needs_whole_batch(row):
+    if actor.strategy == "megatron" and row.needs_whole_batch:
         remedy = (
             "give the normaliser a number (+policy_loss.options.entropy_norm=11.93, log of the "
             "vocabulary, with policy_loss._target_=acpo.verl.ACPOPolicyLossConfig) or use fsdp2"
-            if row.shaping is None
+            if not (row.shaping.needs or row.shaping.group_needs)
             else "use fsdp2"
         )
         raise ACPOError(

@@ -5,7 +5,6 @@ token to the model's outputs and, for rows that look at a whole mini-batch, a pa
 in front of it.
 """
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -19,9 +18,8 @@ from verl.utils.device import get_device_name, get_vendor
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.padding import no_padding_2_padding
 
-from acpo.engines.verl.checks import needs_whole_batch
 from acpo.engines.verl.config import configured_row
-from acpo.engines.verl.loss import Scored, policy_loss, scored
+from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.margin import mode_margin, sharded_mode_margin
 from acpo.engines.verl.minibatch import RolloutEntropy, mini_batch_entropy_max, shape_advantages
 from acpo.errors import ACPOError
@@ -42,7 +40,7 @@ class RowLoss:
         if model_output is None:  # distillation calls it on logits, before there are outputs
             return self.stock(*args, data=data, **rest)
         entropy = model_output.get("entropy", None)
-        micro_batch = Scored(
+        micro_batch = MicroBatch(
             self.row,
             no_padding_2_padding(model_output[MARGIN], data),
             None if entropy is None else no_padding_2_padding(entropy, data),
@@ -82,7 +80,7 @@ class RowEngine:
             return output
         row = configured_row(actor)
         entropy_max = None
-        if needs_whole_batch(row):
+        if row.needs_whole_batch:
             entropy_max = self._look_ahead(data, row, group_size=actor.rollout_n)
         if row.credit.differentiates_entropy:
             tu.assign_non_tensor(data, calculate_entropy=True)
@@ -94,35 +92,36 @@ class RowEngine:
         )
 
     def _look_ahead(self, data: TensorDict, row: Method, *, group_size: int) -> float | None:
-        """What a row needs of the whole mini-batch: shaped advantages, or H_max."""
-        shape = functools.partial(shape_advantages, data, row, group_size=group_size)
+        """Shape the mini-batch's advantages as the row does; H_max, where it has one."""
         group = self.get_data_parallel_group()  # type: ignore[attr-defined]
-        if row.shaping == "entropy_reward":
+        seen = self._statistics(data, row) if row.needs else {}
+        if "old_entropy" in row.shaping.group_needs:
             if self._rollout_entropy is None:
                 raise ACPOError(
                     f"policy_loss.loss_mode={row.name} needs the rollout policy's entropies, and "
                     "no log-probability pass was seen; set "
                     "algorithm.rollout_correction.bypass_mode=False"
                 )
-            shape(old_entropy=self._rollout_entropy.look_up(data), dp=group)
+            seen["old_entropy"] = self._rollout_entropy.look_up(data)
+        if row.shaping.needs or row.shaping.group_needs:
+            shape_advantages(data, row, group_size=group_size, seen=seen, dp=group)
+        if row.options.get("entropy_norm") != "batch_max":
             return None
-        if row.shaping == "balance":
-            output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)
-            seen = {
-                name: no_padding_2_padding(output["model_output"][name], data)
-                for name in ("log_probs", MARGIN)
-            }
-            shape(log_pmax=Scored(row, seen[MARGIN]).stats(seen["log_probs"]).log_pmax, dp=group)
-            return None
+        return mini_batch_entropy_max(data, row, entropy=seen["entropy"], dp=group)
+
+    def _statistics(self, data: TensorDict, row: Method) -> dict[str, Tensor]:
+        """What the row needs of the current policy, `[B, T]`, by a pass that only looks."""
         asked = tu.get_non_tensor_data(data, key="calculate_entropy", default=False)
-        tu.assign_non_tensor(data, calculate_entropy=True)
-        output = self._stock_batch(data, None, forward_only=True)
+        tu.assign_non_tensor(data, calculate_entropy=bool(asked or "entropy" in row.needs))
+        output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)["model_output"]
         tu.assign_non_tensor(data, calculate_entropy=asked)
-        entropy = no_padding_2_padding(output["model_output"]["entropy"], data)
-        if row.shaping is None:
-            return mini_batch_entropy_max(data, row, entropy=entropy, dp=group)
-        shape(entropy=entropy, dp=group)
-        return None
+        names = {"log_pmax": ("log_probs", MARGIN), "entropy": ("entropy",)}
+        wanted = [name for need in row.needs for name in names[need]]
+        seen = {name: no_padding_2_padding(output[name], data) for name in wanted}
+        if "log_pmax" in row.needs:
+            logp, margin = seen.pop("log_probs"), seen.pop(MARGIN)
+            seen["log_pmax"] = MicroBatch(row, margin).stats(logp).log_pmax
+        return seen
 
 
 class FSDPRowEngine(RowEngine):
@@ -228,5 +227,5 @@ def install(strategy: str, row: Method) -> type[RowEngine] | None:
         device = os.getenv("VERL_ENGINE_DEVICE") or get_device_name()
         vendor = os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
         EngineRegistry._engines["language_model"][strategy][(device, vendor)] = extended
-    extended.keeps_rollout_entropy |= row.shaping == "entropy_reward"
+    extended.keeps_rollout_entropy |= "old_entropy" in row.shaping.group_needs
     return extended

@@ -21,7 +21,7 @@ LOGGED = ("aligned", "delta", "saturated", "ratio")
 """Metrics over all valid tokens: verl averages over micro-batches, which may lack a branch."""
 
 
-class Scored(NamedTuple):
+class MicroBatch(NamedTuple):
     """What the engine knows of a micro-batch beside log-probabilities, `[B, T]` each.
 
     Attributes:
@@ -47,11 +47,11 @@ class Scored(NamedTuple):
         return TokenStats(logp, torch.where(is_mode, logp, log_pmax), is_mode, entropy)
 
 
-SCORED: ContextVar[Scored | None] = ContextVar("acpo_scored", default=None)
+SCORED: ContextVar[MicroBatch | None] = ContextVar("acpo_scored", default=None)
 
 
 @contextmanager
-def scored(micro_batch: Scored) -> Iterator[None]:
+def scored(micro_batch: MicroBatch) -> Iterator[None]:
     """Make a micro-batch's statistics known to the policy loss."""
     token = SCORED.set(micro_batch)
     try:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from acpo.errors import ACPOError
-from acpo.objectives import Method, token_advantages
-from acpo.objectives.batch import entropy_maximum
+from acpo.objectives import Method
+from acpo.objectives.batch import entropy_maximum, sequences
+from acpo.objectives.shaping import Groups
 
 
 class RolloutEntropy:
@@ -56,22 +58,35 @@ def mini_batch_entropy_max(
     data: TensorDict, row: Method, *, entropy: Tensor, dp: Any
 ) -> float | None:
     """H_max over the valid tokens of all ranks."""
-    largest = entropy_maximum(row, entropy, _padded(data, "response_mask").bool())
-    if not isinstance(largest, Tensor):
-        return largest
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=dp)
-    return float(largest)
+    mask = _padded(data, "response_mask").bool()
+    largest = entropy_maximum(row, entropy, mask, DataParallel(dp))
+    return None if largest is None else float(largest)
+
+
+class DataParallel:
+    """Reductions over the data-parallel ranks that share a mini-batch."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def sum(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def maximum(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
+        return x
+
+    def gather(self, values: Tensor) -> Tensor:
+        rows = _gather(values[None], self.group)
+        lengths = _gather(torch.tensor([values.numel()], device=values.device), self.group)
+        return torch.cat([row[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
 
 
 def shape_advantages(
-    data: TensorDict,
-    row: Method,
-    *,
-    group_size: int,
-    entropy: Tensor | None = None,
-    old_entropy: Tensor | None = None,
-    log_pmax: Tensor | None = None,
-    dp: Any,
+    data: TensorDict, row: Method, *, group_size: int, seen: Mapping[str, Tensor], dp: Any
 ) -> None:
     """Replace the mini-batch's advantages by the row's token advantages.
 
@@ -79,36 +94,41 @@ def shape_advantages(
         data: this rank's rows.
         row: a method with shaping.
         group_size: responses per prompt.
-        entropy: `[B, T]` under the current policy.
-        old_entropy: `[B, T]` under the rollout policy.
-        log_pmax: `[B, T]` under the current policy.
+        seen: `[B, T]` statistics: what the row's shaping needs of the current policy, and
+            `old_entropy` of the rollout policy.
         dp: the data-parallel group that shares the mini-batch.
     """
     mask = _padded(data, "response_mask").bool()
     advantages = _sequence_advantages(_padded(data, "advantages"), mask)
-    grouped = row.shaping in ("conflict", "entropy_reward")
-    names = _group_names(data) if grouped else torch.zeros(len(mask), dtype=torch.int64)
-    all_names = _gather(names.to(mask.device), dp)
-    order = all_names.argsort(stable=True)
-    if grouped:
-        _check_groups(all_names, group_size, row)
-
-    def whole(x: Tensor | None) -> Tensor | None:
-        return None if x is None else _gather(x, dp)[order]
-
-    shaped = token_advantages(
-        row,
-        advantages=_gather(advantages, dp)[order],
-        mask=_gather(mask, dp)[order],
-        entropy=whole(entropy),
-        old_entropy=whole(old_entropy),
-        log_pmax=whole(log_pmax),
-        tokens=whole(_padded(data, "responses")) if grouped else None,
-        group_size=group_size,
-    )
-    mine = shaped[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
+    column = None
+    if row.shaping.group_needs:
+        column = _group_column(data, row, group_size, seen, advantages, mask, dp)
+    current = {name: seen[name] for name in row.shaping.needs}
+    batch = sequences(row, advantages, mask, group=column, **current)
+    mine = row.shaping.shape(batch, DataParallel(dp)).advantages
     nested = data["response_mask"].is_nested
     data["advantages"] = response_to_nested(mine, data["response_mask"]) if nested else mine
+
+
+def _group_column(
+    data: TensorDict,
+    row: Method,
+    group_size: int,
+    seen: Mapping[str, Tensor],
+    advantages: Tensor,
+    mask: Tensor,
+    dp: Any,
+) -> Tensor:
+    """What the shaping finds in whole groups, for this rank's rows; groups may span ranks."""
+    names = _gather(_group_names(data).to(mask.device), dp)
+    _check_groups(names, group_size, row)
+    order = names.argsort(stable=True)
+    known = {**seen, "tokens": _padded(data, "responses")}
+    columns = {"advantages": advantages, "mask": mask}
+    columns |= {name: known[name] for name in row.shaping.group_needs}
+    whole = {name: _gather(x, dp)[order] for name, x in columns.items()}
+    found = row.shaping.of_group(Groups(group_size=group_size, options=row.options, **whole))
+    return found[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
 
 
 def _sequence_advantages(advantages: Tensor, mask: Tensor) -> Tensor:

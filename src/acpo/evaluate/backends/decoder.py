@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends import Sampling, SamplingError
+from acpo.head.projection import Projection
+from acpo.sampling.draw import NOTHING, draw, greedy, uniform_table
 
 # Special tokens, which say nothing, that may stand among those of a stop text.
 _SILENT_TOKENS = 32
@@ -45,7 +46,7 @@ class Finished(NamedTuple):
 @dataclass
 class _Row:
     job: Job
-    uniforms: np.ndarray
+    uniforms: torch.Tensor
     start: float
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -147,7 +148,8 @@ class Decoder:
 
     def _admit(self, jobs: list[Job]) -> None:
         """Read prompts in, each different one once, and join them to the batch."""
-        rows = [_Row(job, _uniforms(job.seed, self._sampling), time.perf_counter()) for job in jobs]
+        most, now = self._sampling.max_tokens, time.perf_counter()
+        rows = [_Row(job, uniform_table(1, most, job.seed)[0], now) for job in jobs]
         prompts = [job.tokens for job in jobs]
         order = list(range(len(jobs)))
         if self._plain:
@@ -183,10 +185,24 @@ class Decoder:
 
     def _draw(self, rows: list[_Row], logits: torch.Tensor) -> None:
         """Give every row its next token, and see whether that was its last."""
-        uniforms = [row.uniforms[len(row.tokens)] if row.finish is None else 0.0 for row in rows]
-        for row, token in zip(rows, draw(logits, uniforms, self._sampling), strict=True):
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self._sampling.temperature == 0:
+            tokens, _ = greedy(logits, Projection())
+        else:
+            uniforms = torch.stack(
+                [row.uniforms[len(row.tokens) - bool(row.finish)] for row in rows]
+            )
+            projection = Projection(self._sampling.temperature)
+            tokens, _ = draw(logits, uniforms.to(logits.device), projection, self._sampling.top_p)
+        for row, token in zip(rows, tokens.tolist(), strict=True):
             if row.finish is not None:
                 continue
+            if token == NOTHING:
+                raise SamplingError(
+                    f"the model's logits after {len(row.tokens)} new tokens are not finite, so no "
+                    "token can be drawn: its weights hold NaN, or its activations overflow "
+                    f"{self._model.dtype}"
+                )
             row.tokens.append(token)
             if token in self._ends or self._stopped(row):
                 row.finish = "stop"
@@ -238,29 +254,6 @@ class Decoder:
             for layer in self._cache.layers:
                 layer.keys = layer.keys[index, :, first:]
                 layer.values = layer.values[index, :, first:]
-
-
-def draw(logits: torch.Tensor, uniforms: list[float], sampling: Sampling) -> list[int]:
-    """One token per row of `logits`, by inverting its distribution at the row's uniform number."""
-    if sampling.temperature == 0:
-        return logits.argmax(-1).tolist()
-    probabilities = torch.softmax(logits.double() / sampling.temperature, -1)
-    if sampling.top_p < 1:
-        ordered, places = probabilities.sort(dim=-1, descending=True, stable=True)
-        outside = ordered.cumsum(-1) - ordered >= sampling.top_p
-        outside[:, 0] = False
-        probabilities = probabilities.masked_fill(outside.gather(-1, places.argsort(-1)), 0.0)
-    cumulative = probabilities.cumsum(-1)
-    points = torch.tensor(uniforms, dtype=torch.double, device=logits.device)[:, None]
-    # Strictly beyond the point, so that a token of probability 0 is never drawn.
-    chosen = torch.searchsorted(cumulative, points * cumulative[:, -1:], right=True)
-    return chosen.clamp(max=logits.shape[-1] - 1).squeeze(-1).tolist()
-
-
-def _uniforms(seed: int, sampling: Sampling) -> np.ndarray:
-    if sampling.temperature == 0:
-        return np.zeros(sampling.max_tokens)
-    return np.random.default_rng(seed).random(sampling.max_tokens)
 
 
 def _left_padded(

@@ -1,4 +1,4 @@
-"""One pass over token chunks: logits, a row step, and the gradient products.
+"""The vocabulary products, chunk by chunk: logits, a row step, and the gradient products.
 
 Per chunk: raw = h Wᵀ, the row step turns raw into its gradient G (or only into statistics), then
 dh = G W and dW += Gᵀ h. No more than one chunk of logits exists at a time.
@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from acpo.head import chunked
-from acpo.head.projection import Projection, add_matmul, matmul
-from acpo.head.rows import RowStats, SparseGradient
+from acpo.head.projection import Projection, add_matmul, logits_dtype_for, matmul
+from acpo.head.rows import RowCoefficients, RowStats, SparseGradient, Sparsity
 
 ROW_ALIGNMENT = 128
 INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels on the CPU
@@ -154,7 +155,7 @@ class Gradients:
 def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> Gradients:
     """Apply `step` to every chunk and gather the gradients it returns."""
     gradients = Gradients(head, wanted, sparse=sparse)
-    # The dtypes are settled; autocast would narrow sums that have to be wide.
+    # The dtypes are fixed; autocast would narrow sums that have to be wide.
     with torch.autocast(head.hidden.device.type, enabled=False):
         for span, raw in head.chunks():
             gradient = step(raw, span)
@@ -173,3 +174,117 @@ def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats
 
     run_pass(head, step, Wanted(False, False, False))
     return stats
+
+
+@dataclass
+class HeadSettings:
+    """Everything of one call that is not differentiated.
+
+    The dtypes are fixed here, once: a backward pass that runs outside the forward's autocast must
+    still see the same logits.
+    """
+
+    tokens: Tensor
+    projection: Projection
+    dtype: torch.dtype
+    logits_dtype: torch.dtype
+    logits_bytes: int | None
+    align_tol: float
+
+    @classmethod
+    def make(
+        cls,
+        hidden: Tensor,
+        tokens: Tensor,
+        projection: Projection,
+        *,
+        logits_dtype: torch.dtype | None,
+        logits_bytes: int | None,
+        align_tol: float,
+    ) -> "HeadSettings":
+        """Fix the dtypes of a call from its hidden states, the device and autocast."""
+        device, dtype = hidden.device.type, hidden.dtype
+        if torch.is_autocast_enabled(device) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(device)
+        logits = logits_dtype_for(dtype, logits_dtype)
+        if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
+            dtype = logits = torch.float32  # CPU half products round the logits
+        # Kernels read the columns of a call with stride 1.
+        return cls(tokens.contiguous(), projection, dtype, logits, logits_bytes, align_tol)
+
+    def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
+        return Head(
+            hidden.detach().to(self.dtype),
+            weight.detach().to(self.dtype),
+            None if bias is None else bias.detach().to(self.logits_dtype),
+            self.projection,
+            self.logits_dtype,
+            self.logits_bytes,
+        )
+
+
+class InputGradients(NamedTuple):
+    """Gradients for the inputs as the caller passed them."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def cast(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        pairs = zip(self, (hidden, weight, bias), strict=True)
+        return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in pairs)
+
+
+def spread_gradients(gradients: Gradients, rows: Tensor | None, total: int) -> InputGradients:
+    """Put the hidden-state gradients of the computed rows back among all rows."""
+    dh = gradients.hidden
+    if dh is not None and rows is not None:
+        dh = spread_rows(dh, rows, total)
+    dw = gradients.weight
+    if dw is None and gradients.wanted.weight:
+        dw = torch.zeros_like(gradients.head.weight)
+    return InputGradients(dh, dw, gradients.bias)
+
+
+def gradient_pass(
+    head: Head,
+    tokens: Tensor,
+    stats: RowStats,
+    coefficients: RowCoefficients,
+    wanted: Wanted,
+    sparsity: Sparsity | None,
+) -> InputGradients:
+    """Gradients from known coefficients, over the rows where any is not 0."""
+    total = tokens.shape[0]
+    live = (coefficients.a != 0) | (coefficients.bm != 0) | (coefficients.h != 0)
+    rows = unless_all(live)
+    if rows is not None:
+        head, tokens = head.at(rows), tokens[rows]
+        stats, coefficients = stats.at(rows), coefficients.at(rows)
+        sparsity = sparsity and sparsity.at(rows)
+
+    def step(raw: Tensor, span: slice) -> Tensor | SparseGradient:
+        return head.backend.gradient(
+            raw,
+            tokens[span],
+            head.projection,
+            stats.at(span),
+            coefficients.at(span),
+            head.hidden.dtype,
+            sparsity and sparsity.at(span),
+        )
+
+    return spread_gradients(run_pass(head, step, wanted, sparse=sparsity is not None), rows, total)
+
+
+def unless_all(mask: Tensor) -> Tensor | None:
+    """Indices of the true rows, or None if that is every row."""
+    rows = mask.nonzero()[:, 0]
+    return None if rows.numel() == mask.numel() else rows
+
+
+def spread_rows(values: Tensor, rows: Tensor, total: int) -> Tensor:
+    """Rows of a matrix back at their places among `total`, zeros elsewhere."""
+    return values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values)

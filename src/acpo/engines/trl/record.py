@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from transformers.utils import logging
 
-from acpo.engines.trl.rollouts import Rollout as Tensors
+from acpo.engines.trl.rollout import Tensors, trained_mask
 from acpo.objectives import Method, TokenStats
 from acpo.records import TraceWriter
 from acpo.scoring.credit import token_credit
@@ -109,12 +109,11 @@ class RolloutRecorder:
     def _scored(self, rollout: Tensors, stats: TokenStats, sources: list[int]) -> list[Scored]:
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
+        masks = trained_mask(rollout)
         found = []
         for row, source in enumerate(sources):
             answer, reward = self._sources[source]
-            mask = rollout["completion_mask"][row].bool()
-            if "tool_mask" in rollout:  # what a tool wrote, no policy sampled
-                mask = mask & rollout["tool_mask"][row].bool()
+            mask = masks[row]
             prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
             columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
             found.append(

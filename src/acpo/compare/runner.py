@@ -1,0 +1,398 @@
+"""Runs a study: what is missing of it, several runs at a time, then its report."""
+
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from acpo.compare import plan, store
+from acpo.compare.plan import Result, Study, StudyRun
+from acpo.compare.report import write_report
+from acpo.compare.study_file import DECIDED, read_study
+from acpo.compare.summary import summarise
+from acpo.errors import ACPOError
+
+TELL_EVERY = 20.0
+"""Seconds between two lines about the runs that are going on."""
+
+SHARED = 0.92
+"""Of a GPU's memory, what runs that share it divide; the rest is their CUDA contexts'."""
+
+QUIET = {"TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def compare(
+    path: Path,
+    arguments: Sequence[str],
+    *,
+    output: Path | None,
+    workers: int,
+    only: Sequence[str],
+    stop_after: float | None,
+    report_only: bool,
+) -> None:
+    """Run what is missing of a study and write its report.
+
+    Args:
+        path: the study.
+        arguments: `--key value` pairs: recipe options for every run.
+        output: the study's folder; `runs/compare/<name of the study>` when unset.
+        workers: runs at a time.
+        only: patterns of names; other runs are not started.
+        stop_after: seconds after which no further run is started.
+        report_only: run nothing; report the runs there are.
+    """
+    study = read_study(path, parse_overrides(arguments))
+    folder = output or Path("runs") / "compare" / path.stem
+    say: Callable[[str], None] = functools.partial(print, flush=True)
+    broken: list[str] = []
+    if report_only:
+        results = progress(study, store.read_results(folder)).results
+    else:
+        results, broken = run_missing(
+            study, folder, workers=workers, only=only, stop_after=stop_after, say=say
+        )
+    write_report(summarise(study, results), folder)
+    store.write_results(results, folder / store.RUNS)
+    say(
+        f"{folder}/report.md, table.tex, page.html, summary.json and figures; {store.RUNS} holds "
+        f"{len(results)} runs"
+    )
+    if broken:
+        raise ACPOError(f"{len(broken)} runs could not be made: {'; '.join(broken)}")
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """`--key value` pairs as options.
+
+    Raises:
+        ACPOError: for anything else.
+    """
+    import yaml
+
+    if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
+        raise ACPOError(f"{' '.join(arguments)!r}: options of the recipe come as --key value")
+    names = [key[2:].replace("-", "_") for key in arguments[::2]]
+    for name in names:
+        if name in DECIDED:
+            raise ACPOError(f"--{name} is decided by the study, run by run")
+    return dict(zip(names, map(yaml.safe_load, arguments[1::2]), strict=True))
+
+
+class Progress(NamedTuple):
+    """Where a study stands.
+
+    Attributes:
+        results: by run name.
+        ready: runs that could start now, most urgent first.
+        done: runs of the study that have a result.
+        runs: there will be in all, unless sweeps are extended.
+        updates_left: of the runs that have none.
+    """
+
+    results: dict[str, Result]
+    ready: list[StudyRun]
+    done: int
+    runs: int
+    updates_left: int
+
+
+def progress(study: Study, results: dict[str, Result]) -> Progress:
+    """What is done and what can be done next, task by task.
+
+    Sweeps come first, since study runs wait for them; then starts; then study runs seed by seed,
+    so that an interrupted study has whole seeds, which can be compared, rather than whole rows;
+    then runs with matched updates.
+    """
+    known: list[StudyRun] = []
+    pending = pending_updates = 0
+    for task in study.tasks:
+        known += [*plan.sweep_runs(study, task, results), *plan.start_runs(study, task)]
+        tuned: list[tuple[int, StudyRun]] = []
+        matched: list[tuple[int, StudyRun]] = []
+        for row in task.rows:
+            choice = plan.choose(study, task, row, results)
+            if choice is not None:
+                tuned += plan.study_runs(study, task, row, choice.learning_rate)
+            matched += plan.matched_runs(study, task, row, results)
+        known += [run for part in (tuned, matched) for _, run in sorted(part, key=_seed_place)]
+        rows = len(task.rows) + sum(row.name in study.matched for row in task.rows)
+        unknown = len(task.seeds) * rows - len(tuned) - len(matched)
+        pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
+    ready = [run for run in known if store.result_of(results, run) is None]
+    left = sum(run.updates for run in ready) + pending_updates
+    return Progress(results, ready, len(known) - len(ready), len(known) + pending, left)
+
+
+def _seed_place(pair: tuple[int, StudyRun]) -> int:
+    return pair[0]
+
+
+def run_missing(
+    study: Study,
+    folder: Path,
+    *,
+    workers: int,
+    only: Sequence[str] = ("*",),
+    stop_after: float | None = None,
+    say: Callable[[str], None] = print,
+) -> tuple[dict[str, Result], list[str]]:
+    """Run what is missing of a study.
+
+    Args:
+        study: what to run.
+        folder: where runs are kept; finished ones are not run again.
+        workers: runs at a time.
+        only: patterns of names; other runs are not started.
+        stop_after: seconds after which no further run is started.
+        say: takes a line of progress.
+
+    Returns:
+        The results there are now, by run name, and what went wrong with runs that have none.
+    """
+    state = progress(study, store.read_results(folder))
+    say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
+    if not state.ready:
+        return state.results, []
+    share = gpu_share(workers, state.ready)
+    clock = _Clock(folder, say)
+    running: dict[Future[Any], StudyRun] = {}
+    broken: dict[str, str] = {}
+    with worker_pool(workers, threads=study.threads, launcher=study.launcher) as submit:
+        while True:
+            taken = {*broken, *(run.name for run in running.values())}
+            waiting = [
+                run
+                for run in state.ready
+                if run.name not in taken and any(fnmatch(run.name, one) for one in only)
+            ]
+            late = stop_after is not None and clock.passed > stop_after
+            for run in [] if late else waiting[: workers - len(running)]:
+                job = submit(run_one, run, folder, study.threads, study.launcher, share)
+                running[job] = run
+            if not running:
+                break
+            ended = wait(running, timeout=TELL_EVERY, return_when=FIRST_COMPLETED).done
+            for run, job in [(running.pop(job), job) for job in ended]:
+                _keep(run, job, state.results, broken, folder)
+                state = progress(study, state.results)
+                clock.tell_end(run, state)
+            if not ended:
+                clock.tell_running(list(running.values()), state)
+    left = state.runs - state.done
+    say(f"{left} runs left: run the same command again" if left else "all runs done")
+    return state.results, list(broken.values())
+
+
+def _keep(
+    run: StudyRun,
+    job: Future[Any],
+    results: dict[str, Result],
+    broken: dict[str, str],
+    folder: Path,
+) -> None:
+    """What a run found; one that broke does not end the others."""
+    error = job.exception()
+    if isinstance(error, BrokenProcessPool):
+        raise error
+    if isinstance(error, ACPOError):  # a refusal, which the others would meet as well
+        raise ACPOError(f"{run.name}: {error}") from error
+    if error is not None:
+        broken[run.name] = f"{run.name}: {error or type(error).__name__}; see its log.txt"
+        return
+    results[run.name] = job.result()
+    store.write_results(results, folder / store.RUNS)
+
+
+class _Clock:
+    """Tells how far a study is, and estimates what is left from the updates it has made."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self.say = folder, say
+        self.began, self.made = time.monotonic(), 0
+
+    @property
+    def passed(self) -> float:
+        """Seconds."""
+        return time.monotonic() - self.began
+
+    def tell_end(self, run: StudyRun, state: Progress) -> None:
+        result = state.results.get(run.name)
+        self.made += run.updates if result else 0
+        if result is None:
+            found = "broken, see its log.txt"
+        elif result.get("failed"):
+            found = "failed"
+        elif result.get("accuracy"):
+            found = f"accuracy {result['accuracy']['value']:.3f}"
+        else:
+            found = f"accuracy {plan.sweep_score(result) or 0.0:.3f} in training"
+        seconds = f"  {result['seconds']:.1f} s" if result else ""
+        self._line(state, 0, f"{run.name}  {found}{seconds}")
+
+    def tell_running(self, runs: Sequence[StudyRun], state: Progress) -> None:
+        made = [_updates_made(self.folder / "runs" / run.name) for run in runs]
+        words = [f"{run.name} {n}/{run.updates}" for run, n in zip(runs, made, strict=True)]
+        self._line(state, sum(made), "  ".join(words))
+
+    def _line(self, state: Progress, unfinished: int, words: str) -> None:
+        made = self.made + unfinished
+        left = (state.updates_left - unfinished) * self.passed / made if made else None
+        about = f", about {_minutes(left)} left" if left is not None else ""
+        self.say(f"[{state.done}/{state.runs}] {_minutes(self.passed)}{about}  {words}")
+
+
+def _updates_made(folder: Path) -> int:
+    try:
+        return (folder / store.STEPS).read_text().count("\n")
+    except OSError:
+        return 0
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+
+
+def gpu_share(workers: int, runs: Sequence[StudyRun]) -> float:
+    """The part of a GPU's memory that is a run's own, when several share one.
+
+    Raises:
+        ACPOError: runs would plan with memory that is not theirs.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    together = -(-workers // gpus) if gpus else 1
+    if together == 1:
+        return 1.0
+    for run in runs:
+        if run.recipe.get("max_tokens_per_pack") is None and not run.recipe.get("use_cpu"):
+            raise ACPOError(
+                f"{run.name}: {together} runs share a GPU and max_tokens_per_pack is unset, so "
+                "each would plan with all of its memory; set it in the study's options"
+            )
+    return SHARED / together
+
+
+@contextlib.contextmanager
+def worker_pool(
+    workers: int, *, threads: int, launcher: str | None
+) -> Iterator[Callable[..., Future[Any]]]:
+    """Yields `submit(function, *arguments)`.
+
+    Processes live as long as the study, so that libraries are imported once per worker. With a
+    launcher, a run is a command of its own and workers are only threads that wait for it.
+    """
+    if launcher:
+        executor: Executor = ThreadPoolExecutor(workers)
+    else:
+        os.environ.update(QUIET)
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # read when torch is first imported
+            os.environ[name] = str(threads)
+        context = multiprocessing.get_context("spawn")
+        places = context.Queue()
+        for place in range(workers):
+            places.put(place)
+        executor = ProcessPoolExecutor(
+            workers, context, initializer=_settle, initargs=(places, os.getpid())
+        )
+    try:
+        yield executor.submit
+    except BrokenProcessPool as error:
+        raise ACPOError(
+            "a worker died, probably for lack of memory; use fewer --workers and run the same "
+            "command again: finished runs are kept"
+        ) from error
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _settle(places: Any, parent: int) -> None:
+    """In a new worker: its GPU, quiet interrupts, and an end when its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    place, count = places.get(), _gpus()
+    if count > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(place % count)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _gpus() -> int:
+    """GPUs to share out; none where the user has chosen some. Does not start CUDA."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def run_one(
+    run: StudyRun, folder: Path, threads: int, launcher: str | None, share: float
+) -> Result:
+    """One run in this worker, or by a launcher as a command of its own; output in `log.txt`."""
+    place = folder / "runs" / run.name
+    place.mkdir(parents=True, exist_ok=True)
+    if launcher:
+        return _launch(run, place, threads, launcher)
+    from acpo.compare.execute import execute
+
+    with _output_to(place / "log.txt"):
+        try:
+            return execute(run, place, threads=threads, gpu_share=share)
+        except Exception:
+            traceback.print_exc()
+            raise
+
+
+def _launch(run: StudyRun, folder: Path, threads: int, launcher: str) -> Result:
+    (folder / "spec.json").write_text(json.dumps(run.spec()), encoding="utf-8")
+    command = [*shlex.split(launcher), "-m", "acpo.compare.execute", str(folder), str(threads)]
+    with (folder / "log.txt").open("ab") as log:
+        status = subprocess.run(command, stdout=log, stderr=log).returncode
+    if status:
+        raise ACPOError(f"the launcher ended with status {status}")
+    return store.read_json(folder / store.RESULT)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with path.open("ab") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Results on disk: one `result.json` per run, and `runs.jsonl`, which holds all of them.
+
+A run is known by a hash of everything that decides it. Files from several machines are merged by
+writing one behind the other: a run that stands there twice counts once, as it first finished.
+"""
+
+import base64
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from acpo.compare.plan import Result, StudyRun
+from acpo.errors import ACPOError
+from acpo.jsonl import read_jsonl
+
+RESULT = "result.json"
+RUNS = "runs.jsonl"
+STEPS = "steps.txt"
+"""In a run's folder: every update and how far it moved the weights, as it goes."""
+
+PLACES = ("data", "held_out_data", "model_name_or_path")
+"""Options that say where something lies, which may differ from machine to machine."""
+
+
+def spec_hash(spec: Mapping[str, Any]) -> str:
+    """What a run is known by, on every machine."""
+    recipe = {name: value for name, value in spec["recipe"].items() if name not in PLACES}
+    text = json.dumps({**spec, "recipe": recipe}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_results(folder: Path) -> dict[str, Result]:
+    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders.
+
+    Raises:
+        ACPOError: one is damaged, or two runs of one name were made with other settings.
+    """
+    found: dict[str, Result] = {}
+    if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
+        for number, row in enumerate(read_jsonl(folder / RUNS), 1):
+            _add(found, row, f"{folder / RUNS}:{number}")
+    for path in sorted((folder / "runs").rglob(RESULT)):
+        name = path.parent.relative_to(folder / "runs").as_posix()
+        _add(found, {"run": name, **read_json(path)}, str(path))
+    return found
+
+
+def _add(found: dict[str, Result], row: Mapping[str, Any], where: str) -> None:
+    name, spec = row.get("run"), row.get("spec")
+    if not isinstance(name, str) or not isinstance(spec, dict) or "recipe" not in spec:
+        raise ACPOError(f"{where} is not the result of a run; remove it to have the run done again")
+    if not isinstance(spec["recipe"], dict):
+        raise ACPOError(f"{where} is damaged (recipe={spec['recipe']!r}); remove it")
+    result = {key: value for key, value in row.items() if key not in ("run", "hash")}
+    other = found.get(name)
+    if other is not None:
+        refuse_difference(other["spec"], spec, where)
+    if other is None or str(result.get("finished")) < str(other.get("finished")):
+        found[name] = result
+
+
+def result_of(results: Mapping[str, Result], run: StudyRun) -> Result | None:
+    """What a run found, or None.
+
+    Raises:
+        ACPOError: when its name stands for a run with other settings.
+    """
+    result = results.get(run.name)
+    if result is not None:
+        refuse_difference(result["spec"], run.spec(), run.name)
+    return result
+
+
+def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str) -> None:
+    """Raise for two runs of one name that were not the same run, with what differs."""
+    new = json.loads(json.dumps(new))
+    if spec_hash(old) == spec_hash(new):
+        return
+    for part, a, b in (("recipe", old["recipe"], new["recipe"]), ("spec", old, new)):
+        for key in sorted({*a, *b} - {"recipe", *PLACES}):
+            if a.get(key) != b.get(key):
+                raise ACPOError(
+                    f"{where}: {key}={a.get(key)!r} there, {b.get(key)!r} in the study "
+                    f"({part}); use another --output, or remove the runs that are out of date"
+                )
+
+
+def write_results(results: Mapping[str, Result], path: Path) -> None:
+    """Every run's result, one per line."""
+    lines = [
+        json.dumps({"run": name, "hash": spec_hash(results[name]["spec"]), **results[name]})
+        for name in sorted(results)
+    ]
+    _write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
+    """The verdicts of every problem's samples, as text of a few hundred letters."""
+    text = " ".join("".join("01"[bool(one)] for one in group) for group in groups)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def unpack_verdicts(packed: str) -> list[list[bool]]:
+    """What `pack_verdicts` packed.
+
+    Raises:
+        ACPOError: it is damaged.
+    """
+    try:
+        text = zlib.decompress(base64.b64decode(packed)).decode()
+    except (ValueError, zlib.error) as error:
+        raise ACPOError(f"verdicts={packed[:40]!r} are damaged: {error}") from error
+    return [[letter == "1" for letter in group] for group in text.split()]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that `write_json` wrote, perhaps on another machine.
+
+    Raises:
+        ACPOError: it is damaged.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
+    if not isinstance(content, dict):
+        raise ACPOError(f"{path} is damaged (not a mapping); remove it")
+    return content
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a file that is either whole or not there."""
+    _write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,334 @@
+"""Rollouts: TRL's samples, scored, shaped by group, and filled up with informative groups."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from accelerate.utils import gather, pad_across_processes
+from torch import Tensor
+from trl.trainer.utils import RepeatSampler
+
+from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, rows_of
+from acpo.engines.trl.rewards import (
+    combined_rewards,
+    scaled_advantages,
+    separately_scaled_advantages,
+    soft_overlong,
+    without_verdict,
+)
+from acpo.errors import ACPOError
+from acpo.objectives import TokenStats
+from acpo.objectives.shaping import Groups
+from acpo.sampling import Samples, StaticSampler
+
+LEFT_PADDED = ("prompt_ids", "prompt_mask")
+
+Tensors = dict[str, Any]
+"""A rollout as TRL hands it over: tensors by name, rows of a group consecutive."""
+
+
+class Rollouts:
+    """What becomes of a trainer's samples before the first update.
+
+    Attributes:
+        fresh_prompts: where dynamic sampling draws from.
+        per_function: `[N, K]` rewards of the last rollout, of all processes.
+        lengths: `[N]` tokens of its completions.
+        entropy: its entropies under the rollout policy, where TRL made a pass for them.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        data = trainer.train_dataset
+        size = len(data) if hasattr(data, "__len__") else 1
+        self.fresh_prompts = PromptStream(size, trainer.args.seed)
+        self.per_function: Tensor
+        self.lengths: Tensor
+        self.entropy: Tensor | None = None
+        self._sampler: StaticSampler | None = None
+        self._drawn_at: tuple[int, int] = (-1, 0)
+
+    def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
+        """Statistics of the last `width` columns under `model`, `[B, width]` each."""
+        packed, trainer = self.trainer.packed, self.trainer
+        rows = rows_of(attended.bool(), attended[:, -width:].bool())
+        with packed.ready(trainer.policy, trainer.ref_model):
+            return packed.statistics(model, ids=ids, rows=rows, first=ids.shape[1] - width)
+
+    def rollout_statistics(self, rollout: Tensors) -> TokenStats:
+        """Statistics of the completions under the rollout policy."""
+        ids = torch.cat([rollout["prompt_ids"], rollout["completion_ids"]], 1)
+        attended = torch.cat([rollout["prompt_mask"], rollout["completion_mask"]], 1)
+        width = rollout["completion_ids"].shape[1]
+        return self.statistics(self.trainer.model, ids, attended, width)
+
+    def keep_rewards(self, per_function: Tensor, completion_ids: Any) -> None:
+        """Remember what the reward functions said, before TRL sums it up."""
+        self.per_function = per_function
+        lengths = [float(len(ids)) for ids in completion_ids]
+        self.lengths = gather(torch.tensor(lengths, device=self.trainer.accelerator.device))
+
+    def score(self, rollout: Tensors, inputs: list[dict[str, Any]]) -> Tensors:
+        """Advantages, verdicts and group columns of this process's completions."""
+        trainer, count = self.trainer, len(inputs)
+        training = trainer.model.training
+        size = trainer.num_generations if training else trainer.num_generations_eval
+        mine = slice(trainer.accelerator.process_index * count, None)
+        advantages, rewards = self._advantages(size, "train" if training else "eval")
+        rollout["advantages"] = advantages[mine][:count]
+        rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
+        _replace_last(trainer._logs["advantages"], advantages.tolist())
+        self._shape(rollout, size)
+        if trainer.recorder is not None and training:
+            trainer.recorder.note(rollout, inputs, rewards[mine][:count])
+        return rollout
+
+    def _advantages(self, group_size: int, mode: str) -> tuple[Tensor, Tensor]:
+        """Advantages and combined rewards of every process's completions."""
+        trainer, args = self.trainer, self.trainer.args
+        metrics = trainer._metrics[mode]
+        weights = trainer.reward_weights.to(self.per_function.device)
+        penalties = None
+        if args.soft_overlong_cache is not None:
+            penalties = soft_overlong(
+                self.lengths,
+                limit=trainer.max_completion_length,
+                cache=args.soft_overlong_cache,
+                penalty=args.soft_overlong_penalty,
+            )
+            metrics["rewards/soft_overlong"].append(penalties.mean().item())
+        rewards = combined_rewards(self.per_function, weights, penalties, group_size)
+        metrics["rewards/unjudged"].append(rewards.isnan().float().mean().item())
+        if trainer.multi_objective_aggregation == "sum_then_normalize":
+            return scaled_advantages(rewards, group_size, trainer.scale_rewards), rewards
+        return separately_scaled_advantages(self.per_function, weights, group_size), rewards
+
+    def _shape(self, rollout: Tensors, group_size: int) -> None:
+        """What the method needs to know of whole groups, before they are shuffled apart."""
+        settings = self.trainer.packed.settings
+        shaping = settings.method.shaping
+        if not (shaping.group_needs or shaping.measured):
+            return
+        mask = trained_mask(rollout)
+        missing = [n for n in shaping.measured if getattr(self.trainer.args, n) is None]
+        if missing:
+            entropy = self._entropy_of(rollout)
+            self.set_measured(shaping.measure(entropy, mask, self.trainer.ranks))
+        if not shaping.group_needs:
+            return
+        known = {"tokens": lambda: rollout["completion_ids"]}
+        known["old_entropy"] = lambda: self._entropy_of(rollout)
+        columns = {name: known[name]() for name in shaping.group_needs}
+        whole = {"advantages": rollout["advantages"], "mask": mask, **columns}
+        if self.trainer.ranks.count > 1:  # groups may span processes
+            whole = {k: gather(pad_across_processes(x, dim=1)) for k, x in whole.items()}
+        found = shaping.of_group(
+            Groups(group_size=group_size, options=settings.method.options, **whole)
+        )
+        start = self.trainer.accelerator.process_index * len(mask)
+        rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]
+
+    def set_measured(self, values: dict[str, float]) -> None:
+        """Fix options that are measured on the first rollout for the rest of the run."""
+        settings = self.trainer.packed.settings
+        for name, value in values.items():
+            setattr(self.trainer.args, name, value)
+        settings.method = settings.method(**values)
+
+    def _entropy_of(self, rollout: Tensors) -> Tensor:
+        """Entropies under the rollout policy, from TRL's own pass if it made one."""
+        trainer = self.trainer
+        made = trainer.args.steps_per_generation * trainer.num_iterations > 1 or (
+            trainer.use_vllm and trainer.vllm_importance_sampling_correction
+        )
+        if made and self.entropy is not None:
+            return self.entropy
+        return self.rollout_statistics(rollout).entropy
+
+    def make(self, generation_batch: list[dict[str, Any]]) -> Tensors:
+        """A rollout, filled up with informative groups if asked for."""
+        trainer, args = self.trainer, self.trainer.args
+        rollout = trainer._generate_and_score_completions(generation_batch)
+        if not args.dynamic_sampling:
+            return rollout
+        size, wanted = trainer.num_generations, len(generation_batch) // trainer.num_generations
+        kept = informative_groups(rollout["advantages"], size)[:wanted]
+        chosen = [select_rows(rollout, group_rows(kept, size))]
+        missing = wanted - len(kept)
+        rounds = 0
+        while rounds < args.max_resample_times and trainer.ranks.most(missing):
+            rounds += 1
+            more = trainer._generate_and_score_completions(self._fresh_batch(wanted))
+            found = informative_groups(more["advantages"], size)[:missing]
+            chosen.append(select_rows(more, group_rows(found, size)))
+            missing -= len(found)
+        silent = [g for g in range(wanted) if g not in kept][:missing]
+        chosen.append(select_rows(rollout, group_rows(silent, size)))
+        joined = join_rollouts(chosen, pad_token_id=trainer._tokenizer.pad_token_id)
+        joined["num_items_in_batch"] = trainer.ranks.sum(trained_mask(joined).sum())
+        lacking = trainer.ranks.sum(torch.tensor(float(missing), device=trainer.ranks.device))
+        trainer._metrics["train"]["dynamic_sampling/rounds"].append(float(rounds))
+        trainer._metrics["train"]["dynamic_sampling/groups_missing"].append(lacking.item())
+        return joined
+
+    def _fresh_batch(self, groups: int) -> list[dict[str, Any]]:
+        """This process's share of new prompts, each repeated for its group."""
+        trainer = self.trainer
+        indices = self.fresh_prompts.take(groups * trainer.ranks.count)
+        start = trainer.accelerator.process_index * groups
+        mine = indices[start : start + groups]
+        return [trainer.train_dataset[i] for i in mine for _ in range(trainer.num_generations)]
+
+    def sample_static(self, prompt_ids: Any) -> Samples:
+        """Completions by `acpo.sampling`, in place of TRL's generation.
+
+        Random numbers depend on the seed, the update and the process alone: runs that differ in
+        the method share them, and a resumed run draws what it would have drawn.
+        """
+        trainer, args = self.trainer, self.trainer.args
+        step = trainer.state.global_step
+        calls = self._drawn_at[1] + 1 if self._drawn_at[0] == step else 0
+        self._drawn_at = (step, calls)
+        training = int(trainer.model.training)
+        seed = (args.seed, step, calls, training, trainer.accelerator.process_index)
+        if self._sampler is None:
+            half = trainer.accelerator.mixed_precision == "bf16"
+            self._sampler = StaticSampler(
+                trainer.policy,
+                rows=args.sampler_rows
+                or args.per_device_train_batch_size * args.steps_per_generation,
+                max_new_tokens=trainer.max_completion_length,
+                eos=trainer.eos_token_ids,
+                pad=trainer._tokenizer.pad_token_id,
+                temperature=trainer.temperature,
+                autocast=torch.bfloat16 if half else None,
+            )
+        return self._sampler.sample(prompt_ids, seed=seed)
+
+
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "use_vllm": (False,),
+    "use_transformers_continuous_batching": (False,),
+    "top_p": (1.0,),
+    "top_k": (0, None),
+    "min_p": (None, 0.0),
+    "repetition_penalty": (1.0,),
+    "generation_kwargs": (None, {}),
+}
+"""Generation options and the values at which they do nothing."""
+
+
+def refuse_sampler(trainer: Any) -> None:
+    """Raise at construction for what the static sampler would have to ignore."""
+    args = trainer.args
+    if args.sampler != "static":
+        if args.sampler_rows is not None:
+            raise ACPOError(
+                f"sampler_rows={args.sampler_rows} is for sampler='static'; leave it out"
+            )
+        return
+    for name, plain in _PLAIN.items():
+        value = getattr(args, name)
+        if value not in plain:
+            raise ACPOError(
+                f"{name}={value!r} is not honoured by sampler='static'; use sampler='generate'"
+            )
+    if trainer.tools or trainer.rollout_func is not None:
+        raise ACPOError("sampler='static' samples plain completions; use sampler='generate'")
+    if trainer.is_fsdp_enabled:
+        raise ACPOError(
+            "sampler='static' reads whole weights, which FSDP shards; use sampler='generate'"
+        )
+
+
+def trained_mask(rollout: Tensors) -> Tensor:
+    """`[B, C]`, the completion tokens the policy itself wrote."""
+    mask = rollout["completion_mask"].bool()
+    return mask & rollout["tool_mask"].bool() if "tool_mask" in rollout else mask
+
+
+def _replace_last(logged: Any, values: Sequence[Any]) -> None:
+    """The completions table shows the advantages that are trained on."""
+    for _ in range(min(len(logged), len(values))):
+        logged.pop()
+    logged.extend(values)
+
+
+def select_rows(rollout: Tensors, rows: Sequence[int]) -> Tensors:
+    """The same rollout with only some of its rows, in the given order."""
+    index = list(rows)
+    return {
+        name: value[index] if isinstance(value, Tensor) and value.dim() else value
+        for name, value in rollout.items()
+    }
+
+
+def join_rollouts(parts: Sequence[Tensors], *, pad_token_id: int) -> Tensors:
+    """Rows of several rollouts under one another, padded to a common width."""
+    joined: Tensors = {}
+    for name, first in parts[0].items():
+        if not isinstance(first, Tensor) or first.dim() == 0:
+            joined[name] = first
+            continue
+        tensors = [part[name] for part in parts]
+        if first.dim() == 2:
+            width = max(x.shape[1] for x in tensors)
+            value = pad_token_id if name.endswith("_ids") else 0
+            tensors = [_widen(x, width, value, left=name in LEFT_PADDED) for x in tensors]
+        joined[name] = torch.cat(tensors)
+    return joined
+
+
+def _widen(x: Tensor, width: int, value: int, *, left: bool) -> Tensor:
+    missing = width - x.shape[1]
+    return F.pad(x, (missing, 0) if left else (0, missing), value=value)
+
+
+def informative_groups(advantages: Tensor, group_size: int) -> list[int]:
+    """Indices of the groups with any non-zero advantage."""
+    return (advantages.view(-1, group_size) != 0).any(1).nonzero()[:, 0].tolist()
+
+
+def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
+    """Row indices of whole groups."""
+    return [g * group_size + i for g in groups for i in range(group_size)]
+
+
+class PromptStream:
+    """Prompts beyond the sampler's, in an order that depends on the seed and a position alone."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.position = size, seed, 0
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` indices; every pass over the data is shuffled anew."""
+        taken = []
+        for position in range(self.position, self.position + count):
+            lap, place = divmod(position, self.size)
+            taken.append(self._order(lap)[place])
+        self.position += count
+        return taken
+
+    def _order(self, lap: int) -> list[int]:
+        if getattr(self, "_lap", None) != lap:
+            generator = torch.Generator().manual_seed(self.seed + 1 + lap)
+            self._lap = lap
+            self._permutation = torch.randperm(self.size, generator=generator).tolist()
+        return self._permutation
+
+
+class EpochSampler(RepeatSampler):
+    """TRL's sampler, whose order in an epoch does not depend on how often the run was restarted."""
+
+    def __init__(self, *args: Any, trainer: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._trainer = trainer
+
+    def __iter__(self) -> Any:
+        if self.shuffle and self.seed is not None:
+            steps = max(1, len(self) // self._trainer.args.generation_batch_size)
+            self.generator.manual_seed(self.seed)
+            for _ in range(self._trainer.state.global_step // steps):
+                torch.randperm(self.num_samples, generator=self.generator)
+        return super().__iter__()

@@ -1,0 +1,360 @@
+"""What keeps a run honest: checks of its data, of the trainer as built, and of every step.
+
+Configurations say what was asked for; what trains is what accelerate, transformers and the launcher
+made of it. So the refusals here look at the trainer after its construction, and a probe compares
+our logits with the model's own before anything is trained.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from datasets import IterableDataset
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from transformers import ProcessorMixin, TrainerCallback
+
+from acpo.engines.trl.forward import Attention
+from acpo.engines.trl.packing import find_rows
+from acpo.engines.trl.ranks import Ranks
+from acpo.engines.trl.update import PackedUpdate, UpdateSettings
+from acpo.errors import ACPOError
+from acpo.head import language_model_head
+
+MOST_CHECKED = 50_000
+
+
+def check_output_folder(path: str) -> None:
+    """Raise unless files can be written to `path`."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise ACPOError(
+            f"output_dir={path!r} cannot be written to ({error.strerror}); choose another folder"
+        ) from error
+
+
+def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
+    """Raise for a training set that would give no step, or no prompt."""
+    if dataset is None or isinstance(dataset, IterableDataset):
+        if dataset is not None and config.dynamic_sampling:
+            raise ACPOError(
+                "dynamic_sampling needs a training set that can be indexed; load it without "
+                "streaming"
+            )
+        return
+    columns = list(dataset.column_names)
+    images = [name for name in ("image", "images") if name in columns]
+    if images:
+        raise ACPOError(
+            f"the training data has a column {images[0]!r}, and images are not supported; drop it"
+        )
+    if "prompt" not in columns and not has_environment:
+        raise ACPOError(
+            f"the training data has no 'prompt' column; it has {', '.join(columns) or 'none'}. "
+            "Rename the column that holds the question"
+        )
+    prompts = config.generation_batch_size // config.num_generations
+    if len(dataset) < prompts:
+        raise ACPOError(
+            f"the training data has {len(dataset)} prompts, but one rollout takes {prompts} "
+            f"(generation_batch_size={config.generation_batch_size} / num_generations="
+            f"{config.num_generations}); lower generation_batch_size, per_device_train_batch_size "
+            "or steps_per_generation"
+        )
+
+
+def check_prompts(
+    dataset: Any,
+    tokenizer: Any,
+    *,
+    room: int | None,
+    template: Any = None,
+    may_be_empty: bool = False,
+) -> None:
+    """Raise for prompts that are empty or too long, or chat prompts without a template.
+
+    Args:
+        dataset: the training set.
+        tokenizer: the policy's.
+        room: most prompt tokens that leave space for a completion; None if unlimited.
+        template: a chat template that replaces the tokenizer's.
+        may_be_empty: whether an environment fills prompts in later.
+    """
+    if dataset is None or "prompt" not in (dataset.column_names or []):
+        return
+    for number, row in enumerate(islice(dataset.select_columns("prompt"), MOST_CHECKED)):
+        prompt = row["prompt"]
+        chat = not isinstance(prompt, str)
+        if chat and not (template or tokenizer.chat_template):
+            raise ACPOError(
+                f"prompt {number} is a conversation, but the tokenizer has no chat template; set "
+                "tokenizer.chat_template, or give prompts as text"
+            )
+        text = prompt if not chat else "".join(str(m.get("content") or "") for m in prompt)
+        if not may_be_empty and (not prompt or not text.strip()):
+            raise ACPOError(f"prompt {number} is empty; drop the row")
+        # A token has at least one byte, so short texts need no tokenizer.
+        if room is not None and len(text.encode()) > room:
+            count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            check_length(count, room, f"prompt {number}")
+
+
+def check_length(count: int, room: int, what: str) -> None:
+    """Raise if a prompt leaves no room for a completion."""
+    if count > room:
+        raise ACPOError(
+            f"{what} has {count} tokens, but only {room} leave room for max_completion_length; "
+            "drop long prompts, lower max_completion_length, or use a model with a longer context"
+        )
+
+
+def prompt_room(model_config: Any, config: Any) -> int | None:
+    """Most tokens a prompt may have."""
+    text = model_config.get_text_config()
+    limit = getattr(text, "max_position_embeddings", None)
+    if config.use_vllm and config.vllm_max_model_length is not None:
+        limit = min(limit or config.vllm_max_model_length, config.vllm_max_model_length)
+    return None if limit is None else limit - config.max_completion_length
+
+
+def check_tokens(prompts: Sequence[Sequence[int]], room: int | None) -> None:
+    """The same checks on tokenised prompts, for data that could not be looked at beforehand."""
+    for number, ids in enumerate(prompts):
+        if len(ids) == 0:
+            raise ACPOError(f"prompt {number} of this rollout has no tokens; drop empty prompts")
+        if room is not None:
+            check_length(len(ids), room, f"prompt {number} of this rollout")
+
+
+def refuse_model(model: Any, config: Any) -> None:
+    """Raise for models whose update would not be the one asked for."""
+    text = model.config.get_text_config()
+    coefficient = config.router_aux_loss_coef
+    if coefficient is None:
+        coefficient = getattr(text, "router_aux_loss_coef", 0.0)
+    if hasattr(text, "output_router_logits") and coefficient:
+        raise ACPOError(
+            f"router_aux_loss_coef={coefficient}: the load-balancing loss of "
+            f"{type(model).__name__} depends on how tokens are batched and is not computed; set "
+            "router_aux_loss_coef=0.0"
+        )
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise ACPOError(
+            f"{type(model).__name__} is an encoder-decoder; use a decoder-only causal LM"
+        )
+    for name, adapter in getattr(model, "peft_config", {}).items():
+        if getattr(adapter, "is_prompt_learning", False):
+            raise ACPOError(
+                f"the PEFT adapter {name!r} ({adapter.peft_type}) inserts virtual tokens, which "
+                "packs have no place for; use LoRA"
+            )
+
+
+def refuse_built(trainer: Any) -> None:
+    """Raise for what a launcher or a nested option made of the trainer behind the options' back."""
+    if isinstance(trainer.processing_class, ProcessorMixin):
+        raise ACPOError(
+            f"{trainer.model.config.model_type} comes with an image processor, and images are not "
+            "supported: the update would not see them; pass the tokenizer as processing_class, "
+            "with text-only data"
+        )
+    accelerator, state = trainer.accelerator, trainer.accelerator.state
+    if trainer.args.gradient_accumulation_steps != 1:
+        steps = trainer.args.gradient_accumulation_steps
+        raise ACPOError(
+            f"gradient_accumulation_kwargs={{'num_steps': {steps}}} would step the optimizer every "
+            f"{steps} updates; set gradient_accumulation_steps={steps} instead"
+        )
+    if trainer.is_deepspeed_enabled or getattr(state, "deepspeed_plugin", None) is not None:
+        raise ACPOError(
+            "DeepSpeed was chosen by the launcher: it steps the optimizer inside backward, before "
+            "a non-finite gradient can be skipped; use FSDP2 (recipes/accelerate)"
+        )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ACPOError(
+            f"mixed_precision={accelerator.mixed_precision} was chosen by the launcher; use bf16"
+        )
+    backend = str(getattr(getattr(state, "dynamo_plugin", None), "backend", "NO"))
+    if not backend.upper().endswith("NO"):
+        raise ACPOError(f"dynamo_backend={backend} was chosen by the launcher; leave it out")
+    if getattr(state, "megatron_lm_plugin", None) is not None:
+        raise ACPOError("Megatron was chosen by the launcher; use FSDP2, or the verl plugin")
+
+
+def refuse_optimizer(optimizer: Any) -> None:
+    """Raise for an optimizer that updates weights during backward, before the last pack."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    kind = type(inner).__name__
+    if "LayerWise" in kind or "lomo" in kind.lower():
+        raise ACPOError(
+            f"{kind} updates weights during backward, before the last pack; use adamw_torch_fused"
+        )
+
+
+TOLERANCE = {torch.float32: 5e-3, torch.float64: 1e-6}
+"""Relative error of logits in their own dtype: TF32 products are good to 1e-3. Others: 2e-2."""
+
+
+LEAK = 1e-2
+"""Largest change of a packed log-probability that can be rounding in bfloat16."""
+
+
+@torch.no_grad()
+def probe_head(policy: Any) -> None:
+    """Raise unless our head gives the logits the model itself gives, on a few tokens.
+
+    Caps, scales and layers between the last hidden state and the logits go by many names; what
+    counts is whether the numbers agree.
+    """
+    if any(parameter.is_meta for parameter in policy.parameters()):
+        return
+    ids = _probe_ids(policy, 8)
+    training = policy.training
+    policy.eval()
+    try:
+        own = policy(input_ids=ids).logits
+        hidden = policy.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        head = language_model_head(policy)
+        ours = head.logits(hidden.to(head.weight.dtype))
+    finally:
+        policy.train(training)
+    if not torch.isfinite(own).all():
+        raise ACPOError(
+            f"{type(policy).__name__} gives logits that are not finite on {ids.shape[1]} tokens; "
+            "its weights are damaged"
+        )
+    error = torch.inf
+    if own.shape == ours.shape:
+        own, ours = own.float(), ours.to(own.device).float()
+        error = float((own - ours).norm() / own.norm().clamp_min(1e-30))
+    tolerance = TOLERANCE.get(hidden.dtype, 2e-2)
+    if error > tolerance:
+        raise ACPOError(
+            f"the logits of {type(policy).__name__} are not its output head applied to its last "
+            f"hidden state: they differ by {error:.2g} (relative; {tolerance:g} is rounding). The "
+            "model caps, scales or transforms them in a way acpo does not know, and its update "
+            "would be wrong"
+        )
+
+
+@torch.no_grad()
+def packing_leak(update: PackedUpdate, policy: Any) -> float:
+    """By how much a packed sequence's log-probabilities depend on what stands before it.
+
+    Two packs that differ in their first sequence alone: what the second gets must not move.
+    """
+    long, short = 9, 6
+    ids = _probe_ids(policy, 2 * long).view(2, long).clone()
+    attended = torch.ones_like(ids, dtype=torch.bool)
+    attended[1, short:] = False
+    targets = attended.clone()
+    targets[:, 0] = False
+    rows = find_rows(attended=attended.cpu(), targets=targets.cpu())
+    training = policy.training
+    policy.eval()
+    try:
+        found = []
+        for _ in range(2):
+            with update.ready(policy):
+                stats = update.statistics(policy, ids=ids, rows=rows, first=1)
+            found.append(stats.logp[1, : short - 1])
+            ids[0] = ids[0].flip(0)
+    finally:
+        policy.train(training)
+    return float((found[0] - found[1]).abs().max())
+
+
+def probed_attention(trainer: Any, attention: Attention) -> Attention:
+    """The layout, once packing has been tried on the trainer's policy.
+
+    Raises:
+        ACPOError: packs were insisted on, and sequences see each other in them.
+    """
+    policy, accelerator = trainer.policy, trainer.accelerator
+    if attention.layout == "padded" or policy.device.type != accelerator.device.type:
+        return attention
+    trial = PackedUpdate(
+        UpdateSettings(trainer.args.objective, trainer.temperature, budget=256),
+        ranks=Ranks(accelerator.device, together=False),
+        attention=attention,
+        autocast=accelerator.autocast,
+    )
+    leak = packing_leak(trial, policy)
+    if leak <= LEAK:
+        return attention
+    words = (
+        f"sequences of {type(policy).__name__} see each other in a pack: a log-probability "
+        f"moved by {leak:.2g}"
+    )
+    if trainer.args.update_layout == "packed":
+        raise ACPOError(f"update_layout='packed' is not possible: {words}; use 'auto'")
+    return Attention("padded", words)
+
+
+def _probe_ids(policy: Any, count: int) -> Tensor:
+    """Token ids from the middle of the vocabulary, where ordinary words are."""
+    vocab = policy.get_input_embeddings().num_embeddings
+    ids = torch.linspace(0.1 * vocab, 0.6 * vocab, count).long().clamp(max=vocab - 1)
+    return ids[None].to(policy.get_input_embeddings().weight.device)
+
+
+class NonFiniteGuard(TrainerCallback):
+    """Drops the gradient of a non-finite step, counts it, and stops a run that stays broken.
+
+    Attributes:
+        in_a_row: consecutive steps skipped.
+        total: steps skipped since the run began.
+        loss_is_finite: set by the trainer before each optimizer step.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.in_a_row = 0
+        self.total = 0
+        self.loss_is_finite = True
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        """Called between gradient clipping and the optimizer."""
+        trained = [p for p in model.parameters() if p.grad is not None]
+        norm = get_total_norm([p.grad for p in trained])
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        finite = bool(torch.isfinite(norm)) if trained else True
+        if finite and self.loss_is_finite:
+            self.in_a_row = 0
+            return
+        self.in_a_row += 1
+        self.total += 1
+        for parameter in trained:
+            parameter.grad = None
+        if self.in_a_row >= self.most:
+            raise ACPOError(self._advice(state.global_step, float(norm)))
+
+    def _advice(self, step: int, norm: float) -> str:
+        what = "loss" if not self.loss_is_finite else f"gradient norm ({norm})"
+        return (
+            f"max_nonfinite_steps={self.most}: the {what} was not finite for {self.in_a_row} "
+            f"steps in a row, the last at step {step}. Look at grad_norm and ratio_max before the "
+            "first of them: if they grew, lower learning_rate or max_grad_norm; if not, check the "
+            "weights of the model and, with vLLM, sampling/sampling_logp_difference"
+        )
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint keeps."""
+        return {"in_a_row": self.in_a_row, "total": self.total}
+
+    def load(self, state: dict[str, int]) -> None:
+        self.in_a_row, self.total = state["in_a_row"], state["total"]
+
+
+def is_finite(loss: float, nonfinite_tokens: float) -> bool:
+    """Whether a step's loss may be trained on."""
+    return math.isfinite(loss) and nonfinite_tokens == 0

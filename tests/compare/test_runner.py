@@ -1,0 +1,300 @@
+"""Real studies of seconds: equal rows, a sabotaged one, interruption, and what is refused."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.compare import runner
+from acpo.compare.execute import StepLengths, own_problems
+from acpo.compare.report import write_report
+from acpo.compare.runner import gpu_share, progress, run_missing
+from acpo.compare.store import read_results
+from acpo.compare.study_file import read_study
+from acpo.compare.summary import summarise
+from acpo.errors import ACPOError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+OPTIONS = """\
+recipe: {recipe}
+updates: {updates}
+seeds: {seeds}
+options:
+  chain_steps: 3
+  max_problems: 400
+  held_out: 100
+  sampler: static
+  per_device_train_batch_size: 16
+  steps_per_generation: 4
+  max_completion_length: 16
+  per_device_eval_batch_size: 200
+  num_generations_eval: 2
+  logging_steps: 4
+"""
+UNTIMED = ("seconds", "cpu_seconds", "train_seconds", "finished")
+
+
+class Interruption(BaseException):
+    pass
+
+
+@pytest.fixture
+def inline(monkeypatch):
+    """Runs in this process, one after another; `inline.after` of them, then an interruption."""
+
+    class Inline:
+        after = 10**9
+        ran = 0
+
+    @contextlib.contextmanager
+    def pool(workers, *, threads, launcher):
+        def submit(function, *arguments):
+            if Inline.ran >= Inline.after:
+                raise Interruption
+            Inline.ran += 1
+            future = Future()
+            try:
+                future.set_result(function(*arguments))
+            except Exception as error:
+                future.set_exception(error)
+            return future
+
+        yield submit
+
+    monkeypatch.setattr(runner, "worker_pool", pool)
+    return Inline
+
+
+def write_study(folder, rows, *, updates=4, seeds="[0, 1]", more=""):
+    path = folder / "study.yaml"
+    text = OPTIONS.format(recipe=RECIPE, updates=updates, seeds=seeds)
+    path.write_text(f"{text}methods:\n{rows}{more}")
+    return path
+
+
+def run_all(study, folder, **options):
+    results, broken = run_missing(study, folder, workers=1, say=lambda _: None, **options)
+    assert not broken
+    return results
+
+
+def untimed(results):
+    return {
+        name: {key: value for key, value in result.items() if key not in UNTIMED}
+        for name, result in results.items()
+    }
+
+
+def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
+    rows = """\
+  - sapo
+  - {name: sapo_again, method: sapo, seed_offset: 1000}
+  - name: sabotaged
+    method: sapo
+    options:
+      reward_funcs: [acpo.tasks.chain.chain_reward, compare.sabotage.negated]
+      reward_weights: [0.0, 1.0]
+"""
+    path = write_study(tmp_path, rows, updates=16, seeds="[0, 1, 2, 3]")
+    study = read_study(path)
+    summary = summarise(study, run_all(study, tmp_path / "out", only=["*/s[at]*"]))
+    found = {row["name"]: row for row in summary["tasks"]["main"]["rows"]}
+    assert found["sabotaged"]["verdict"] == "worse"
+    assert found["sabotaged"]["gain"]["high"] < 0
+    assert found["sapo_again"]["verdict"] == "not told apart"
+    assert found["sapo_again"]["values"] != found["sapo"]["values"], "its seeds are others"
+    assert found["sapo"]["difference"] is None
+    write_report(summary, tmp_path / "out")
+    page = (tmp_path / "out" / "page.html").read_text()
+    assert "sabotaged" in page and "http" not in page.replace("http-equiv", "")
+    assert "29.06" in (tmp_path / "out" / "table.tex").read_text()
+
+
+SWEEP = "sweep: {learning_rates: [1.0e-4, 1.0e-3], seeds: [50], updates: 4}\n"
+
+
+def test_interrupted_and_resumed_is_the_same(tmp_path, inline):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]", more=SWEEP))
+    whole = run_all(study, tmp_path / "whole")
+    assert len(whole) == 4 + 1 + 2
+    inline.after = inline.ran + 3
+    with pytest.raises(Interruption):
+        run_all(study, tmp_path / "cut")
+    (tmp_path / "elsewhere").mkdir()  # another machine, to which one file was brought
+    shutil.copy(tmp_path / "cut" / "runs.jsonl", tmp_path / "elsewhere")
+    assert len(read_results(tmp_path / "cut")) == len(read_results(tmp_path / "elsewhere")) == 3
+    inline.after, before = 10**9, inline.ran
+    resumed = run_all(study, tmp_path / "elsewhere")
+    assert inline.ran == before + 4, "nothing is run twice"
+    assert untimed(resumed) == untimed(whole)
+
+
+def test_settings_do_not_mix(tmp_path, inline):
+    path = write_study(tmp_path, "  - sapo\n", seeds="[0]")
+    run_all(read_study(path), tmp_path / "out")
+    path.write_text(
+        path.read_text().replace("max_completion_length: 16", "max_completion_length: 20")
+    )
+    with pytest.raises(ACPOError, match="max_completion_length=16 there, 20 in the study"):
+        progress(read_study(path), read_results(tmp_path / "out"))
+
+
+def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inline):
+    path = write_study(tmp_path, "  - sapo\n", seeds="[0]")
+    out = tmp_path / "out"
+    arguments = ["compare", str(path), "--output", str(out), "--stop-after", "0"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "3 runs left" in result.stdout, result.output
+    assert "(1 missing)" in (out / "report.md").read_text()
+
+
+def test_refusals_are_one_line(tmp_path):
+    path = write_study(tmp_path, "  - sopa\n")
+    result = CliRunner().invoke(app, ["compare", str(path)])
+    assert result.exit_code == 2
+    assert f"{path}:16: method 'sopa' is unknown; did you mean 'sapo'?" in result.output
+
+
+def test_sweeps_and_studies_share_no_problem():
+    sweep, study = (set(own_problems(1000, 0.2, sweep=s)) for s in (True, False))
+    assert len(sweep) == 200 and not sweep & study and len(sweep | study) == 1000
+    assert own_problems(10, 0.0, sweep=False) is None
+
+
+def test_updates_of_a_matched_row_are_as_long_as_the_baselines(tmp_path, inline):
+    more = "matched: [grpo]\npass_at: {problems: 10, samples: 8}\n"
+    study = read_study(write_study(tmp_path, "  - sapo\n  - grpo\n", seeds="[0]", more=more))
+    results = run_all(study, tmp_path / "out", only=["*/start/*", "*/sapo-*", "*/grpo-*"])
+    assert sorted(results) == [
+        "main/matched/grpo-seed0",
+        "main/start/start-seed0",
+        "main/study/grpo-seed0",
+        "main/study/sapo-seed0",
+    ]
+    free, matched, sapo = (
+        results[f"main/{name}-seed0"] for name in ("study/grpo", "matched/grpo", "study/sapo")
+    )
+    assert matched["step_lengths"] == sapo["step_lengths"] != free["step_lengths"]
+    assert len(sapo["step_lengths"]) == 4 and min(sapo["step_lengths"]) > 0
+    assert matched["curve"] != free["curve"] or matched["accuracy"] != free["accuracy"]
+    assert sapo["pass_at"]["samples"] == 80 and sapo["accuracy"]["samples"] == 200
+    table = summarise(study, results)["tasks"]["main"]
+    assert [row["name"] for row in table["matched"]] == ["sapo", "grpo"]
+    assert set(table["rows"][0]["pass_at"]) == {"1", "2", "4", "8"}
+    assert table["matched"][1]["difference"]["seeds"] == 1
+
+
+def test_steps_get_the_length_asked_for(tmp_path):
+    import torch
+
+    weights = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    silent = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weights, silent], lr=0.1, weight_decay=0.0)
+    steps = StepLengths(tmp_path / "steps.txt", [0.5, 0.25], resumes=False)
+    state = SimpleNamespace(global_step=0)
+    steps.on_train_begin(None, state, None, optimizer=optimizer)
+    for step in range(3):
+        before = weights.detach().clone()
+        weights.grad = torch.tensor([1.0, -2.0, 0.5]) if step != 1 else None
+        optimizer.step()
+        moved = weights.detach() - before
+        if step == 0:  # Adam's first step has the signs of the gradient
+            assert moved == pytest.approx([-0.5 / 3**0.5, 0.5 / 3**0.5, -0.5 / 3**0.5])
+        state.global_step += 1
+    assert steps.lengths(3) == pytest.approx([0.5, 0.0, float(moved.norm())], rel=1e-5)
+    with (tmp_path / "steps.txt").open("a") as file:
+        file.write("3")  # torn by a kill
+    again = StepLengths(tmp_path / "steps.txt", [], resumes=True)
+    assert again.lengths(4) == [*steps.lengths(3), 0.0]
+
+
+def test_a_run_that_breaks_does_not_end_the_others(tmp_path, inline, monkeypatch):
+    path = write_study(tmp_path, "  - sapo\n  - {name: odd, method: grpo}\n", seeds="[0]")
+    real = runner.run_one
+
+    def run_one(run, *arguments):
+        if run.row == "odd":
+            raise RuntimeError("CUDA out of memory")
+        return real(run, *arguments)
+
+    monkeypatch.setattr(runner, "run_one", run_one)
+    arguments = [
+        "compare",
+        str(path),
+        "--output",
+        str(tmp_path / "out"),
+        "--only",
+        "*start*,*sapo*,*odd*",
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "main/study/odd-seed0: CUDA out of memory; see its log.txt" in result.output
+    assert sorted(read_results(tmp_path / "out")) == [
+        "main/start/start-seed0",
+        "main/study/sapo-seed0",
+    ]
+
+
+def test_runs_that_share_a_gpu_have_memory_of_their_own(tmp_path, monkeypatch):
+    study = read_study(write_study(tmp_path, "  - sapo\n"), {"use_cpu": False})
+    ready = progress(study, {}).ready
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    assert gpu_share(4, ready) == 1.0
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert gpu_share(2, ready) == 1.0
+    with pytest.raises(ACPOError, match="2 runs share a GPU and max_tokens_per_pack is unset"):
+        gpu_share(3, ready)
+    budgeted = [replace(r, recipe={**r.recipe, "max_tokens_per_pack": 512}) for r in ready]
+    assert gpu_share(3, budgeted) == pytest.approx(0.46)
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_the_same(tmp_path):
+    path = write_study(tmp_path, "  - sapo\n", more=SWEEP)
+
+    def command(name):
+        return [
+            sys.executable,
+            "-m",
+            "acpo",
+            "compare",
+            str(path),
+            "--output",
+            str(tmp_path / name),
+            "--workers",
+            "2",
+            "--only",
+            "*/sapo-*,*/start/*",
+        ]
+
+    subprocess.run(command("whole"), check=True, capture_output=True)
+    cut = subprocess.Popen(command("cut"), start_new_session=True, stdout=subprocess.DEVNULL)
+    while len(list((tmp_path / "cut").rglob("result.json"))) < 3:
+        assert cut.poll() is None, "it ended before it could be killed"
+        time.sleep(0.05)
+    os.killpg(cut.pid, signal.SIGKILL)
+    cut.wait()
+    elsewhere = tmp_path / "elsewhere"  # the machine is gone; what was fetched goes on
+    elsewhere.mkdir()
+    shutil.copy(tmp_path / "cut" / "runs.jsonl", elsewhere)
+    subprocess.run(command("elsewhere"), check=True, capture_output=True)
+    subprocess.run(command("cut"), check=True, capture_output=True)
+
+    def runs(name):
+        lines = (tmp_path / name / "runs.jsonl").read_text().splitlines()
+        return untimed({row["run"]: row for row in map(json.loads, lines)})
+
+    assert runs("cut") == runs("elsewhere") == runs("whole")
+    assert len(runs("whole")) == 2 + 2 + 2

@@ -1,0 +1,326 @@
+"""What was built decides, not what was asked for: logits, packs, launchers, optimizers, images."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+import transformers as T
+from datasets import Dataset
+from PIL import Image
+
+from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.trl import packing, safety
+from acpo.engines.trl.forward import NAME, Attention, add_policy_forward, choose_attention
+from acpo.engines.trl.ranks import Ranks
+from acpo.engines.trl.update import PackedUpdate, UpdateSettings
+from acpo.errors import ACPOError
+from acpo.objectives import get_method
+from engines.tiny import (
+    WORDS,
+    odd_tokens,
+    options,
+    prompts,
+    recorded,
+    tiny_model,
+    tiny_tokenizer,
+)
+
+CPU = torch.device("cpu")
+SMALL = {
+    "vocab_size": len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+
+
+def capped(name):
+    """Models that squash their logits: one by a name we know, one by another."""
+    torch.manual_seed(0)
+    if name == "gemma2":
+        shape = {**GROUPED, "head_dim": 8, "final_logit_softcapping": 3.0}
+        model = T.Gemma2ForCausalLM(T.Gemma2Config(**shape))
+    else:
+        shape = {**SMALL, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 16}
+        blocks = ["recurrent", "recurrent", "attention"]
+        config = T.RecurrentGemmaConfig(**shape, logits_soft_cap=3.0, block_types=blocks)
+        model = T.RecurrentGemmaForCausalLM(config)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(30)
+    return model
+
+
+def test_logits_that_are_not_the_heads_are_refused_with_the_figure():
+    safety.probe_head(capped("gemma2"))
+    safety.probe_head(tiny_model(dtype=torch.bfloat16))
+    with pytest.raises(ACPOError, match=r"RecurrentGemma.* differ by \d\.\d \(relative"):
+        safety.probe_head(capped("recurrent_gemma"))
+
+
+def test_a_layer_before_the_head_is_refused(tmp_path):
+    model = T.BertLMHeadModel(T.BertConfig(**SMALL, is_decoder=True))
+    with pytest.raises(ACPOError, match="BertLMHeadModel are not its output head"):
+        ACPOTrainer(
+            model,
+            odd_tokens,
+            ACPOConfig(**options(tmp_path)),
+            prompts(),
+            processing_class=tiny_tokenizer(),
+        )
+
+
+def hybrid(name):
+    torch.manual_seed(0)
+    if name == "lfm2":
+        kinds = {"layer_types": ["conv", "full_attention"], "full_attn_idxs": [1]}
+        model = T.Lfm2ForCausalLM(T.Lfm2Config(**GROUPED, **kinds))
+    else:
+        mamba = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+        config = T.FalconH1Config(**GROUPED, **mamba, mamba_d_ssm=64)
+        model = T.FalconH1ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4)
+    return model
+
+
+def leak(model):
+    add_policy_forward(model)
+    update = PackedUpdate(
+        UpdateSettings(get_method("acpo"), temperature=1.0, budget=64),
+        ranks=Ranks(CPU, together=False),
+        attention=Attention("packed", "test", NAME),
+    )
+    return safety.packing_leak(update, model)
+
+
+def test_state_that_runs_from_sequence_to_sequence_is_seen():
+    assert leak(tiny_model()) < 1e-5
+    assert leak(hybrid("lfm2")) > safety.LEAK
+
+
+def test_hybrid_models_are_not_packed_because_flash_attention_is_on(tmp_path):
+    model = hybrid("lfm2")
+    model.config._attn_implementation = "flash_attention_2"
+    choice = choose_attention(model, device=torch.device("cuda"), half_precision=True)
+    assert choice.layout == "padded" and "conv" in choice.reason
+    gemma = capped("gemma2")  # sliding windows: flash attention knows those itself
+    gemma.config._attn_implementation = "flash_attention_2"
+    choice = choose_attention(gemma, device=torch.device("cuda"), half_precision=True)
+    assert choice.layout == "packed"
+
+
+def test_a_leak_nobody_declared_is_found_by_the_probe(tmp_path):
+    model = tiny_model()
+    layer = model.model.layers[0]
+    original = layer.forward
+
+    def leaky(hidden, *args, **kwargs):
+        return original(hidden.cumsum(1), *args, **kwargs)
+
+    layer.forward = leaky
+    settings = {"processing_class": tiny_tokenizer()}
+    config = ACPOConfig(**options(tmp_path, update_layout="packed"))
+    with pytest.raises(ACPOError, match="see each other in a pack: a log-probability moved by"):
+        ACPOTrainer(model, odd_tokens, config, prompts(), **settings)
+
+
+def test_packed_is_refused_where_it_cannot_be_had(tmp_path):
+    model = tiny_model()
+    model.config.attention_dropout = 0.1
+    with pytest.raises(ACPOError, match=r"update_layout='packed' is not possible: .*dropout"):
+        recorded(tmp_path, model, update_layout="packed")
+
+
+def test_nested_accumulation_is_refused(tmp_path):
+    nested = {"gradient_accumulation_kwargs": {"num_steps": 4}}
+    with pytest.raises(ACPOError, match="set gradient_accumulation_steps=4 instead"):
+        recorded(tmp_path, accelerator_config=nested, steps_per_generation=4)
+
+
+def test_optimizers_that_step_inside_backward_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ACPOError, match=r"optim=.*layerwise.*during backward"):
+        ACPOConfig(**options(tmp_path, optim="galore_adamw_layerwise"))
+
+    class LayerWiseDummyOptimizer(torch.optim.SGD):
+        """Chosen behind the options' back, as a callable or a plugin may."""
+
+    monkeypatch.setattr(
+        T.Trainer,
+        "create_optimizer",
+        lambda self, *_: LayerWiseDummyOptimizer(self.model.parameters(), lr=1.0),
+    )
+    with pytest.raises(ACPOError, match="LayerWiseDummyOptimizer updates weights during backward"):
+        recorded(tmp_path)
+
+
+def launched(trainer, **changes):
+    """A trainer as a launcher would have made it."""
+    state = types.SimpleNamespace(
+        deepspeed_plugin=changes.get("deepspeed"),
+        dynamo_plugin=types.SimpleNamespace(backend=changes.get("dynamo", "NO")),
+        megatron_lm_plugin=changes.get("megatron"),
+    )
+    precision = changes.get("precision", "no")
+    return types.SimpleNamespace(
+        processing_class=trainer.processing_class,
+        model=trainer.model,
+        args=trainer.args,
+        accelerator=types.SimpleNamespace(state=state, mixed_precision=precision),
+        is_deepspeed_enabled=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"deepspeed": object()}, "DeepSpeed was chosen by the launcher"),
+        ({"precision": "fp16"}, "mixed_precision=fp16 was chosen by the launcher; use bf16"),
+        ({"dynamo": "DynamoBackend.INDUCTOR"}, "dynamo_backend=.* was chosen by the launcher"),
+        ({"megatron": object()}, "Megatron was chosen by the launcher"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_what_a_launcher_chose_is_refused(tmp_path, change, words):
+    trainer, _ = recorded(tmp_path, max_steps=1)
+    safety.refuse_built(launched(trainer))
+    with pytest.raises(ACPOError, match=words):
+        safety.refuse_built(launched(trainer, **change))
+
+
+def test_deepspeed_by_environment_is_refused(tmp_path, monkeypatch):
+    import accelerate.utils as utils
+
+    class Plugin:
+        zero_stage = 2
+
+        def set_mixed_precision(self, *_): ...
+
+        def set_deepspeed_weakref(self): ...
+
+    monkeypatch.setattr(utils, "DeepSpeedPlugin", Plugin)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ACPOError, match="DeepSpeed was chosen by the launcher"):
+        ACPOConfig(**options(tmp_path))
+
+
+def vision_model(folder):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    torch.manual_seed(0)
+    eyes = {"image_size": 16, "patch_size": 8, "projection_dim": 16, "hidden_size": 16}
+    vision = T.CLIPVisionConfig(
+        **eyes, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    text = T.Qwen2Config(**{**GROUPED, "vocab_size": 80}, max_position_embeddings=256)
+    config = T.LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=image,
+        image_seq_length=4,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+    )
+    size = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    processor = T.LlavaProcessor(
+        image_processor=T.CLIPImageProcessor(**size),
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        image_token="<image>",
+        num_additional_image_tokens=1,
+        chat_template="{% for m in messages %}{{ m['content'] }} {% endfor %}w1 ",
+    )
+    T.LlavaForConditionalGeneration(config).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_vision_model_by_path_is_refused(tmp_path):
+    path = vision_model(tmp_path / "model")
+    config = ACPOConfig(**options(tmp_path))
+    texts = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1 w2"}]] * 8})
+    with pytest.raises(ACPOError, match="llava comes with an image processor"):
+        ACPOTrainer(path, odd_tokens, config, texts)
+    picture = Image.fromarray(np.zeros((16, 16, 3), dtype=np.uint8))
+    pictured = Dataset.from_list([{"prompt": "w1", "image": picture}] * 8)
+    with pytest.raises(ACPOError, match="column 'image', and images are not supported"):
+        ACPOTrainer(path, odd_tokens, config, pictured)
+
+
+class Guessing:
+    """An environment that owns its prompts: the data hold TRL's empty placeholders."""
+
+    def reset(self, **_):
+        return "w3 w4 w5"
+
+    def get_reward(self):
+        return 1.0
+
+    def guess(self, word: str) -> str:
+        """Guess.
+
+        Args:
+            word: a word.
+        """
+        return "w7"
+
+
+def test_environments_may_fill_prompts_in_later(tmp_path, monkeypatch):
+    import trl.trainer.grpo_trainer as stock
+
+    monkeypatch.setattr(stock, "add_response_schema", lambda processor: processor)
+    monkeypatch.setattr(stock, "is_chat_template_prefix_preserving", lambda processor: True)
+    if hasattr(stock, "supports_tool_calling"):
+        monkeypatch.setattr(stock, "supports_tool_calling", lambda processor: True)
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 16})
+    settings = {"processing_class": tiny_tokenizer(chat=True)}
+    config = ACPOConfig(**options(tmp_path))
+    ACPOTrainer(tiny_model(), odd_tokens, config, data, environment_factory=Guessing, **settings)
+    with pytest.raises(ACPOError, match="prompt 0 is empty"):
+        ACPOTrainer(tiny_model(), odd_tokens, config, data, **settings)
+
+
+def test_packs_are_sized_for_the_shard_a_gpu_will_hold(monkeypatch):
+    """An 8B model on eight 80 GB cards has room for packs, though one card could not hold it."""
+    shape = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    config = T.Qwen3Config(vocab_size=151936, **shape, **heads)
+    with torch.device("meta"):
+        model = T.Qwen3ForCausalLM(config)
+    card = types.SimpleNamespace(total_memory=int(80e9))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (int(79e9), int(80e9)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: card)
+    device = torch.device("cuda", 0)
+    per_token = packing.activation_bytes(config, itemsize=2, checkpointing=True)
+
+    def budget(shards):
+        free = packing.free_bytes(
+            model, device, logits_bytes=None, optimizer_started=False, shards=shards
+        )
+        return packing.pack_budget(free, per_token, device)
+
+    assert budget(1) == 256
+    assert budget(8) > 16_384
+
+
+def test_the_budget_is_measured_on_the_model_as_wrapped(tmp_path, monkeypatch):
+    seen = []
+    measure = ACPOTrainer._measure_budget
+    monkeypatch.setattr(
+        ACPOTrainer,
+        "_measure_budget",
+        lambda self, model: (seen.append(self.state.global_step), measure(self, model))[1],
+    )
+    trainer, _ = recorded(tmp_path, max_steps=2)
+    assert seen == [0], "once, at the first pass of the first step"
+    assert trainer.packed.settings.budget > 256

@@ -1,0 +1,36 @@
+"""The benchmark of a whole step runs every engine at hand on the same lengths, and adds up."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_tiny_step(tmp_path):
+    out = tmp_path / "step.json"
+    command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--tiny", "--out", str(out)]
+    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    for engines in (["trl-generate"], ["acpo-static", "trl-vllm"]):  # the second adds to the first
+        done = subprocess.run(
+            [*command, "--engines", *engines],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    rows = {row["engine"]: row for row in json.loads(out.read_text())["rows"]}
+    assert list(rows) == ["trl-generate", "trl-vllm", "acpo-static"]
+    stock, ours = rows["trl-generate"], rows["acpo-static"]
+    for row in (stock, ours):
+        assert sum(row["parts"].values()) == pytest.approx(row["seconds"], abs=0.01)
+        assert all(row["parts"][part] > 0 for part in ("sampling", "rewards", "update"))
+        assert row["environment"]["date"] and 0 < row["reward"] < 1
+    assert stock["mean_length"] == ours["mean_length"], "the lengths are imposed"
+    assert out.with_suffix(".png").stat().st_size > 5000

@@ -1,0 +1,89 @@
+"""A row of one's own, with a shaping of its own, is one entry: the loss, the head and the trainer
+know it by the table alone (tests/engines/verl/test_own_row.py: the verl plugin too)."""
+
+import pytest
+import torch
+
+from acpo.head import TokenTerms, fused_policy_loss
+from acpo.objectives import METHODS, Method, aggregation_weights, dense_loss, token_advantages
+from acpo.objectives.shaping import Groups, Reducer, Sequences, Shaped, Shaping
+from engines.tiny import recorded, relative
+from objectives.batches import random_batch
+
+SOFT = METHODS["sapo"]
+
+
+class EarlyAndUncertain(Shaping):
+    """Reads everything a shaping may: groups, two statistics, and a sum over the mini-batch."""
+
+    title = "early tokens, by how uncertain they are"
+    needs = ("entropy", "log_pmax")
+    group_needs = ("tokens", "old_entropy")
+
+    def of_group(self, groups: Groups) -> torch.Tensor:
+        size = groups.group_size
+        first = groups.tokens.view(-1, size, groups.tokens.shape[1])[..., :1]
+        common = (first == first[:, :1]).float().mean((1, 2)).repeat_interleave(size)
+        return (groups.old_entropy + common[:, None]) * groups.mask
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        signal = (batch.entropy + batch.group - batch.log_pmax) * batch.mask
+        mean = reduce.sum(signal.sum()) / reduce.sum(batch.mask.sum())
+        sharpness = float(batch.options["sharpness"])
+        weight = torch.sigmoid(sharpness * (signal - mean))
+        return Shaped(batch.advantages[:, None] * weight * batch.mask, batch.mask)
+
+
+@pytest.fixture
+def own_row(monkeypatch):
+    row = Method(
+        "mine", "Mine", "soft", {**SOFT.options, "sharpness": 1.0}, shaping=EarlyAndUncertain()
+    )
+    monkeypatch.setitem(METHODS, row.name, row)
+    return row.name
+
+
+def test_the_definition_and_the_fused_head(own_row):
+    batch = random_batch(0)
+    logits = batch["logits"].requires_grad_()
+    dense = dense_loss(own_row, **batch, sharpness=2.0)
+    (expected,) = torch.autograd.grad(dense, logits)
+    log_p = torch.log_softmax(logits.detach(), -1)
+    entropy = -(log_p.exp() * log_p).sum(-1)
+    advantages = token_advantages(
+        own_row,
+        advantages=batch["advantages"],
+        mask=batch["mask"],
+        entropy=entropy,
+        old_entropy=batch["old_entropy"],
+        tokens=batch["tokens"],
+        group_size=batch["group_size"],
+        log_pmax=log_p.max(-1).values,
+        sharpness=2.0,
+    )
+    rows, columns = batch["tokens"].shape
+    weights = aggregation_weights(own_row, batch["mask"], dtype=torch.float64)
+    hidden = logits.detach().flatten(0, 1).requires_grad_()
+    terms = TokenTerms(
+        batch["tokens"].flatten(),
+        advantages.flatten(),
+        weights.flatten(),
+        method=own_row,
+        old_logp=batch["old_logp"].flatten(),
+    )
+    loss = fused_policy_loss(hidden, torch.eye(logits.shape[-1], dtype=torch.float64), terms)
+    (got,) = torch.autograd.grad(loss, hidden)
+    torch.testing.assert_close(loss, dense)
+    torch.testing.assert_close(got.view(rows, columns, -1), expected)
+
+
+def test_the_trainer(own_row, tmp_path):
+    settings = {"method": own_row, "method_options": {"sharpness": 2.0}, "num_iterations": 2}
+    settings |= {"max_steps": 2, "record_rollouts": True}
+    _, whole = recorded(tmp_path / "a", max_tokens_per_pack=4096, **settings)
+    trainer, packed = recorded(tmp_path / "b", max_tokens_per_pack=40, **settings)
+    assert trainer.packed.settings.method.options["sharpness"] == 2.0
+    for a, b, tolerance in zip(packed, whole, (1e-5, 1e-4), strict=True):
+        assert b.norm() > 1e-5 and relative(a, b) < tolerance
+    _, plain = recorded(tmp_path / "c", method="sapo", max_steps=1)
+    assert relative(plain[0], whole[0]) > 0.05
