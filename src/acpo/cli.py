@@ -10,7 +10,7 @@ from acpo.annotate import command as annotate
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
-from acpo.trace.command import trace
+from acpo.trace.command import import_rollouts, trace
 from acpo.viewer import command as pages
 
 ORDER = [
@@ -19,6 +19,7 @@ ORDER = [
     "train",
     "eval",
     "trace",
+    "import",
     "view",
     "diagnose",
     "annotate",
@@ -64,6 +65,7 @@ annotate_app.command()(pages.review)
 annotate_app.command()(annotate.apply)
 app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
+app.command("import")(import_rollouts)
 app.command()(pages.view)
 
 
