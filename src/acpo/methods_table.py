@@ -68,13 +68,16 @@ def print_methods(as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
         return
-    table = Table(
-        title="Per token, J = A · f(w) · c.  c+ where A > 0, c- elsewhere;  "
-        "δ = 1 - p_max, ē = H / H_max;  aligned | mismatched"
+    console = Console(highlight=False)
+    console.print(
+        "Per token, J = A · f(w) · c: c+ where A > 0, c- elsewhere; δ = 1 - p_max, ē = H / H_max; "
+        "aligned | mismatched.\n"
     )
-    shown = ("name", "gate", "c+", "c-", "credit gradient", "tokens", "aggregation", "reference")
-    for column in shown:
-        table.add_column(column, overflow="fold")
+    table = Table("name", "c+", "c-", "gate, credit gradient, tokens, aggregation, reference")
+    for column in table.columns:
+        column.overflow = "fold"
     for row in rows:
-        table.add_row(*(escape(row[column]) for column in shown))
-    Console().print(table)
+        rest = [row[name] for name in ("gate", "credit gradient", "tokens", "aggregation")]
+        about = "; ".join([*filter(None, rest), row["reference"]])
+        table.add_row(*(escape(row[name]) for name in ("name", "c+", "c-")), escape(about))
+    console.print(table)

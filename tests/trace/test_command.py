@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from acpo.checkpoints import resolve_model
 from acpo.cli import app
 from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
@@ -15,7 +16,6 @@ from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.trace import write
-from acpo.train.policy import resolve_model
 from evaluate.runs import sums
 from evaluate.tinymodel import save
 

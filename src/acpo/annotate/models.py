@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
-from acpo.annotate.endpoint import ChatReply, Endpoint, Failure
+from acpo.annotate.endpoint import ChatReply, Endpoint, RequestFailure
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
 
@@ -248,7 +248,7 @@ class ModelAnnotator:
             return _answer(kept, completion)._replace(usage=Usage(cached=1))
         try:
             reply = self._endpoint.complete(SYSTEM, question.message())
-        except Failure as failure:
+        except RequestFailure as failure:
             return Answer(failure.status, detail=str(failure))
         answer = _answer(reply, completion)
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):

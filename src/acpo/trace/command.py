@@ -7,16 +7,18 @@ import typer
 
 
 def trace(
-    model: str = typer.Argument(help="Hub id, folder, .gguf file, or package:NAME/PATH."),
+    model: str = typer.Argument(
+        help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH."
+    ),
     samples: Path | None = typer.Option(
         None, help="Score what this folder of `acpo eval` holds instead of sampling."
     ),
-    task: str = typer.Option("custom", help="Where prompts and verdicts come from; see docs."),
+    task: str = typer.Option("custom", help="A name, my_tasks.py:NAME, gym:NAME, or a data file."),
     data: str | None = typer.Option(None, help="File or hub id (default: the task's own)."),
     split: str = typer.Option("train", help="The hub data set's split."),
     problem_column: str | None = typer.Option(None, help="Column of the problem."),
     answer_column: str | None = typer.Option(None, help="Column of the gold answer."),
-    template: str | None = typer.Option(None, help="A name, or a text with {problem}."),
+    template: str | None = typer.Option(None, help="A name, or a text with {column}."),
     chat: bool | None = typer.Option(None, help="Chat template (default: if there is one)."),
     system: str | None = typer.Option(None, help="System message of a chat prompt."),
     chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),

@@ -23,7 +23,6 @@ from acpo.records import TraceWriter, has_begun
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
 from acpo.trace.write import print_trace
-from acpo.train.policy import resolve_model
 
 Messages = list[dict[str, Any]]
 
@@ -59,9 +58,8 @@ def import_rollouts(
         raise ACPOError(f"{output} holds a trace already: name another --output")
     steps = read_rollouts(source)
     row = get_method(method)
-    name = resolve_model(model, output.with_name(f"{output.name}-model"))
     sampling = Sampling(temperature, chat=False)
-    backend = TransformersBackend(name, sampling, batch_size=batch_size, device=device)
+    backend = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
     pieces = Pieces(tokenizer)
     header = {

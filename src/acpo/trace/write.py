@@ -15,9 +15,9 @@ from acpo.objectives import get_method
 from acpo.records import Trace, TraceError, TraceWriter, has_begun
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
-from acpo.tasks.registry import Task
-from acpo.trace.sample import choose_questions, sample_rollouts, verify
-from acpo.train.policy import resolve_model
+from acpo.tasks.grading import grade_all
+from acpo.tasks.task import Task
+from acpo.trace.sample import Prompt, choose_questions, sample_rollouts
 from acpo.train.recipe import TaskArguments
 
 PROMPTS_PER_PART = 16
@@ -77,9 +77,8 @@ def write_sampled_trace(
             of this step already or another trace.
     """
     method = get_method(options.method)
-    name = resolve_model(model, output.with_name(f"{output.name}-model"))
     sampling = Sampling(options.temperature, max_tokens=options.max_tokens, chat=False)
-    source = TransformersBackend(name, sampling, batch_size=batch_size, device=device)
+    source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     kind, questions = choose_questions(
         task, source.checkpoint.tokenizer, count=options.n, seed=options.seed
     )
@@ -95,17 +94,18 @@ def write_sampled_trace(
     watch(options.group * (len(questions) - len(missing)))
     pieces = Pieces(source.checkpoint.tokenizer)
     for first in range(0, len(missing), PROMPTS_PER_PART):
+        asked = missing[first : first + PROMPTS_PER_PART]
         rollouts = sample_rollouts(
             source,
             loaded,
-            missing[first : first + PROMPTS_PER_PART],
+            asked,
             sampling,
             group=options.group,
             seed=options.seed,
             batch_size=batch_size,
             watch=lambda: watch(1),
         )
-        rollouts = _judged(rollouts, kind, source.checkpoint.tokenizer)
+        rollouts = _judged(rollouts, kind, asked, source.checkpoint.tokenizer)
         scored = score(
             loaded,
             rollouts,
@@ -123,16 +123,17 @@ def write_sampled_trace(
 
 
 def _judged(
-    rollouts: Sequence[SampledCompletion], task: Task, tokenizer: Any
+    rollouts: Sequence[SampledCompletion], task: Task, questions: Sequence[Prompt], tokenizer: Any
 ) -> list[SampledCompletion]:
     """The same with reward and verdict, as training gives them."""
     texts = [
         str(tokenizer.decode(list(r.completion_ids), skip_special_tokens=True)) for r in rollouts
     ]
-    judged = verify(task, texts, [str(r.answer) for r in rollouts])
+    group = len(rollouts) // len(questions)
+    judged = grade_all(task, texts, [q.row for q in questions for _ in range(group)])
     return [
-        replace(rollout, reward=reward, verdict=verdict)
-        for rollout, (reward, verdict) in zip(rollouts, judged, strict=True)
+        replace(rollout, reward=verdict.reward(), verdict=str(verdict.outcome))
+        for rollout, verdict in zip(rollouts, judged, strict=True)
     ]
 
 

@@ -56,6 +56,7 @@ class Completion(NamedTuple):
         finish: `stop`, or `length` when it was cut off at `max_tokens`.
         seconds: Time between admission and end.
         ids: The tokens, the one that ended it included; None where a server does not say.
+        fingerprint: What a server says it is (`system_fingerprint`), where it does.
     """
 
     key: Any
@@ -64,6 +65,19 @@ class Completion(NamedTuple):
     finish: str
     seconds: float
     ids: list[int] | None = None
+    fingerprint: str | None = None
+
+
+class Failure(NamedTuple):
+    """A completion that could not be drawn.
+
+    Attributes:
+        key: That of its request.
+        reason: What was said last.
+    """
+
+    key: Any
+    reason: str
 
 
 class Backend(Protocol):
@@ -73,8 +87,8 @@ class Backend(Protocol):
         """What the distribution of completions depends on. Cheap: loads no weights."""
         ...
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Completions in the order they end, each requested one once.
+    def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
+        """Completions in the order they end, each requested one once, or why there is none.
 
         Raises:
             SamplingError: No further completions will come.

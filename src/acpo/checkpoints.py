@@ -1,6 +1,9 @@
-"""Model names to models: packaged checkpoints, GGUF files, folders and hub ids."""
+"""Model names to models: packaged checkpoints, GGUF files, folders, hub ids, and adapters."""
 
+import hashlib
 import importlib.util
+import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,19 +46,70 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
     return str(folder)
 
 
+def unpacked_to(name: str) -> Path:
+    """Where a GGUF file is unpacked when no run has a folder for it: once per user and file."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acpo" / "gguf"
+    return home / hashlib.sha256(os.path.abspath(name).encode()).hexdigest()[:16]
+
+
 def _packaged(name: str) -> Path:
     package, _, inside = name.removeprefix(PACKAGED).partition("/")
     found = importlib.util.find_spec(package)
     if found is None or not found.submodule_search_locations:
         project = package.replace("_", "-")
         raise ACPOError(
-            f"model_name_or_path={name!r}: package {package!r} is not installed; "
+            f"model {name!r}: package {package!r} is not installed; "
             f"`pip install {project}` may provide it"
         )
     path = Path(next(iter(found.submodule_search_locations))) / inside
     if not path.exists():
-        raise ACPOError(f"model_name_or_path={name!r}: {package!r} has no {inside!r}")
+        raise ACPOError(f"model {name!r}: {package!r} has no {inside!r}")
     return path
+
+
+def adapter_base(name: str) -> str | None:
+    """The model a PEFT adapter was trained on; None for a folder or id that is no adapter.
+
+    Raises:
+        ACPOError: when the adapter does not say.
+    """
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if not isinstance(base, str) or not base:
+            raise ValueError(f"base_model_name_or_path={base!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ACPOError(
+            f"model {name!r}: its adapter_config.json does not name the base model ({error!r})"
+        ) from error
+    return resolve_model(base, name)
+
+
+def load_model(name: str, *, trainable: bool = False, **options: Any) -> Any:
+    """The weights of a resolved model; an adapter on its base.
+
+    Args:
+        name: a folder or hub id.
+        trainable: leave an adapter apart from its base, to be trained on; else it is merged in.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ACPOError: an adapter without PEFT to read it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    base = adapter_base(name)
+    if base is None:
+        return AutoModelForCausalLM.from_pretrained(name, **options)
+    if importlib.util.find_spec("peft") is None:
+        raise ACPOError(f"model {name!r} is an adapter: `pip install 'acpo[peft]'` to load it")
+    from peft import PeftModel
+
+    below = AutoModelForCausalLM.from_pretrained(base, **options)
+    model: Any = PeftModel.from_pretrained(below, name, is_trainable=trainable)
+    return model if trainable else model.merge_and_unload(safe_merge=True)
 
 
 def unpack_gguf(file: Path, folder: Path) -> None:
@@ -75,6 +129,12 @@ def unpack_gguf(file: Path, folder: Path) -> None:
     AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
 
 
+def tokenizer_place(name: str) -> str:
+    """Where a model's tokenizer is: with it, or with the base of an adapter that has none."""
+    base = adapter_base(name)
+    return base if base and not (Path(name) / "tokenizer_config.json").is_file() else name
+
+
 def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
     """The tokenizer of a resolved model, padding on the left.
 
@@ -84,7 +144,9 @@ def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **options)
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_place(name), padding_side="left", **options
+        )
     except (OSError, ValueError) as error:
         raise ACPOError(
             f"model_name_or_path={name!r}: no tokenizer there or on the hub: {error}"

@@ -1,8 +1,8 @@
 import pytest
 
+from acpo import checkpoints
+from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.errors import ACPOError
-from acpo.train import policy
-from acpo.train.policy import load_tokenizer, resolve_model
 from train.standin import ascii_tokenizer, save_standin
 
 
@@ -34,16 +34,16 @@ def test_gguf_is_unpacked_once(tmp_path, monkeypatch):
         unpacked.append(source)
         save_standin(folder)
 
-    monkeypatch.setattr(policy, "unpack_gguf", unpack)
+    monkeypatch.setattr(checkpoints, "unpack_gguf", unpack)
     folders = {resolve_model(str(file), tmp_path / "run") for _ in range(2)}
     assert folders == {str(tmp_path / "run" / "base-model")}
     assert unpacked == [file]
 
 
 def test_gguf_needs_its_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr(policy.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoints.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ACPOError, match="pip install gguf"):
-        policy.unpack_gguf(tmp_path / "m.gguf", tmp_path)
+        checkpoints.unpack_gguf(tmp_path / "m.gguf", tmp_path)
 
 
 def test_tokenizers_that_cannot_train(tmp_path):
