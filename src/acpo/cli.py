@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from acpo.annotate.command import annotate_app
+from acpo.annotate import command as annotate
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
-from acpo.trace.command import trace
+from acpo.trace.command import import_rollouts, trace
+from acpo.viewer import command as pages
 
 ORDER = [
     "methods",
@@ -18,6 +19,7 @@ ORDER = [
     "train",
     "eval",
     "trace",
+    "import",
     "view",
     "diagnose",
     "annotate",
@@ -54,9 +56,17 @@ verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_
 app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+annotate_app = typer.Typer(
+    help="First errors: annotators propose, a person verifies.", no_args_is_help=True
+)
 app.add_typer(annotate_app, name="annotate")
+annotate_app.command()(annotate.propose)
+annotate_app.command()(pages.review)
+annotate_app.command()(annotate.apply)
 app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
+app.command("import")(import_rollouts)
+app.command()(pages.view)
 
 
 def _print_version(asked: bool) -> None:
@@ -101,7 +111,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """List every method: gate, credit, routing, aggregation, reference."""
-    from acpo.catalogue import print_methods
+    from acpo.methods_table import print_methods
 
     print_methods(as_json)
 
@@ -238,32 +248,3 @@ def verify_code(
     ):
         verdicts.judge(pool.verify, list(zip(texts, tests, strict=True)))
     verdicts.report()
-
-
-@app.command()
-def view(
-    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="The page (default: TRACE.html)."
-    ),
-    methods: str | None = typer.Option(
-        None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
-    ),
-    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
-) -> None:
-    """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.records import Trace
-    from acpo.replay import methods_to_show, replay
-    from acpo.viewer import write_credit_page
-
-    source = Trace.open(trace)
-    chosen = methods_to_show(source, methods)
-    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
-    shown = write_credit_page(
-        source,
-        page,
-        methods={method.name: replay(source, method)._asdict() for method in chosen},
-        titles={method.name: method.title for method in chosen},
-        prompts=prompts,
-    )
-    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")

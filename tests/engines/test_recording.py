@@ -8,7 +8,7 @@ from acpo.engines.trl import checkpoint
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
 from acpo.records import Trace
-from acpo.scoring.rollouts import Rollout, score
+from acpo.scoring.rollouts import SampledCompletion, score
 from engines import resume_worker
 from engines.test_resume import killed
 from engines.tiny import odd_tokens, prompts, recorded, tiny_model, tiny_tokenizer
@@ -42,7 +42,7 @@ def test_recorded_tokens_are_those_a_fresh_scoring_finds(run):
         tokens = trace.table(*COLUMNS, rollouts=range(chosen[0], chosen[-1] + 1))
         ids = np.split(tokens["token_id"].to_numpy(), np.cumsum([r["tokens"] for r in rows])[:-1])
         rollouts = [
-            Rollout("", 0, ids_of(row["prompt"]), own.tolist(), False)
+            SampledCompletion("", 0, ids_of(row["prompt"]), own.tolist(), False)
             for row, own in zip(rows, ids, strict=True)
         ]
         fresh = score(model.eval(), rollouts, temperature=1.0, top_k=0)

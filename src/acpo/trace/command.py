@@ -35,8 +35,7 @@ def trace(
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
     """Sample, verify and score groups of completions, token by token, into a trace."""
-    from acpo.trace.terminal import trace_and_print, trace_samples_and_print
-    from acpo.trace.write import Options
+    from acpo.trace.write import TraceOptions, trace_and_print, trace_samples_and_print
     from acpo.train.recipe import TaskArguments
 
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
@@ -62,5 +61,30 @@ def trace(
         system_prompt=system,
         chain_steps=chain_steps,
     )
-    options = Options(n, group, temperature, max_tokens, top_k, method, seed, step)
+    options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, device=device, batch_size=batch_size)
+
+
+def import_rollouts(
+    source: Path = typer.Argument(help="verl's rollout_data_dir, or TRL's completions folder."),
+    model: str = typer.Option(..., help="Scores them: hub id, folder, .gguf, package:NAME/PATH."),
+    output: Path = typer.Option(..., help="Folder of the trace."),
+    method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
+    temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
+    top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
+    device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
+    batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
+) -> None:
+    """Score what another trainer sampled, and write it as a trace."""
+    from acpo.trace import imports
+
+    imports.import_rollouts(
+        source,
+        output,
+        model=model,
+        method=method,
+        temperature=temperature,
+        top_k=top_k,
+        device=device,
+        batch_size=batch_size,
+    )

@@ -11,7 +11,7 @@ from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
-from acpo.scoring.rollouts import Rollout, prompt_id
+from acpo.scoring.rollouts import SampledCompletion, prompt_id
 from acpo.tasks.grading import ROW
 from acpo.tasks.task import Task
 from acpo.train.data import TrainingData, build_data, recipe_task
@@ -69,7 +69,7 @@ def sample_rollouts(
     seed: int,
     batch_size: int,
     watch: Callable[[], None] = lambda: None,
-) -> list[Rollout]:
+) -> list[SampledCompletion]:
     """`group` completions of each question, groups consecutive, without verdicts.
 
     Args:
@@ -92,10 +92,10 @@ def sample_rollouts(
         for sample in range(group):
             own_seed = sample_seed(seed, "trace", (name, sample))
             jobs.append(Job((number, sample), question.prompt_ids, own_seed))
-    found: dict[tuple[int, int], Rollout] = {}
+    found: dict[tuple[int, int], SampledCompletion] = {}
     for key, tokens, finish, _, end in decoder.run(jobs):
         question = questions[key[0]]
-        found[key] = Rollout(
+        found[key] = SampledCompletion(
             prompt_id=prompt_id(question.prompt_ids),
             sample=key[1],
             prompt_ids=question.prompt_ids,

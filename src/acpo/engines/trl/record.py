@@ -14,7 +14,7 @@ from acpo.objectives import Method, TokenStats
 from acpo.records import TraceWriter
 from acpo.scoring.credit import token_credit
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, placed_rows, prompt_id, statistic_columns
+from acpo.scoring.rollouts import SampledCompletion, placed_rows, prompt_id, statistic_columns
 
 logger = logging.get_logger(__name__)
 
@@ -134,7 +134,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """What `TraceWriter.append` takes."""
     rollouts = [
-        Rollout(
+        SampledCompletion(
             prompt_id=prompt_id(row.prompt_ids),
             sample=number % group_size,
             prompt_ids=row.prompt_ids,

@@ -1,10 +1,11 @@
-"""A replayed update is the real gradient's component; methods without what they need say so."""
+"""A method's update is the real gradient's component; methods without what they need say so."""
 
 import numpy as np
 import pytest
 import torch
 
 from acpo.errors import ACPOError
+from acpo.method_columns import method_columns, methods_to_show
 from acpo.objectives import (
     METHODS,
     aggregation_weights,
@@ -13,7 +14,6 @@ from acpo.objectives import (
     logit_gradient,
 )
 from acpo.records import Trace, TraceWriter
-from acpo.replay import methods_to_show, replay
 from viewer.traces import write_trace
 
 LENGTHS = [40, 33, 26, 19]
@@ -30,7 +30,7 @@ def test_update_is_the_gradient_along_the_token(name, tmp_path):
     on_policy = name == "gtpo_entropy"
     made = write_trace(tmp_path / "t", prompts=1, length=40, drift=0.0 if on_policy else 0.4)
     trace = Trace.open(tmp_path / "t")
-    columns = replay(trace, name)
+    columns = method_columns(trace, name)
     logits, tokens, old_logp = (padded(made[key]) for key in ("logits", "tokens", "old_logp"))
     mask = padded(torch.ones(sum(LENGTHS), dtype=torch.bool))
     advantages = torch.tensor(trace.rollouts["advantage"].to_pylist(), dtype=torch.float64)
@@ -57,7 +57,7 @@ def test_the_paper_s_credit_and_reversals(tmp_path):
     write_trace(tmp_path / "t", drift=0.0)
     trace = Trace.open(tmp_path / "t")
     data = trace.tokens("delta", "is_mode", "advantage")
-    acpo, unrouted = replay(trace, "acpo"), replay(trace, "acpo_no_routing")
+    acpo, unrouted = method_columns(trace, "acpo"), method_columns(trace, "acpo_no_routing")
     delta, mode, good = data["delta"], data["is_mode"], data["advantage"] > 0
     aligned = np.where(good, 2 + delta, 1 - delta)
     expected = np.where(mode, aligned, np.where(good, 3 * delta, 3 * (1 - delta)))
@@ -70,8 +70,8 @@ def test_the_paper_s_credit_and_reversals(tmp_path):
 def test_without_the_sums_only_what_needs_them_is_unknown(tmp_path):
     write_trace(tmp_path / "t", drop=("tail_p2", "tail_p2_logp"))
     trace = Trace.open(tmp_path / "t")
-    assert np.isfinite(replay(trace, "acpo").update).all()
-    unknown = np.isnan(replay(trace, "acpo_no_routing").update)
+    assert np.isfinite(method_columns(trace, "acpo").update).all()
+    unknown = np.isnan(method_columns(trace, "acpo_no_routing").update)
     assert unknown.any() and not unknown[trace.tokens("is_mode")["is_mode"]].any()
 
 
@@ -88,7 +88,7 @@ def test_methods_to_show(tmp_path):
     with pytest.raises(ACPOError, match="did you mean 'sapo'"):
         methods_to_show(scored, "sapoo")
     with pytest.raises(ACPOError, match="has no logp: `acpo trace`"):
-        replay(bare, "sapo")
+        method_columns(bare, "sapo")
 
 
 def test_advantages_are_scaled_as_the_method_does_whoever_made_the_trace(tmp_path):
@@ -105,13 +105,14 @@ def test_advantages_are_scaled_as_the_method_does_whoever_made_the_trace(tmp_pat
             ]
             writer.append(rows, one)
         trace = Trace.open(tmp_path / own)
-        np.testing.assert_allclose(replay(trace, "sapo").advantage, standard, rtol=1e-6)
-        np.testing.assert_allclose(replay(trace, "dapo").advantage, standard, rtol=1e-6)
-    ours, theirs = (replay(Trace.open(tmp_path / name), "gtpo") for name in ("gtpo", "acpo"))
+        np.testing.assert_allclose(method_columns(trace, "sapo").advantage, standard, rtol=1e-6)
+        np.testing.assert_allclose(method_columns(trace, "dapo").advantage, standard, rtol=1e-6)
+    traces = (Trace.open(tmp_path / name) for name in ("gtpo", "acpo"))
+    ours, theirs = (method_columns(trace, "gtpo") for trace in traces)
     np.testing.assert_allclose(ours.advantage, theirs.advantage, rtol=1e-6)
 
 
-def test_what_cannot_be_replayed_is_refused(tmp_path):
+def test_what_cannot_be_computed_is_refused(tmp_path):
     write_trace(tmp_path / "t")
     with pytest.raises(ACPOError, match="entropy of the policy that sampled"):
-        replay(Trace.open(tmp_path / "t"), "gtpo_entropy")
+        method_columns(Trace.open(tmp_path / "t"), "gtpo_entropy")

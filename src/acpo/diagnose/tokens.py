@@ -1,12 +1,18 @@
-"""Token columns of a trace in chunks: memory grows with its largest part, not with its parts."""
+"""What is looked at: a trace, or one step of it, and its token columns in chunks.
 
+Memory grows with the trace's largest part, not with its parts.
+"""
+
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from acpo.diagnose.geometry import COLUMNS, TokenScalars
+from acpo.errors import ACPOError
 from acpo.records import Trace, TraceError
 
 CHUNK = 1 << 16
@@ -165,3 +171,44 @@ def survey(trace: Trace, *, every_token: bool = False) -> Survey:
             f"{trace.path}: none of its {result.left_out} tokens has usable statistics"
         )
     return result
+
+
+def describe(trace: Trace | None) -> str:
+    """The trace in a line: model, data, temperature, completions, tokens."""
+    if trace is None:
+        return "no trace"
+    header = trace.header
+    named = [
+        f"{key} {header[key]}"
+        for key in ("model", "task", "data", "temperature")
+        if header.get(key) is not None
+    ]
+    rollouts = sum(part["rollouts"] for part in trace.parts)
+    steps = {part["step"] for part in trace.parts}
+    if steps - {0}:
+        several = f"s {min(steps)} to {max(steps)}, {len(steps)} pooled"
+        named.append("step" + (several if len(steps) > 1 else f" {min(steps)}"))
+    return ", ".join([*named, f"{rollouts:,} completions", f"{len(trace):,} tokens"])
+
+
+def require_temperatures(**temperatures: float) -> None:
+    """Refuse gate temperatures that make no gate.
+
+    Raises:
+        ACPOError: naming the first.
+    """
+    for name, value in temperatures.items():
+        if not 0 < value < math.inf:
+            raise ACPOError(f"{name}={value} must be positive and finite")
+
+
+def vocabulary(header: dict[str, Any]) -> int:
+    """The header's `vocab_size`.
+
+    Raises:
+        ACPOError: It is missing, or no number of tokens.
+    """
+    size = header.get("vocab_size")
+    if type(size) is not int or size < 1:
+        raise ACPOError(f"the trace's vocab_size={size!r} is no number of tokens: give --support")
+    return size

@@ -16,7 +16,6 @@ from acpo.scoring.credit import token_credit
 
 NEEDED = ("token_id", "logp", "log_pmax", "is_mode", "entropy")
 OPTIONAL = ("old_logp", "tail_p2", "tail_p2_logp")
-FINITE = ("logp", "old_logp", "log_pmax", "entropy")
 
 
 class MethodColumns(NamedTuple):
@@ -37,7 +36,7 @@ class MethodColumns(NamedTuple):
 def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
     """The methods named, with commas; without a word, SAPO and the trace's own (or ACPO).
 
-    A trace that was not scored can show none, unless one is named: then `replay` says why not.
+    A trace that was not scored can show none, unless one is named: then `method_columns` refuses.
     """
     if names is None:
         own = trace.header.get("method")
@@ -46,33 +45,39 @@ def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
     return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
 
 
-def replay(trace: Trace, method: str | Method) -> MethodColumns:
+def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     """A method's columns; all completions of one training step count as one mini-batch.
+
+    Completions with numbers that are not finite, as of a policy that diverged, have no columns and
+    count for nobody's.
 
     Raises:
         ACPOError: The trace lacks a column, or the method needs what the trace does not hold.
     """
     method = get_method(method)
     columns = _columns(trace)
-    if "old_entropy" in method.shaping.group_needs and not columns["logp"].equal(
-        columns["old_logp"]
-    ):
+    if "old_entropy" in method.shaping.group_needs and not _on_policy(columns):
         raise ACPOError(
             f"method {method.name!r} needs the entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
         )
     out = MethodColumns(*(np.full(len(trace), np.nan, dtype=np.float32) for _ in range(3)))
+    facts = {name: trace.rollouts[name].to_pylist() for name in ("advantage", "reward")}
+    alike = _stored_scale(trace) == method.advantage_scale
+    lengths = np.diff(trace.starts)
     for groups in _groups_by_step(trace).values():
         rows = [row for group in groups for row in group]
         where = np.concatenate([np.arange(*trace.starts[row : row + 2]) for row in rows])
         if not len(where):
             continue
         sizes = {len(group) for group in groups}
-        result = _replay_step(
+        result = _step_columns(
             method,
             batch={name: values[where] for name, values in columns.items()},
-            lengths=np.diff(trace.starts)[rows],
-            advantages=torch.cat([_advantages(trace, method, group) for group in groups]),
+            lengths=lengths[rows],
+            advantages=torch.cat(
+                [_advantages(facts, method, group, scaled_alike=alike) for group in groups]
+            ),
             group_size=sizes.pop() if len(sizes) == 1 else 0,
         )
         for target, values in zip(out, result, strict=True):
@@ -89,14 +94,11 @@ def _columns(trace: Trace) -> dict[str, Tensor]:
         for name, values in trace.tokens(*names).items()
     }
     columns.setdefault("old_logp", columns["logp"])
-    for name in FINITE:
-        bad = int(torch.isfinite(columns[name]).logical_not().sum())
-        if bad:
-            raise ACPOError(
-                f"{trace.path}: {name} is not finite at {bad} of {len(trace)} tokens: the policy "
-                "diverged, or the trace is damaged"
-            )
     return columns
+
+
+def _on_policy(columns: dict[str, Tensor]) -> bool:
+    return bool(((columns["logp"] == columns["old_logp"]) | columns["logp"].isnan()).all())
 
 
 def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
@@ -108,16 +110,17 @@ def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
     return {step: list(groups.values()) for step, groups in steps.items()}
 
 
-def _advantages(trace: Trace, method: Method, rows: list[int]) -> Tensor:
+def _advantages(
+    facts: dict[str, list[float | None]], method: Method, rows: list[int], *, scaled_alike: bool
+) -> Tensor:
     """One per completion of a group: the trace's, or made of the rewards as the method scales them.
 
     The trace's are as its own method scales them. A completion with neither gets 0, as in training.
     """
-    stored = trace.rollouts["advantage"].take(rows).to_pylist()
-    known = all(a is not None and np.isfinite(a) for a in stored)
-    if known and _stored_scale(trace) == method.advantage_scale:
+    stored = [facts["advantage"][row] for row in rows]
+    if scaled_alike and all(a is not None and np.isfinite(a) for a in stored):
         return torch.tensor(stored, dtype=torch.float64)
-    rewards = trace.rollouts["reward"].take(rows).to_pylist()
+    rewards = [facts["reward"][row] for row in rows]
     return group_advantages(rewards, len(rows), scale=method.advantage_scale).double()
 
 
@@ -127,7 +130,7 @@ def _stored_scale(trace: Trace) -> str:
     return "std" if own is None else own.advantage_scale
 
 
-def _replay_step(
+def _step_columns(
     method: Method,
     *,
     batch: dict[str, Tensor],
@@ -145,7 +148,7 @@ def _replay_step(
         advantages=advantages,
         group_size=group_size,
     )
-    everywhere = torch.ones_like(stats.is_mode)
+    finite = ~credit.isnan()
     coefficients = token_coefficients(
         method,
         stats=stats,
@@ -154,9 +157,10 @@ def _replay_step(
         sequence_mean=segment_mean(
             torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
         ),
-        entropy_max=entropy_maximum(method, stats.entropy, everywhere),
+        entropy_max=entropy_maximum(method, stats.entropy.where(finite, 0.0), finite),
     )
-    return credit, of_token, own_update(coefficients, stats, batch)
+    update = own_update(coefficients, stats, batch)
+    return credit, of_token, update.where(finite, torch.nan)
 
 
 def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor]) -> Tensor:

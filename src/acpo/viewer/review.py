@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from acpo.annotate.annotations import Annotations, Item, Record, Review
-from acpo.annotate.pairs import Group, Trajectory, select
+from acpo.annotate.pairs import PromptPairs, Trajectory, select
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import Group as ShownGroup
-from acpo.viewer.payload import TracePayload
+from acpo.viewer.payload import PromptGroup, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "credit.css", "review.css")
@@ -56,8 +55,10 @@ def write_review_page(
     for group in selection.groups:
         rows = (*group.wrong, *group.right)
         own = list(_items(group, annotations, number=len(blocks), first=len(items)))
+        for item in own:
+            item["prompt"] = payload.prompt(group.wrong[0].row)["text"][:120]
         if own:
-            shown = ShownGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
+            shown = PromptGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
             blocks[f"group-{len(blocks)}"] = payload.group(shown)
             items += own
     if not items:
@@ -81,7 +82,7 @@ def write_review_page(
     return len(items)
 
 
-def _items(group: Group, annotations: Annotations, *, number: int, first: int) -> Any:
+def _items(group: PromptPairs, annotations: Annotations, *, number: int, first: int) -> Any:
     """For every wrong completion its error, then what corresponds to it in each right one."""
     at = first
     for wrong_at, wrong in enumerate(group.wrong):
@@ -97,7 +98,6 @@ def _items(group: Group, annotations: Annotations, *, number: int, first: int) -
                 continue
             yield {
                 **item._asdict(),
-                "prompt": wrong.prompt[:120],
                 "group": number,
                 "wrongAt": wrong_at,
                 "rightAt": right_at,
@@ -130,5 +130,6 @@ def _earlier(review: Review | None) -> dict[str, Any] | None:
         "decision": review.decision.value,
         "span": review.span,
         "annotator": review.annotator,
+        "error": review.error,
         "reviewer": review.reviewer,
     }
