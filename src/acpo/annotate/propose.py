@@ -50,9 +50,10 @@ def propose(
         ThreadPoolExecutor(concurrency, thread_name_prefix=annotator.name)
         for annotator in annotators
     ]
-    workers = [_Worker(annotator, writer, watch) for annotator in annotators]
+    over = threading.Event()
+    workers = [_Worker(annotator, writer, watch, over) for annotator in annotators]
     jobs = [
-        pool.submit(worker.work, group, wrong)
+        pool.submit(worker.work_unless_over, group, wrong)
         for group in selection.groups
         for wrong in group.wrong
         for pool, worker in zip(pools, workers, strict=True)
@@ -70,11 +71,23 @@ def propose(
 class _Worker:
     """One annotator at work on one wrong completion after another."""
 
-    def __init__(self, annotator: Annotator, writer: AnnotationWriter, watch: Watch) -> None:
-        self.name = annotator.name
+    def __init__(
+        self, annotator: Annotator, writer: AnnotationWriter, watch: Watch, over: threading.Event
+    ) -> None:
+        self.name, self._over = annotator.name, over
         self._annotator, self._writer, self._watch = annotator, writer, watch
         self._lock = threading.Lock()
         self.spent = Usage()
+
+    def work_unless_over(self, group: PromptPairs, wrong: Trajectory) -> None:
+        """Work, unless a completion before ended the run: then none is started."""
+        if self._over.is_set():
+            return
+        try:
+            self.work(group, wrong)
+        except BaseException:
+            self._over.set()
+            raise
 
     def work(self, group: PromptPairs, wrong: Trajectory) -> None:
         """Place the error, then what corresponds to it in each right completion."""
