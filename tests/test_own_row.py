@@ -87,3 +87,28 @@ def test_the_trainer(own_row, tmp_path):
         assert b.norm() > 1e-5 and relative(a, b) < tolerance
     _, plain = recorded(tmp_path / "c", method="sapo", max_steps=1)
     assert relative(plain[0], whole[0]) > 0.05
+
+
+class Halved(Shaping):
+    """Needs nothing, and measures a number on the first rollout."""
+
+    measured = ("level",)
+
+    def measure(self, entropy, mask, reduce):
+        return {"level": 0.25 + 0 * float(entropy.sum())}
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        level = float(batch.options["level"])
+        return Shaped(batch.advantages[:, None] * level * batch.mask, batch.mask)
+
+
+def test_a_shaping_without_needs_and_with_a_measured_option(tmp_path, monkeypatch):
+    row = Method("half", "Half", "soft", {**SOFT.options, "level": 0.0}, shaping=Halved())
+    monkeypatch.setitem(METHODS, row.name, row)
+    assert row.needs_whole_batch and not METHODS["sapo"].needs_whole_batch
+    _, plain = recorded(tmp_path, method="sapo")
+    trainer, measured = recorded(tmp_path, method="half", save_strategy="steps", save_steps=1)
+    assert trainer.rollouts.measured == {"level": 0.25}
+    assert relative(measured[0], 0.25 * plain[0]) < 1e-5
+    _, given = recorded(tmp_path, method="half", method_options={"level": 0.5})
+    assert relative(given[0], 0.5 * plain[0]) < 1e-5

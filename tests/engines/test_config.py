@@ -255,6 +255,11 @@ def test_options_of_the_method(tmp_path):
         ({"update_layout": "dense"}, "update_layout='dense' is unknown"),
         ({"max_tokens_per_pack": 0}, "max_tokens_per_pack=0 must be positive"),
         ({"max_resample_times": -1}, "must not be negative"),
+        ({"sparse_head": 1.0}, r"sparse_head=1.0 must lie in \[0, 1\)"),
+        (
+            {"sparse_head": 1e-5, "beta": 0.1, "use_bias_correction_kl": True},
+            "no effect with use_bias_correction_kl",
+        ),
         ({"soft_overlong_cache": 12}, "shorter than max_completion_length=12"),
         (
             {"soft_overlong_cache": 2, "multi_objective_aggregation": "normalize_then_sum"},

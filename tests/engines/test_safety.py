@@ -324,3 +324,42 @@ def test_the_budget_is_measured_on_the_model_as_wrapped(tmp_path, monkeypatch):
     trainer, _ = recorded(tmp_path, max_steps=2)
     assert seen == [0], "once, at the first pass of the first step"
     assert trainer.packed.settings.budget > 256
+
+
+def test_the_probe_asks_no_kernel_of_the_models_own_attention(monkeypatch):
+    """Flash kernels refuse a CPU and float32, where weights may be before they are placed."""
+    from transformers.modeling_utils import AttentionInterface
+
+    def kernel(*args, **kwargs):
+        raise RuntimeError("not on this device")
+
+    AttentionInterface.register("only_on_a_gpu", kernel)
+    model = tiny_model()
+    model.config._attn_implementation = "only_on_a_gpu"
+    safety.probe_head(model)
+    assert model.config._attn_implementation == "only_on_a_gpu"
+
+
+def test_a_mask_of_the_models_own_is_not_dropped(tmp_path):
+    model = tiny_model()
+    attention = model.model.layers[0].self_attn
+    original = attention.forward
+
+    def masked(hidden_states, position_embeddings, attention_mask=None, **kwargs):
+        own = torch.zeros(1, 1, hidden_states.shape[1], hidden_states.shape[1])
+        return original(hidden_states, position_embeddings, own, **kwargs)
+
+    attention.forward = masked
+    with pytest.raises(ACPOError, match="adds a mask or a sink of its own"):
+        recorded(tmp_path, model, update_layout="packed")
+
+
+def test_sharded_weights_are_probed_once_they_are_in_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(safety, "packing_fault", lambda *_: "sequences see each other")
+    config = ACPOConfig(**options(tmp_path))
+    trainer = ACPOTrainer(
+        tiny_model(), odd_tokens, config, prompts(), processing_class=tiny_tokenizer()
+    )
+    trainer._unprobed = True
+    with pytest.raises(ACPOError, match="see each other; set update_layout='padded'"):
+        trainer.train()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from engines.tiny import recorded
+from engines.tiny import prompts, recorded
 
 
 def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
@@ -34,3 +34,19 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         recorded(tmp_path, sampler="fast")
     with pytest.raises(ACPOError, match="sampler_rows=4"):
         recorded(tmp_path, sampler_rows=4)
+
+
+def test_evaluations_do_not_move_the_training_draws(tmp_path):
+    """A resumed run evaluates less often than the one it continues, and must draw the same."""
+    seen = []
+
+    def keep(completion_ids, trainer_state, **_):
+        seen.append((trainer_state.global_step, [tuple(ids) for ids in completion_ids]))
+        return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+    settings = {"rewards": keep, "sampler": "static", "max_steps": 2}
+    recorded(tmp_path, **settings)
+    plain, seen = [s for s in seen], []
+    evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
+    recorded(tmp_path, eval_dataset=prompts(2), **evaluation, **settings)
+    assert [rollout for rollout in seen if rollout in plain] == plain

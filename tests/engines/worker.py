@@ -36,6 +36,16 @@ def fixed_rollout(texts, trainer):
     return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
 
+def uneven_rollout(texts, trainer):
+    """The same, but the longest completions are of the first prompt, so of one process alone."""
+    found = fixed_rollout(texts, trainer)
+    pairs = enumerate(zip(texts, found["completion_ids"], strict=True))
+    for place, (text, ids) in pairs:
+        if text.startswith("w0 "):
+            found["completion_ids"][place] = ids + [5] * (12 - len(ids))
+    return found
+
+
 def reward(completion_ids, **_):
     """Whole groups of some prompts get the same reward, so that processes have unequal work."""
     return [float(sum(ids) % 4 == 0) for ids in completion_ids]
@@ -65,7 +75,7 @@ def main(folder: Path) -> None:
             prompts(16),
             processing_class=tiny_tokenizer(),
             callbacks=[recorder],
-            rollout_func=fixed_rollout,
+            rollout_func=uneven_rollout if method.startswith("gtpo") else fixed_rollout,
             eval_dataset=prompts(4),
         )
         trainer.train()

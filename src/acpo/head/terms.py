@@ -141,13 +141,17 @@ class TokenTerms:
         ids, valid = self.sequence_ids, self.weights != 0
         if ids is None or not ids.numel():
             return torch.zeros_like(valid)
-        _, lengths = ids.unique_consecutive(return_counts=True)
+        # Segments counted without asking the device how many there are.
+        segment = torch.zeros_like(ids)
+        segment[1:] = (ids[1:] != ids[:-1]).cumsum(0)
         found = torch.zeros_like(valid)
         for column in (self.advantages, self.weights):
             low, high = (
-                torch.segment_reduce(column.masked_fill(~valid, fill), how, lengths=lengths)
-                for how, fill in (("min", torch.inf), ("max", -torch.inf))
+                column.new_full(column.shape, fill).scatter_reduce(
+                    0, segment, column.masked_fill(~valid, fill), how
+                )
+                for how, fill in (("amin", torch.inf), ("amax", -torch.inf))
             )
             spread = high - low > 1e-5 * torch.maximum(low.abs(), high.abs())
-            found |= valid & spread.repeat_interleave(lengths)
+            found |= valid & spread[segment]
         return found

@@ -72,9 +72,14 @@ class Method:
         return frozenset({*self.shaping.needs, *maximum})
 
     @property
+    def shapes(self) -> bool:
+        """Whether the row makes token advantages of its own."""
+        return type(self.shaping).shape is not Shaping.shape
+
+    @property
     def needs_whole_batch(self) -> bool:
         """Whether the row looks at all tokens of a mini-batch before its first gradient."""
-        return bool(self.needs or self.shaping.group_needs)
+        return bool(self.needs or self.shapes)
 
 
 SOFT = {"tau_pos": 1.0, "tau_neg": 1.05, "align_tol": 1e-6}

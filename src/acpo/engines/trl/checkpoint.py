@@ -195,12 +195,11 @@ class Staging:
 
 def save_trainer(trainer: Any, folder: str) -> None:
     """Write what transformers does not know of a trainer, one file per process."""
-    measured = trainer.packed.settings.method.shaping.measured
     state = {
         "step": trainer._step,
         "rollout": trainer._buffered_inputs,
         "fresh_prompts": trainer.rollouts.fresh_prompts.position,
-        "measured": {name: getattr(trainer.args, name) for name in measured},
+        "measured": trainer.rollouts.measured,
         "budget": trainer.packed.settings.budget,
         "guard": trainer.guard.state(),
     }
@@ -219,6 +218,4 @@ def load_trainer(trainer: Any, folder: str) -> None:
     trainer.rollouts.fresh_prompts.position = state["fresh_prompts"]
     trainer.packed.settings.budget = state["budget"]
     trainer.guard.load(state["guard"])
-    measured = {name: value for name, value in state["measured"].items() if value is not None}
-    if measured:
-        trainer.rollouts.set_measured(measured)
+    trainer.rollouts.set_measured(state["measured"])

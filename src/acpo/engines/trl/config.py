@@ -301,6 +301,11 @@ class ACPOConfig(GRPOConfig):
                 raise ACPOError(f"{name}={value} must be positive, or left out")
         if self.sparse_head is not None and not 0 <= self.sparse_head < 1:
             raise ACPOError(f"sparse_head={self.sparse_head} must lie in [0, 1), or be left out")
+        if self.sparse_head is not None and self.beta and self.use_bias_correction_kl:
+            raise ACPOError(
+                f"sparse_head={self.sparse_head} has no effect with use_bias_correction_kl, whose "
+                "gradient is taken another way; leave one of them out"
+            )
         if self.max_resample_times < 0:
             raise ACPOError(f"max_resample_times={self.max_resample_times} must not be negative")
         cache, limit = self.soft_overlong_cache, self.max_completion_length

@@ -100,6 +100,11 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence of a packed row; `[1, heads, T, dim]` in."""
     assert cu_seq_lens_q is not None and max_length_q is not None
+    if attention_mask is not None or kwargs.get("s_aux") is not None:
+        raise ACPOError(
+            f"{type(module).__name__} adds a mask or a sink of its own to its attention scores, "
+            "which packs would drop; set update_layout='padded'"
+        )
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, dim]
     if not query.is_cuda:
         return _each_sequence(query, key, value, cu_seq_lens_q, scaling), None

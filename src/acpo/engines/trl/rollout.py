@@ -36,6 +36,7 @@ class Rollouts:
         per_function: `[N, K]` rewards of the last rollout, of all processes.
         lengths: `[N]` tokens of its completions.
         entropy: its entropies under the rollout policy, where TRL made a pass for them.
+        measured: options of the method that the first rollout decided.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -46,8 +47,9 @@ class Rollouts:
         self.per_function: Tensor
         self.lengths: Tensor
         self.entropy: Tensor | None = None
+        self.measured: dict[str, float] = {}
         self._sampler: StaticSampler | None = None
-        self._drawn_at: tuple[int, int] = (-1, 0)
+        self._drawn: dict[bool, tuple[int, int]] = {}
 
     def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
         """Statistics of the last `width` columns under `model`, `[B, width]` each."""
@@ -75,17 +77,19 @@ class Rollouts:
         training = trainer.model.training
         size = trainer.num_generations if training else trainer.num_generations_eval
         mine = slice(trainer.accelerator.process_index * count, None)
-        advantages, rewards = self._advantages(size, "train" if training else "eval")
+        advantages = self._advantages(size, "train" if training else "eval")
         rollout["advantages"] = advantages[mine][:count]
         rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
         _replace_last(trainer._logs["advantages"], advantages.tolist())
         self._shape(rollout, size)
         if trainer.recorder is not None and training:
+            weights = trainer.reward_weights.to(self.per_function.device)
+            rewards = combined_rewards(self.per_function, weights, None, size)
             trainer.recorder.note(rollout, inputs, rewards[mine][:count])
         return rollout
 
-    def _advantages(self, group_size: int, mode: str) -> tuple[Tensor, Tensor]:
-        """Advantages and combined rewards of every process's completions."""
+    def _advantages(self, group_size: int, mode: str) -> Tensor:
+        """Advantages of every process's completions."""
         trainer, args = self.trainer, self.trainer.args
         metrics = trainer._metrics[mode]
         weights = trainer.reward_weights.to(self.per_function.device)
@@ -101,8 +105,8 @@ class Rollouts:
         rewards = combined_rewards(self.per_function, weights, penalties, group_size)
         metrics["rewards/unjudged"].append(rewards.isnan().float().mean().item())
         if trainer.multi_objective_aggregation == "sum_then_normalize":
-            return scaled_advantages(rewards, group_size, trainer.scale_rewards), rewards
-        return separately_scaled_advantages(self.per_function, weights, group_size), rewards
+            return scaled_advantages(rewards, group_size, trainer.scale_rewards)
+        return separately_scaled_advantages(self.per_function, weights, group_size)
 
     def _shape(self, rollout: Tensors, group_size: int) -> None:
         """What the method needs to know of whole groups, before they are shuffled apart."""
@@ -111,29 +115,34 @@ class Rollouts:
         if not (shaping.group_needs or shaping.measured):
             return
         mask = trained_mask(rollout)
-        missing = [n for n in shaping.measured if getattr(self.trainer.args, n) is None]
-        if missing:
-            entropy = self._entropy_of(rollout)
-            self.set_measured(shaping.measure(entropy, mask, self.trainer.ranks))
+        if any(name not in self.measured and not self._is_set(name) for name in shaping.measured):
+            found = shaping.measure(self._entropy_of(rollout), mask, self.trainer.ranks)
+            self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
         if not shaping.group_needs:
             return
         known = {"tokens": lambda: rollout["completion_ids"]}
         known["old_entropy"] = lambda: self._entropy_of(rollout)
         columns = {name: known[name]() for name in shaping.group_needs}
-        whole = {"advantages": rollout["advantages"], "mask": mask, **columns}
+        # Numbers, since padding across processes turns some processes' booleans into integers.
+        whole = {"advantages": rollout["advantages"], "mask": mask.long(), **columns}
         if self.trainer.ranks.count > 1:  # groups may span processes
             whole = {k: gather(pad_across_processes(x, dim=1)) for k, x in whole.items()}
+        whole["mask"] = whole["mask"].bool()
         found = shaping.of_group(
             Groups(group_size=group_size, options=settings.method.options, **whole)
         )
         start = self.trainer.accelerator.process_index * len(mask)
         rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]
 
+    def _is_set(self, option: str) -> bool:
+        """Whether the user gave an option of the method."""
+        args = self.trainer.args
+        return getattr(args, option, None) is not None or option in (args.method_options or {})
+
     def set_measured(self, values: dict[str, float]) -> None:
         """Fix options that are measured on the first rollout for the rest of the run."""
         settings = self.trainer.packed.settings
-        for name, value in values.items():
-            setattr(self.trainer.args, name, value)
+        self.measured |= values
         settings.method = settings.method(**values)
 
     def _entropy_of(self, rollout: Tensors) -> Tensor:
@@ -188,10 +197,11 @@ class Rollouts:
         """
         trainer, args = self.trainer, self.trainer.args
         step = trainer.state.global_step
-        calls = self._drawn_at[1] + 1 if self._drawn_at[0] == step else 0
-        self._drawn_at = (step, calls)
-        training = int(trainer.model.training)
-        seed = (args.seed, step, calls, training, trainer.accelerator.process_index)
+        training = bool(trainer.model.training)
+        last, calls = self._drawn.get(training, (-1, 0))
+        calls = calls + 1 if last == step else 0
+        self._drawn[training] = (step, calls)
+        seed = (args.seed, step, calls, int(training), trainer.accelerator.process_index)
         if self._sampler is None:
             half = trainer.accelerator.mixed_precision == "bf16"
             self._sampler = StaticSampler(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import is_peft_model
+from accelerate.utils import broadcast_object_list, is_peft_model
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
@@ -29,6 +29,7 @@ from acpo.engines.trl import checkpoint, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
     HALF,
+    Attention,
     CompiledLayers,
     HeadOptions,
     add_policy_forward,
@@ -161,9 +162,13 @@ class ACPOTrainer(GRPOTrainer):
             entropy_coef=args.entropy_coef,
             off_policy_threshold=args.off_policy_mask_threshold,
         )
+        self._unprobed = attention.layout == "packed" and policy.device.type != device.type
         if self.accelerator.is_main_process:  # elsewhere weights may not be loaded yet
             safety.probe_head(policy)
-            attention = safety.probed_attention(self, attention)
+            if attention.layout == "packed" and not self._unprobed:
+                attention = safety.probed_attention(self, attention)
+        told = [attention.layout, attention.reason, attention.implementation]
+        attention = Attention(*broadcast_object_list(told))
         logger.info(f"update layout: {attention.layout} ({attention.reason})")
         compiles = args.compile_layers
         if compiles is None:
@@ -210,8 +215,7 @@ class ACPOTrainer(GRPOTrainer):
         """Tokens per pack, from the memory that is free once the weights are in place."""
         started = bool(self.optimizer is not None and self.optimizer.state)
         checkpointing = bool(self.args.gradient_checkpointing)
-        policy = self.accelerator.unwrap_model(model)
-        budget = self._budget(policy, shards=1, started=started, checkpointing=checkpointing)
+        budget = self._budget(self.policy, shards=1, started=started, checkpointing=checkpointing)
         logger.info(
             f"packs of {budget} tokens, gradient checkpointing {'on' if checkpointing else 'off'}"
         )
@@ -322,6 +326,11 @@ class ACPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""
         began = time.perf_counter()
+        if self._unprobed:  # sharded weights were not in place before
+            self._unprobed = False
+            fault = safety.packing_fault(self, self.packed.attention)
+            if fault is not None:
+                raise ACPOError(f"{fault}; set update_layout='padded'")
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
