@@ -50,6 +50,23 @@ class RolloutRecorder:
         self._sources: list[tuple[str | None, float | None]] = []
         self._resumed = False
 
+    @classmethod
+    def of(cls, trainer: Any) -> "RolloutRecorder":
+        """The recorder of a trainer's run."""
+        args, config = trainer.args, trainer.policy.config
+        header = {
+            "source": "train",
+            "model": str(config._name_or_path),
+            "vocab_size": config.get_text_config().vocab_size,
+            "group": trainer.num_generations,
+            "temperature": trainer.temperature,
+            "max_tokens": trainer.max_completion_length,
+            "method": args.method,
+            "seed": args.seed,
+        }
+        path = Path(args.output_dir) / "trace"
+        return cls(path, header, every=args.record_every, tokenizer=trainer._tokenizer)
+
     def begin(self, rollout: int) -> bool:
         """Whether the rollout of that number is recorded; if so, `note` starts to listen."""
         self._listening = rollout % self.every == 0
