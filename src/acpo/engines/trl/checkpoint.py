@@ -224,7 +224,8 @@ def _claim(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
     if found is not None:
         identity.refuse_other_run(Path(found), run)
     # A run all of whose checkpoints are damaged starts over, if they are its own.
-    restarts = asked is True and identity.read(folder) == run
+    last = identity.read(folder)
+    restarts = asked is True and last is not None and not identity.differences(last, run)
     at_home = found is not None and Path(found).resolve().parent == folder.resolve()
     there = [] if at_home or restarts else numbered(folder)
     identity.refuse_occupied(folder, there, run)
