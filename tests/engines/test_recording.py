@@ -119,7 +119,8 @@ def test_killed_and_resumed_to_the_same_trace(tmp_path, monkeypatch):
     # The rollout of step 4 is recorded, but the last whole checkpoint is that of step 3.
     killed(tmp_path / "killed", "checkpoint:2")
     assert [p["step"] for p in Trace.open(tmp_path / "killed" / "trace").parts] == [0, 4]
-    assert len(checkpoint.whole_checkpoints(tmp_path / "killed")[0]) == 1
+    (left,) = checkpoint.numbered(tmp_path / "killed")
+    assert checkpoint.problem(left) is None
     resume_worker.run(tmp_path / "killed", resume=True)
     whole, again = (Trace.open(tmp_path / name / "trace") for name in ("whole", "killed"))
     assert whole.parts == again.parts and [p["step"] for p in whole.parts] == [0, 4, 8]

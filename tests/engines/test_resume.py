@@ -54,8 +54,9 @@ def killed(folder: Path, place: str) -> None:
 )
 def test_killed_and_resumed_to_identical_weights(tmp_path, uninterrupted, place, left):
     killed(tmp_path, place)
-    found, broken = checkpoint.whole_checkpoints(tmp_path)
-    assert [int(path.name.split("-")[1]) for path in found] == left and not broken
+    found = checkpoint.numbered(tmp_path)
+    assert [int(path.name.split("-")[1]) for path in found] == left
+    assert not any(checkpoint.problem(path) for path in found)
     assert_identical(weights(run(tmp_path, resume=True)), uninterrupted[1])
 
 
@@ -85,8 +86,23 @@ def test_corruption_of_the_same_size_is_recognised(tmp_path):
     assert checkpoint.problem(folder) is None
     (folder / "weights").write_bytes(b"y" * 100)
     assert "other content" in checkpoint.problem(folder)
-    (folder / checkpoint.MANIFEST).write_text("{")
-    assert "not readable" in checkpoint.problem(folder)
+    for damaged in ("{", "{}", "[]", '{"weights": {"bytes": 100, "crc32": 1}}'):
+        (folder / checkpoint.MANIFEST).write_text(damaged)
+        assert "not readable" in checkpoint.problem(folder)
+
+
+def test_a_flipped_byte_in_the_middle_of_a_file_is_found(tmp_path):
+    staged, folder = tmp_path / checkpoint.STAGING / "checkpoint-1", tmp_path / "checkpoint-1"
+    (staged / "shards").mkdir(parents=True)
+    content = bytearray(5 << 20)
+    (staged / "shards" / "weights").write_bytes(content)
+    (staged / "empty").touch()
+    cost = checkpoint.publish(staged, folder)
+    assert cost.bytes == len(content) and "GB/s" in str(cost)
+    assert checkpoint.problem(folder) is None
+    content[len(content) // 2] ^= 1
+    (folder / "shards" / "weights").write_bytes(content)
+    assert checkpoint.problem(folder) == "shards/weights has other content than was written"
 
 
 def test_the_best_checkpoint_is_found_under_its_final_name(tmp_path):
@@ -111,12 +127,21 @@ def test_the_best_checkpoint_is_found_under_its_final_name(tmp_path):
 def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):
     for step in (2, 4, 6, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
-    checkpoint.forget_old(tmp_path, None, keep=None)
+    checkpoint.forget_old(tmp_path, None, step=10, keep=None)
     assert len(list(tmp_path.iterdir())) == 4
-    checkpoint.forget_old(tmp_path, 2, keep=str(tmp_path / "checkpoint-2"))
+    checkpoint.forget_old(tmp_path, 2, step=10, keep=str(tmp_path / "checkpoint-2"))
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-10"}
-    checkpoint.forget_old(tmp_path, 1, keep=None)
+    checkpoint.forget_old(tmp_path, 1, step=10, keep=None)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-10"]
+
+
+def test_the_checkpoint_just_written_outlives_those_of_later_steps(tmp_path):
+    for step in (3, 6, 9, 12):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.forget_old(tmp_path, 3, step=6, keep=None)
+    assert {p.name for p in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (3, 6, 12)}
+    checkpoint.forget_old(tmp_path, 1, step=6, keep=None)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
 
 
 def test_resuming_needs_the_same_number_of_processes(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from acpo import ACPOConfig, ACPOTrainer
+from acpo.errors import ACPOError
 from engines.tiny import Recorder, options, prompts, tiny_model, tiny_tokenizer
 
 RUNS = {
@@ -106,16 +107,26 @@ def resumed(folder: Path) -> None:
         **({"ddp_backend": "gloo"} if world > 1 else {}),
     )
     ends = []
-    for checkpoint in (None, str(folder / f"resumed_{world}" / "checkpoint-4")):
-        trainer = ACPOTrainer(
+
+    def build(**other):
+        return ACPOTrainer(
             tiny_model(),
             reward,
-            ACPOConfig(**settings),
+            ACPOConfig(**{**settings, **other}),
             prompts(16),
             processing_class=tiny_tokenizer(),
         )
+
+    for checkpoint in (None, str(folder / f"resumed_{world}" / "checkpoint-4")):
+        trainer = build()
         trainer.train(resume_from_checkpoint=checkpoint)
         ends.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+    try:  # on every process, or the others would wait for the one that stopped
+        build(seed=9).train(resume_from_checkpoint=True)
+    except ACPOError as error:
+        assert "seed: 3 there, 9 here" in str(error)
+    else:
+        raise AssertionError("another seed was resumed")
     if trainer.is_world_process_zero():
         torch.save(ends, folder / f"resumed_{world}.pt")
 

@@ -63,6 +63,9 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     assert (first.updates, second.updates) == (1, 2)
     assert second.before == first.before
     assert second.problems == 50
+    left = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true")) == second
+    assert {path: path.read_bytes() for path in left} == left
 
 
 def test_held_out_groups_must_not_be_split(tmp_path):

@@ -115,6 +115,9 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     for note in run.data.notes:
         trainer.accelerator.print(note)
     trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
+    kept = Report.read(run.recipe.output_dir) if trainer.watch.finished else None
+    if kept is not None:  # what the run that trained has left stays as it is
+        return kept
     trainer.save_model(config.output_dir)
     trainer.save_state()
     if config.push_to_hub:

@@ -13,6 +13,7 @@ from acpo.intervals import Estimate
 from acpo.tasks.chain import ChainProblem
 from acpo.train.accuracy import Sample, accuracy
 
+REPORT = "report.json"
 CURVES = {
     "reward": "mean reward of the samples",
     "aligned": "share of mode-aligned tokens",
@@ -50,13 +51,24 @@ class Report:
     after: Estimate | None = None
     problems: int = 0
 
+    @classmethod
+    def read(cls, folder: Path) -> "Report | None":
+        """What `write` left in a folder; None if there is no such thing."""
+        try:
+            content = json.loads((folder / REPORT).read_text())
+            for name in ("before", "after"):
+                content[name] = Estimate(**content[name]) if content[name] else None
+            return cls(**content)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
     def write(self, folder: Path) -> Path:
         """Write report.json."""
         content = asdict(self)
         for name in ("before", "after"):
             value: Estimate | None = getattr(self, name)
             content[name] = value._asdict() if value else None
-        path = folder / "report.json"
+        path = folder / REPORT
         path.write_text(json.dumps(content, indent=2) + "\n")
         return path
 

@@ -7,38 +7,65 @@ rollout in use and the place in it, so that a resumed run takes the step it woul
 """
 
 import json
+import mmap
 import os
 import re
 import shutil
-import zlib
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import xxhash
+from accelerate.utils import broadcast_object_list
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
+from acpo.engines.trl import identity
 from acpo.errors import ACPOError
 
 logger = logging.get_logger(__name__)
 
 STAGING = "_writing"
 MANIFEST = "acpo_manifest.json"
-SAMPLE = 1 << 20
+_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+CHECKSUM = "xxh3_128"
 
 
-def _fingerprint(path: Path) -> dict[str, int]:
-    """Size, and a checksum of the first and last mebibyte."""
+class Cost(NamedTuple):
+    """What checksums took."""
+
+    bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = self.bytes / max(self.seconds, 1e-9) / 1e9
+        return f"{self.bytes / 1e9:.3g} GB in {self.seconds:.2f} s ({rate:.1f} GB/s)"
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    """Size, and a checksum of every byte."""
     size = path.stat().st_size
-    with path.open("rb") as file:
-        checksum = zlib.crc32(file.read(SAMPLE))
-        if size > SAMPLE:
-            file.seek(max(SAMPLE, size - SAMPLE))
-            checksum = zlib.crc32(file.read(), checksum)
-    return {"bytes": size, "crc32": checksum}
+    digest = xxhash.xxh3_128()
+    if size:
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            digest.update(content)  # without the interpreter's lock
+    return {"bytes": size, CHECKSUM: digest.hexdigest()}
+
+
+def _fingerprints(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], Cost]:
+    began = time.perf_counter()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+        found = list(threads.map(_fingerprint, paths))
+    total = sum(each["bytes"] for each in found)
+    return found, Cost(total, time.perf_counter() - began)
 
 
 def _flush(path: Path) -> None:
@@ -49,11 +76,12 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def publish(staged: Path, final: Path) -> None:
-    """Describe, flush and rename a finished checkpoint."""
+def publish(staged: Path, final: Path) -> Cost:
+    """Describe, flush and rename a finished checkpoint; what describing it took."""
     files = sorted(p for p in staged.rglob("*") if p.is_file() and p.name != MANIFEST)
-    manifest = {str(p.relative_to(staged)): _fingerprint(p) for p in files}
-    (staged / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    found, cost = _fingerprints(files)
+    names = [str(p.relative_to(staged)) for p in files]
+    (staged / MANIFEST).write_text(json.dumps(dict(zip(names, found, strict=True)), indent=1))
     for path in [*files, staged / MANIFEST, staged]:
         _flush(path)
     if final.exists():
@@ -61,6 +89,7 @@ def publish(staged: Path, final: Path) -> None:
     os.replace(staged, final)
     _flush(final.parent)
     shutil.rmtree(staged.parent, ignore_errors=True)
+    return cost
 
 
 def problem(checkpoint: Path) -> str | None:
@@ -70,41 +99,57 @@ def problem(checkpoint: Path) -> str | None:
         return f"{manifest.name} is missing"
     try:
         described = json.loads(manifest.read_text())
-    except ValueError:
-        return f"{manifest.name} is not readable"
-    for name, expected in described.items():
+        expected = {str(name): (d["bytes"], d[CHECKSUM]) for name, d in described.items()}
+    except (ValueError, AttributeError, TypeError, KeyError):
+        expected = {}
+    if not expected:
+        return f"{manifest.name} is not readable, or of another version"
+    for name, (size, _) in expected.items():
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
-        found = _fingerprint(path)
-        if found != expected:
-            return f"{name} has {found['bytes']} of {expected['bytes']} bytes, or other content"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} of {size} bytes"
+    found, cost = _fingerprints([checkpoint / name for name in expected])
+    logger.warning_once(f"checked every byte of {checkpoint.name}: {cost}")
+    for each, (name, (_, checksum)) in zip(found, expected.items(), strict=True):
+        if each[CHECKSUM] != checksum:
+            return f"{name} has other content than was written"
     return None
 
 
-def whole_checkpoints(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """The usable checkpoints of a run, oldest first, and what is wrong with the others."""
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, whole or not, by step."""
     if not folder.is_dir():
-        return [], {}
-    numbered = [(int(m[1]), p) for p in folder.iterdir() if (m := _numbered(p.name))]
-    problems = {path: problem(path) for _, path in sorted(numbered)}
-    whole = [path for path, wrong in problems.items() if wrong is None]
-    return whole, {path: wrong for path, wrong in problems.items() if wrong is not None}
+        return []
+    found = [(int(m[1]), p) for p in folder.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))]
+    return [path for _, path in sorted(found)]
 
 
-def _numbered(name: str) -> re.Match[str] | None:
-    return re.fullmatch(r"checkpoint-(\d+)", name)
+def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
+    """The checkpoint to go on from, and what is wrong with those after it."""
+    broken: dict[Path, str] = {}
+    for path in reversed(numbered(folder)):
+        wrong = problem(path)
+        if wrong is None:
+            return path, broken
+        broken[path] = wrong
+    return None, broken
 
 
-def forget_old(folder: Path, limit: int | None, *, keep: str | None) -> None:
-    """Delete the oldest checkpoints beyond `limit`; the newest and the one to keep stay."""
+def forget_old(folder: Path, limit: int | None, *, step: int, keep: str | None) -> None:
+    """Delete checkpoints beyond `limit`, except that of `step`, just written, and one to keep.
+
+    Those of later steps go first: a run that went on from an earlier one has left them behind.
+    """
     if not limit:
         return
-    numbered = [(int(m[1]), p) for p in folder.iterdir() if (m := _numbered(p.name))]
-    paths = [path for _, path in sorted(numbered)]
-    spared = {paths[-1], *([Path(keep)] if keep else [])}
+    paths = numbered(folder)
+    now = folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+    spared = {now, *([Path(keep)] if keep else [])}
+    at = paths.index(now)
     surplus = len(paths) - max(limit, len(spared))
-    for path in [p for p in paths if p not in spared][: max(surplus, 0)]:
+    for path in [p for p in paths[at + 1 :] + paths[:at] if p not in spared][: max(surplus, 0)]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -113,8 +158,8 @@ def require_whole(checkpoint: Path) -> None:
     wrong = problem(checkpoint)
     if wrong is None:
         return
-    usable, _ = whole_checkpoints(checkpoint.parent)
-    remedy = f"use {usable[-1]}" if usable else "start without resume_from_checkpoint"
+    usable, _ = newest_whole(checkpoint.parent)
+    remedy = f"use {usable}" if usable else "start without resume_from_checkpoint"
     raise ACPOError(f"resume_from_checkpoint={str(checkpoint)!r}: {wrong}; {remedy}")
 
 
@@ -146,12 +191,46 @@ def to_resume_from(asked: Any, folder: Path) -> str | None:
         if asked:
             require_whole(Path(asked))
         return asked or None
-    usable, broken = whole_checkpoints(folder)
+    usable, broken = newest_whole(folder)
     for path, wrong in broken.items():
         logger.warning(f"{path} is not used: {wrong}")
     if not usable:
         logger.warning(f"no checkpoint in {folder}; starting from the model")
-    return str(usable[-1]) if usable else None
+    return str(usable) if usable else None
+
+
+def begin(trainer: Any, asked: Any) -> str | None:
+    """Claim the output folder for a trainer's run; the checkpoint it goes on from, if any.
+
+    One process looks, since checksums read whole files, and tells the others.
+
+    Raises:
+        ACPOError: the checkpoint is damaged or of another run, or the folder holds another run.
+    """
+    outcome: list[Any] = [None, None]
+    if trainer.accelerator.is_main_process:
+        try:
+            outcome[0] = _claim(Path(trainer.args.output_dir), asked, trainer.identity)
+        except ACPOError as error:
+            outcome[1] = str(error)
+    broadcast_object_list(outcome)
+    if outcome[1] is not None:
+        raise ACPOError(outcome[1])
+    return outcome[0]
+
+
+def _claim(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
+    found = to_resume_from(asked, folder)
+    if found is not None:
+        identity.refuse_other_run(Path(found), run)
+    # A run all of whose checkpoints are damaged starts over, if they are its own.
+    last = identity.read(folder)
+    restarts = asked is True and last is not None and not identity.differences(last, run)
+    at_home = found is not None and Path(found).resolve().parent == folder.resolve()
+    there = [] if at_home or restarts else numbered(folder)
+    identity.refuse_occupied(folder, there, run)
+    identity.write(folder, run)
+    return found
 
 
 class Staging:
@@ -164,6 +243,7 @@ class Staging:
 
     folder: Path | None = None
     unpushed: bool = False
+    _shown: bool = False
 
     @contextmanager
     def of(self, trainer: Any, folder: Path) -> Iterator[None]:
@@ -182,15 +262,27 @@ class Staging:
             self.folder = None
         accelerator.wait_for_everyone()
         best = trainer.state.best_model_checkpoint
-        if best is not None and Path(best).parent == staging:
+        is_best = trainer.watch.is_best(trainer.args, trainer.state)
+        if is_best or (best is not None and Path(best).parent == staging):
             trainer.state.best_model_checkpoint = str(folder / name)
             if trainer.args.should_save:
                 trainer.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
         if writes:
-            publish(staging / name, folder / name)
-            keep = trainer.state.best_model_checkpoint
-            forget_old(folder, trainer.args.save_total_limit, keep=keep)
+            self._show(trainer, publish(staging / name, folder / name))
+            keep, step = trainer.state.best_model_checkpoint, trainer.state.global_step
+            forget_old(folder, trainer.args.save_total_limit, step=step, keep=keep)
         accelerator.wait_for_everyone()
+
+    def _show(self, trainer: Any, cost: Cost) -> None:
+        """Log what the checksums took; the first time, say so."""
+        metrics = trainer._metrics["train"]
+        metrics["checkpoint/checksum_seconds"].append(cost.seconds)
+        metrics["checkpoint/checksum_gb_per_second"].append(
+            cost.bytes / 1e9 / max(cost.seconds, 1e-9)
+        )
+        if not self._shown:
+            self._shown = True
+            logger.warning(f"checksums of a checkpoint: {cost}")
 
 
 def save_trainer(trainer: Any, folder: str) -> None:
@@ -204,6 +296,8 @@ def save_trainer(trainer: Any, folder: str) -> None:
         "guard": trainer.guard.state(),
     }
     save_state(state, folder, trainer.accelerator.process_index)
+    if trainer.args.should_save:
+        identity.write(Path(folder), trainer.identity)
 
 
 def load_trainer(trainer: Any, folder: str) -> None:

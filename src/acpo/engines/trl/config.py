@@ -155,6 +155,8 @@ class ACPOConfig(GRPOConfig):
         soft_overlong_cache: tokens before `max_completion_length` over which the reward falls
             linearly by `soft_overlong_penalty`.
         max_nonfinite_steps: consecutive skipped steps after which training stops.
+        stop_on_collapse: stop when the reward stays under a quarter of its best, with the best
+            checkpoint kept and its weights loaded.
         record_rollouts: keep rollouts and their token statistics in `output_dir/trace`.
         record_every: of so many rollouts, one is kept.
         sampler: "generate" leaves rollouts to TRL (transformers or vLLM); "static" samples with
@@ -206,6 +208,10 @@ class ACPOConfig(GRPOConfig):
     )
     max_nonfinite_steps: int = field(
         default=10, metadata={"help": "Consecutive non-finite steps before training stops."}
+    )
+    stop_on_collapse: bool = field(
+        default=False,
+        metadata={"help": "Stop a run whose reward collapsed; keep its best checkpoint."},
     )
     record_rollouts: bool = field(
         default=False, metadata={"help": "Write rollouts, token by token, to output_dir/trace."}

@@ -56,6 +56,24 @@ class RolloutRecorder:
         self._sources: list[tuple[str | None, float | None]] = []
         self._resumed = False
 
+    @classmethod
+    def of(cls, trainer: Any) -> "RolloutRecorder":
+        """The recorder of a trainer's run."""
+        args, config = trainer.args, trainer.policy.config
+        header = {
+            "source": "train",
+            "model": str(config._name_or_path),
+            "vocab_size": config.get_text_config().vocab_size,
+            "group": trainer.num_generations,
+            "temperature": trainer.temperature,
+            "max_tokens": trainer.max_completion_length,
+            "method": args.method,
+            "seed": args.seed,
+            "updates_per_rollout": args.steps_per_generation * trainer.num_iterations,
+        }
+        path = Path(args.output_dir) / "trace"
+        return cls(path, header, every=args.record_every, tokenizer=trainer._tokenizer)
+
     def begin(self, rollout: int) -> bool:
         """Whether the rollout of that number is recorded; if so, `note` starts to listen."""
         self._listening = rollout % self.every == 0
@@ -73,6 +91,19 @@ class RolloutRecorder:
             self._sources.append((None if answer is None else str(answer), verdict))
         device = rollout["advantages"].device
         rollout[SOURCE] = torch.arange(first, len(self._sources), device=device)
+
+    def record(self, trainer: Any, rollout: Tensors, *, update: int) -> None:
+        """Append a trainer's rollout as it is before one of its updates."""
+        self.write(
+            rollout,
+            trainer.rollouts.rollout_statistics(rollout),
+            method=trainer.packed.settings.method,
+            group_size=trainer.num_generations,
+            ends=trainer.eos_token_ids,
+            step=trainer.state.global_step - update,
+            is_main=trainer.accelerator.is_main_process,
+            update=update,
+        )
 
     def write(
         self,

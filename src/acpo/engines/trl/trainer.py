@@ -25,7 +25,7 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
-from acpo.engines.trl import checkpoint, packing, safety
+from acpo.engines.trl import checkpoint, identity, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
     HALF,
@@ -41,6 +41,7 @@ from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
 from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, Report, UpdateSettings
+from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 
 logger = logging.get_logger(__name__)
@@ -139,10 +140,13 @@ class ACPOTrainer(GRPOTrainer):
         refuse_sampler(self)
         self.guard = safety.NonFiniteGuard(args.max_nonfinite_steps)
         self.add_callback(self.guard)
+        self.watch = Watch(stops=args.stop_on_collapse)
+        self.add_callback(self.watch)
         self.rollouts = Rollouts(self)
+        self.identity = identity.identity(self)
         self._staging = checkpoint.Staging()
         if args.record_rollouts:
-            self.recorder = self._make_recorder()
+            self.recorder = RolloutRecorder.of(self)
 
     def _make_update(self) -> PackedUpdate:
         """The update this policy can have, after a look at its logits."""
@@ -181,23 +185,6 @@ class ACPOTrainer(GRPOTrainer):
             compiled=CompiledLayers(policy) if compiles else None,
             measure_budget=self._measure_budget,
         )
-
-    def _make_recorder(self) -> RolloutRecorder:
-        args = self.args
-        config = self.policy.config
-        header = {
-            "source": "train",
-            "model": str(config._name_or_path),
-            "vocab_size": config.get_text_config().vocab_size,
-            "group": self.num_generations,
-            "temperature": self.temperature,
-            "max_tokens": self.max_completion_length,
-            "method": args.method,
-            "seed": args.seed,
-            "updates_per_rollout": args.steps_per_generation * self.num_iterations,
-        }
-        path = Path(args.output_dir) / "trace"
-        return RolloutRecorder(path, header, every=args.record_every, tokenizer=self._tokenizer)
 
     def _decide_checkpointing(self) -> None:
         """Whether to recompute activations: only if a longest sequence would not fit without."""
@@ -300,28 +287,15 @@ class ACPOTrainer(GRPOTrainer):
         steps = self.args.steps_per_generation
         number, update = divmod(self._step, steps * self.num_iterations)
         if update == 0 or self._buffered_inputs is None:
-            recorded = self.recorder is not None and self.recorder.begin(number)
+            recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
             rollout: Any = self.rollouts.make(generation_batch)
-            if recorded:
-                self._record(rollout, update=0)
+            if recorder is not None:
+                recorder.record(self, rollout, update=0)
             rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
         elif self.recorder is not None and self.recorder.kept is not None:
-            self._record(self.recorder.kept, update=update)
+            self.recorder.record(self, self.recorder.kept, update=update)
         return self._buffered_inputs[self._step % steps]
-
-    def _record(self, rollout: dict[str, Any], *, update: int) -> None:
-        assert self.recorder is not None
-        self.recorder.write(
-            rollout,
-            self.rollouts.rollout_statistics(rollout),
-            method=self.packed.settings.method,
-            group_size=self.num_generations,
-            ends=self.eos_token_ids,
-            step=self.state.global_step - update,
-            is_main=self.accelerator.is_main_process,
-            update=update,
-        )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""
@@ -388,8 +362,17 @@ class ACPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train; `resume_from_checkpoint=True` continues from the latest whole checkpoint."""
-        found = checkpoint.to_resume_from(resume_from_checkpoint, Path(self.args.output_dir))
+        found = checkpoint.begin(self, resume_from_checkpoint)
         return super().train(found, *args, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if not self.watch.finished:
+            super()._run_epoch(*args, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        if self.watch.stopped and self.state.best_model_checkpoint is not None:
+            self._load_best_model()
+        return super()._finalize_training(*args, **kwargs)
 
     def _get_output_dir(self, trial: Any = None) -> str:
         return str(self._staging.folder or super()._get_output_dir(trial))

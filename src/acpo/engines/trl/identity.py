@@ -1,0 +1,197 @@
+"""Which run a folder holds.
+
+Checkpoints of two runs in one folder would be taken for one another: by step number the older run
+is the newest. So what decides a run's weights is written beside them, and compared before the
+first step.
+"""
+
+import json
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from datasets import Dataset
+
+from acpo.errors import ACPOError
+
+RUN = "acpo_run.json"
+
+DECISIVE = (
+    "method",
+    "seed",
+    "num_generations",
+    "generation_batch_size",
+    "num_iterations",
+    "learning_rate",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "beta",
+    "use_bias_correction_kl",
+    "sync_ref_model",
+    "ref_model_mixup_alpha",
+    "ref_model_sync_steps",
+    "entropy_coef",
+    "off_policy_mask_threshold",
+    "sparse_head",
+    "scale_rewards",
+    "reward_weights",
+    "multi_objective_aggregation",
+    "soft_overlong_cache",
+    "soft_overlong_penalty",
+    "mask_truncated_completions",
+    "dynamic_sampling",
+    "max_resample_times",
+    "shuffle_dataset",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "generation_kwargs",
+    "chat_template_kwargs",
+)
+"""Options a run keeps to its end. Others say how it runs, how long, and what it writes."""
+
+MOST_ROWS = 10_000
+MOST_WEIGHTS = 64
+"""Values of each parameter that are looked at."""
+
+WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin")
+
+
+def identity(trainer: Any) -> dict[str, Any]:
+    """What decides a trainer's weights, for a file and for people to read."""
+    args = trainer.args
+    options = {name: getattr(args, name) for name in DECISIVE}
+    processes = trainer.accelerator.num_processes
+    found = {
+        **options,
+        "method_options": dict(args.objective.options),
+        "completions_per_update": args.per_device_train_batch_size * processes,
+        "updates_per_rollout": args.steps_per_generation * args.num_iterations,
+        "processes": processes,
+        "reward_funcs": trainer.reward_func_names,
+        "train_dataset": _data(trainer.train_dataset),
+        "chat_template": _template(trainer.chat_template or trainer._tokenizer.chat_template),
+        "model": {"name": str(trainer.policy.config._name_or_path), "weights": _weights(trainer)},
+    }
+    # As a file gives it back, so that the two can be compared.
+    return json.loads(json.dumps(found, default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else str(value)
+
+
+def _template(template: Any) -> str:
+    return "checksum " + xxhash.xxh3_64_hexdigest(str(template).encode())[:8]
+
+
+def _data(dataset: Any) -> str | None:
+    """Rows of a training set and a checksum of them, at most `MOST_ROWS`, evenly spaced."""
+    if not isinstance(dataset, Dataset):
+        return None
+    count = len(dataset)
+    some = dataset.select(range(0, count, -(-count // MOST_ROWS) or 1))
+    digest = xxhash.xxh3_128()
+    for row in some.with_format(None):
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return f"{count} rows, checksum {digest.hexdigest()[:8]}"
+
+
+def _weights(trainer: Any) -> str | None:
+    """A checksum of a few values of every parameter; of adapters, of those of their base.
+
+    Values are rounded to bfloat16: a model is the same in whichever precision it was loaded.
+    """
+    named = sorted(trainer.model.named_parameters())
+    frozen = [(name, p) for name, p in named if not p.requires_grad]
+    digest = xxhash.xxh3_128()
+    for name, parameter in frozen or named:
+        if parameter.is_meta:
+            return None
+        values = parameter.detach().flatten()
+        some = values[:: max(1, values.numel() // MOST_WEIGHTS)].to("cpu", torch.bfloat16)
+        digest.update(f"{name} {list(parameter.shape)}".encode())
+        digest.update(some.contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:8]
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """How two runs differ, one line each."""
+    found = []
+    for name in here:
+        a, b = there.get(name), here[name]
+        if name == "model":  # a folder may have moved; its weights say what it is
+            same = isinstance(a, dict) and a.get("weights") in (b["weights"], None)
+            same = same or b["weights"] is None
+        else:
+            same = a == b
+        if not same:
+            found.append(f"{name}: {json.dumps(a)} there, {json.dumps(b)} here")
+    return found
+
+
+def read(folder: Path) -> dict[str, Any] | None:
+    """The run a folder or a checkpoint says it belongs to; None if it does not say."""
+    try:
+        found = json.loads((folder / RUN).read_text())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write(folder: Path, run: dict[str, Any]) -> None:
+    """Say whose the folder is, at once or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{RUN}.{os.getpid()}"
+    draft.write_text(json.dumps(run, indent=1) + "\n")
+    os.replace(draft, folder / RUN)
+
+
+def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:
+    """Raise unless a checkpoint was written by a run that would have gone on like this one."""
+    there = read(checkpoint)
+    differ = [f"{RUN} is missing or not readable"] if there is None else differences(there, run)
+    if differ:
+        raise ACPOError(
+            f"resume_from_checkpoint={str(checkpoint)!r} is of another run:\n  "
+            + "\n  ".join(differ)
+            + "\nset these as they were; or start a run of its own from the checkpoint's weights: "
+            "pass the checkpoint as the model, with another output_dir"
+        )
+
+
+def refuse_occupied(folder: Path, checkpoints: list[Path], run: dict[str, Any]) -> None:
+    """Raise if a folder holds what another run left, or this one, which is not to be resumed.
+
+    Args:
+        folder: where a run is about to write.
+        checkpoints: those in the folder, oldest first, unless the run goes on from one of them.
+        run: the run's identity.
+    """
+    there = read(folder)
+    trained = any(path for pattern in WEIGHTS for path in folder.glob(pattern))
+    differ = differences(there, run) if there is not None else []
+    if not checkpoints and not (trained and differ):
+        return
+    holds = f"checkpoints up to {checkpoints[-1].name}" if checkpoints else "a trained model"
+    words = f"output_dir={str(folder)!r} holds {holds} of another run"
+    if there is not None and not differ:
+        words = f"output_dir={str(folder)!r} holds {holds} of this very run"
+    remedy = "choose another output_dir, or empty this one"
+    if checkpoints and not differ:
+        remedy += "; resume_from_checkpoint=True goes on from the newest"
+    raise ACPOError("\n  ".join([words, *differ]) + ("\n" if differ else "; ") + remedy)

@@ -1,0 +1,142 @@
+"""A folder holds one run: another is refused, a finished one is left alone."""
+
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+
+from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.trl import checkpoint
+from acpo.engines.trl.identity import RUN
+from acpo.errors import ACPOError
+from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+
+
+def build(folder, *, model=None, data=None, **more):
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    return ACPOTrainer(
+        tiny_model() if model is None else model,
+        odd_tokens,
+        ACPOConfig(**options(folder, **{**settings, **more})),
+        prompts(16) if data is None else data,
+        processing_class=tiny_tokenizer(),
+    )
+
+
+def contents(folder):
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with two finished steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    build(folder).train()
+    return folder
+
+
+def test_a_second_run_in_the_folder_is_refused_and_nothing_is_deleted(trained):
+    before = contents(trained)
+    with pytest.raises(ACPOError, match=r"(?s)another run.*method: .acpo. there, .grpo. here"):
+        build(trained, method="grpo").train()
+    with pytest.raises(ACPOError, match=r"this very run.*resume_from_checkpoint=True"):
+        build(trained).train()
+    assert contents(trained) == before
+
+
+OTHERS = {
+    "method": ({"method": "sapo"}, r"method: \"acpo\" there, \"sapo\" here"),
+    "option": ({"tau_neg": 1.5}, "method_options"),
+    "seed": ({"seed": 4}, "seed: 3 there, 4 here"),
+    "learning rate": ({"learning_rate": 1e-4}, "learning_rate: 0.001 there, 0.0001 here"),
+    "batch": ({"per_device_train_batch_size": 16}, "completions_per_update: 8 there, 16 here"),
+    "group": ({"num_generations": 8}, "num_generations: 4 there, 8 here"),
+    "model": ({"model": tiny_model(seed=1)}, "model: "),
+    "data": (
+        {"data": Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]})},
+        "train_dataset: .16 rows",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changed", "words"), OTHERS.values(), ids=OTHERS)
+def test_resuming_another_run_is_refused_with_the_difference(trained, changed, words):
+    before = contents(trained)
+    with pytest.raises(ACPOError, match=f"(?s)of another run:.*{words}.*as they were"):
+        build(trained, max_steps=3, **changed).train(resume_from_checkpoint=True)
+    assert contents(trained) == before
+
+
+def test_what_does_not_decide_the_weights_may_change(tmp_path, trained):
+    trainer = build(tmp_path, max_steps=1)
+    trainer.train()
+    trainer = build(
+        tmp_path,
+        model=tiny_model(dtype=torch.float32),
+        max_steps=2,
+        save_steps=2,
+        save_total_limit=3,
+        logging_steps=2,
+        run_name="another",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_tokens_per_pack=64,
+    )
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
+    whole = torch.load(trained / "checkpoint-2" / "optimizer.pt", weights_only=True)
+    again = torch.load(tmp_path / "checkpoint-2" / "optimizer.pt", weights_only=True)
+    for place, state in whole["state"].items():
+        torch.testing.assert_close(again["state"][place]["exp_avg"], state["exp_avg"])
+
+
+def test_a_checkpoint_may_be_continued_elsewhere(tmp_path, trained):
+    trainer = build(tmp_path, max_steps=3)
+    trainer.train(resume_from_checkpoint=str(trained / "checkpoint-2"))
+    assert [p.name for p in checkpoint.numbered(tmp_path)] == ["checkpoint-3"]
+
+
+def test_a_finished_run_says_so_and_keeps_its_weights(trained, caplog):
+    before = contents(trained)
+    for _ in range(2):
+        trainer = build(trained, model=tiny_model())
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.watch.finished and trainer.state.global_step == 2
+        assert "finished: the checkpoint is at step 2 of 2" in caplog.text
+    assert contents(trained) == before
+    for name, value in load_file(trained / "checkpoint-2" / "model.safetensors").items():
+        assert torch.equal(trainer.model.state_dict()[name], value), name
+
+
+def test_a_run_of_epochs_is_finished_too(tmp_path):
+    epochs = {"max_steps": -1, "num_train_epochs": 1, "save_steps": 8}
+    build(tmp_path, **epochs).train()
+    before = contents(tmp_path)
+    trainer = build(tmp_path, **epochs)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.watch.finished and trainer.state.global_step == 8
+    assert contents(tmp_path) == before
+
+
+def test_a_trained_model_is_not_overwritten_by_another_run(tmp_path):
+    trainer = build(tmp_path, save_strategy="no", max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    build(tmp_path, save_strategy="no", max_steps=1).train()
+    with pytest.raises(ACPOError, match=r"(?s)a trained model of another run.*seed: 3 there"):
+        build(tmp_path, save_strategy="no", seed=9).train()
+
+
+def test_a_run_that_left_nothing_does_not_keep_the_folder(tmp_path):
+    build(tmp_path, save_strategy="no", max_steps=1).train()
+    build(tmp_path, save_strategy="no", max_steps=1, seed=9).train()
+    assert json.loads((tmp_path / RUN).read_text())["seed"] == 9
+
+
+def test_foreign_checkpoints_are_not_mixed_with_the_runs_own(tmp_path):
+    (tmp_path / "checkpoint-900").mkdir()
+    for resume in (None, True):
+        with pytest.raises(ACPOError, match="checkpoint-900 of another run"):
+            build(tmp_path).train(resume_from_checkpoint=resume)
