@@ -144,9 +144,7 @@ def test_no_delta_is_negative(temperature, logp_dtype):
         tokens = torch.randint(24, (100_000,), generator=generator)
         scaled = logits / scale.to(logits.dtype)
         logp = scaled.to(logp_dtype).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-        margin = mode_margin(
-            logits=logits, tokens=tokens, temperature=scale, differentiable=False
-        )
+        margin = mode_margin(logits=logits, tokens=tokens, temperature=scale, differentiable=False)
         stats = MicroBatch(METHODS["acpo"], margin).stats(logp)
         assert stats.log_pmax.max() <= 0 and stats.logp.max() <= 0
         assert (margin <= 0).all() and (stats.log_pmax >= stats.logp).all()
