@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ def free_port() -> int:
 
 
 STALLED = 300.0
-"""Seconds in which no rank of a waiting group does any work: they wait for each other."""
+"""Seconds without progress after which processes wait for each other for ever."""
 WORK = 1800.0
-"""Seconds of work, of all ranks together, after which a group runs in a circle."""
+"""Processor seconds after which they run in a circle."""
 
 
 def work(processes: list[subprocess.Popen[bytes]]) -> float:
@@ -50,19 +51,30 @@ def work(processes: list[subprocess.Popen[bytes]]) -> float:
 
 
 def wait_for(
-    processes: list[subprocess.Popen[bytes]], *, stalled: float = STALLED, limit: float = WORK
+    processes: list[subprocess.Popen[bytes]],
+    progress: Callable[[], float] | None = None,
+    *,
+    stalled: float = STALLED,
+    limit: float = WORK,
 ) -> list[int]:
-    """Exit statuses; a group that stalls, or works without end, is an error."""
-    done, since = 0.0, time.monotonic()
+    """Exit statuses, when all have ended or one has failed.
+
+    Args:
+        processes: one group.
+        progress: a number that grows as long as something happens (default: their work).
+        stalled: seconds without progress that are an error.
+        limit: what the number may reach.
+    """
+    done, since = -1.0, time.monotonic()
     while any(process.poll() is None for process in processes):
         if any(process.poll() for process in processes):  # the others would wait for it
             break
-        now = work(processes)
+        now = progress() if progress else work(processes)
         if now - done > 0.05:
             done, since = now, time.monotonic()
         waited = time.monotonic() - since
-        assert waited < stalled, f"no process has worked for {waited:.0f} s, after {done:.0f} s"
-        assert done < limit, f"not done after {done:.0f} s of work"
+        assert waited < stalled, f"no progress for {waited:.0f} s, after {done:.0f}"
+        assert done < limit, f"not done after {done:.0f}"
         time.sleep(0.2)
     return [process.poll() or 0 for process in processes]
 

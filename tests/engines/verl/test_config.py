@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
-from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import acpo.verl
 from acpo.engines.verl import checks, internals, versions
@@ -17,7 +18,7 @@ from acpo.engines.verl.internals import check_internals
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives import METHODS
 from engines.verl.launch import ENVIRONMENT
-from engines.verl.recipes import FOLDER, SCRIPTS, arguments, configuration
+from engines.verl.recipes import FOLDER, SCRIPTS, arguments, configuration, manual
 
 MANUAL = Path(__file__).parents[3] / "docs" / "verl.md"
 ACTOR = "actor_rollout_ref.actor"
@@ -41,6 +42,17 @@ def test_every_recipe_is_valid(tmp_path, script):
     sequence_mean = actor.loss_agg_mode == "seq-mean-token-mean"
     assert sequence_mean == (method.aggregation == "sequence_mean")
     assert config.algorithm.norm_adv_by_std_in_grpo == (method.advantage_scale == "std")
+
+
+def test_the_manuals_command_is_valid_and_needs_every_line():
+    command = manual()
+    config = validated(command)
+    assert not need_critic(config)
+    for start in ("adv_estimator=", "rollout.n=", "use_dynamic_bsz="):
+        with pytest.raises((ACPOError, InstantiationException)):
+            validated([word for word in command if start not in word])
+    with pytest.warns(ACPOWarning, match="loss_agg_mode=token-mean"):
+        validated([word for word in command if "loss_agg_mode=" not in word])
 
 
 def test_a_driver_without_accelerator_validates(tmp_path, monkeypatch):
@@ -77,7 +89,7 @@ WRONG = {
     ),
     "unknown variant": (
         [OURS, f"{ACTOR}.policy_loss.loss_mode=acpo_norouting"],
-        r"method='acpo_norouting' is unknown; did you mean 'acpo_no_routing'",
+        r"loss_mode=acpo_norouting is unknown; did you mean acpo_no_routing",
     ),
     "unknown variant, stock section": (
         [f"{ACTOR}.policy_loss.loss_mode=acpo_norouting"],
@@ -189,8 +201,9 @@ def test_one_pipeline_stage_sees_the_whole_mini_batch(tmp_path, method):
 
 
 def test_a_critic_that_was_asked_for(tmp_path):
-    overrides = ["algorithm.adv_estimator=gae", "critic.enable=True", "critic.use_dynamic_bsz=True"]
-    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    overrides = ["algorithm.adv_estimator=gae", "critic.enable=True"]
+    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    checks.check_run(config, acpo.verl.ROWS)
 
 
 def test_losses_of_other_libraries_are_not_ours_to_judge(tmp_path):
@@ -207,12 +220,12 @@ def test_rewards_without_their_judge(tmp_path, monkeypatch):
 
 def changed(**methods):
     """verl's FSDP engine with some methods as another version might have them."""
-    return type("Engine", (EngineRegistry.get_engine_cls("language_model", "fsdp2"),), methods)
+    return type("Engine", (FSDPEngineWithLMHead,), methods)
 
 
 def test_names_that_the_plugin_leans_on(monkeypatch):
     stock = changed()
-    check_internals(stock, {"forward_backward_batch": ("data",)})
+    check_internals(stock, internals.FSDP)
     with pytest.raises(ACPOError, match=r"verl .* has no loss_function of Engine.forward_backward"):
         check_internals(changed(forward_backward_batch=lambda self, data: 0), internals.BATCH)
     with pytest.raises(ACPOError, match=r"has no Engine._gather_and_unpad_packed"):
@@ -253,8 +266,9 @@ BREAKAGES = {
 }
 
 
-@pytest.mark.parametrize("library", ["acpo.verl", "null"])
-@pytest.mark.parametrize("breakage", BREAKAGES)
+@pytest.mark.parametrize(
+    ("breakage", "library"), [("another verl", "null"), ("a missing dependency", "acpo.verl")]
+)
 def test_a_plugin_that_cannot_load_stops_the_run(tmp_path, breakage, library):
     line, reason = BREAKAGES[breakage]
     overrides = arguments("qwen3-8b-base-acpo.sh", tmp_path)
@@ -281,7 +295,7 @@ def _run(program, *arguments):
     )
 
 
-@pytest.mark.parametrize("command", ["train", "doctor", "compare", "trace"])
+@pytest.mark.parametrize("command", ["train", "doctor", "compare"])
 def test_commands_that_need_trl_say_so_in_one_line(tmp_path, command):
     done = subprocess.run(
         [sys.executable, "-m", "acpo", command, str(FOLDER.parent / "quickstart.yaml")],
