@@ -12,8 +12,10 @@ from pathlib import Path
 
 from acpo.errors import ACPOError
 
-BATCH = {"forward_backward_batch": ("data", "loss_function", "forward_only")}
-FSDP = BATCH | {
+BATCH: dict[str, tuple[str, ...]] = {
+    "forward_backward_batch": ("data", "loss_function", "forward_only")
+}
+FSDP: dict[str, tuple[str, ...]] = BATCH | {
     "prepare_model_inputs": (
         *('"input_ids_rmpad_rolled"', '"temperature_rmpad"', '"temperature"', '"pad_size"'),
     ),
@@ -23,7 +25,7 @@ FSDP = BATCH | {
     ),
     "_gather_and_unpad_packed": ("pad_size",),
 }
-MEGATRON = BATCH | {
+MEGATRON: dict[str, tuple[str, ...]] = BATCH | {
     "_lm_head_logits_processor": (
         *("logits", "label", "temperature", "logits_processor_func"),
         *('"log_probs"', '"entropy"'),
