@@ -32,9 +32,9 @@ from pathlib import Path
 
 from acpo.evaluate.backends import Request, Sampling
 from acpo.evaluate.backends.openai import OpenAIBackend
-from acpo.evaluate.data import load
-from acpo.evaluate.judges import Judges
 from acpo.evaluate.run import plan, run
+from acpo.tasks.grading import Judges
+from acpo.tasks.questions import load_questions
 from acpo.verify.verdict import Outcome, Verdict
 
 LATENCY = 0.05
@@ -98,7 +98,7 @@ def questions(folder: Path, count: int):
     path = folder / "sums.jsonl"
     rows = ({"problem": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(count))
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return load(str(path))
+    return load_questions(str(path))
 
 
 def timed_run(url: str, count: int, concurrency: int, judges) -> float:

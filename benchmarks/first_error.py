@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from acpo.annotate.annotations import Annotations
+from acpo.annotate.evidence import Accept, aligned_pairs
 from acpo.annotate.pairs import select
-from acpo.annotate.settled import Accept, aligned_pairs
 from acpo.cli import app
 from acpo.diagnose.clusters import effect
-from acpo.diagnose.first_error import align, measure
+from acpo.diagnose.error_alignment import align, measure
 from acpo.records import Trace
 from acpo.tasks.chain import STEP_LENGTH, ChainProblem
 

@@ -23,6 +23,7 @@ advantages), update (forward and backward passes), optimizer (step and clipping)
 """
 
 import argparse
+import inspect
 import json
 import random
 import subprocess
@@ -197,7 +198,9 @@ class Lengths:
         inner = Manager.add_request
 
         def add_request(manager: Any, *args: Any, **kwargs: Any) -> Any:
-            own = {"max_new_tokens": self.now.pop(), "eos_token_id": -1}
+            own = {"max_new_tokens": self.now.pop()}
+            if "eos_token_id" in inspect.signature(inner).parameters:
+                own["eos_token_id"] = -1
             return inner(manager, *args, **{**kwargs, **own})
 
         Manager.add_request = add_request
@@ -356,7 +359,7 @@ def in_a_process(engine: str, args: Any) -> dict[str, Any]:
         command += ["--checkpointing"] if args.checkpointing else []
         command += ["--micro-batch", str(args.micro_batch)] if args.micro_batch else []
         try:
-            subprocess.run(command, check=False, timeout=args.limit)
+            subprocess.run(command, check=False, timeout=args.limit, stdout=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
             return {"engine": engine, "error": f"took more than {args.limit} s"}
         if not out.exists():

@@ -12,19 +12,16 @@ Useful tokens are the prompt and completion tokens of all sequences, padding not
 import argparse
 import gc
 import json
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from environment import environment
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -67,6 +64,7 @@ TINY = {
     "budget": 256,
 }
 GROUP = 8
+PACKAGES = ("torch", "triton", "transformers", "trl", "accelerate")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 VARIANTS = {
@@ -323,34 +321,6 @@ def speeds(
     }
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what the numbers were measured."""
-
-    def installed(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    packages = ("torch", "triton", "transformers", "trl", "accelerate", "acpo")
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "gpu": gpu,
-        "cpu": platform.machine(),
-        "python": platform.python_version(),
-        "packages": {name: installed(name) for name in packages},
-        "commit": commit,
-        "command": " ".join(["python", *sys.argv]),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/update.json"))
@@ -368,7 +338,7 @@ def main() -> None:
     if args.tiny:
         args.dtype = "float32"
     settings = {k: v for k, v in size.items() if k != "shape"}
-    result: dict[str, Any] = {"environment": environment(), "size": settings, "rows": []}
+    result: dict[str, Any] = {"environment": environment(*PACKAGES), "size": settings, "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)
     for name in args.variants:
         for checkpointing in (True, False):

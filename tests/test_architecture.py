@@ -1,8 +1,9 @@
-"""The arrows between our modules point one way, and some never import torch."""
+"""The arrows between our modules point one way and never in a circle; some never import torch."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ ALLOWED = {
     "records": {"record_columns", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
-    "verify": {"errors", "jsonl"},
+    "checkpoints": {"errors"},
+    "verify": {"errors", "jsonl", "linefile"},
     "tasks": {"errors", "jsonl", "verify"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},
@@ -29,22 +31,28 @@ ALLOWED = {
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
-        *("objectives", "head", "records", "scoring", "sampling"),
+        *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
     },
-    "train": {"errors", "intervals", "objectives", "head", "verify", "tasks", "engines"},
+    "train": {
+        *("errors", "intervals", "objectives", "head", "verify", "tasks", "engines"),
+        "checkpoints",
+    },
     "trace": {
         *("errors", "objectives", "records", "scoring"),
-        *("verify", "tasks", "evaluate", "train"),
+        *("verify", "tasks", "evaluate", "train", "checkpoints"),
     },
-    "annotate": {"errors", "linefile", "records", "tasks", "viewer"},
-    "diagnose": {"errors", "intervals", "records", "objectives", "annotate"},
+    "annotate": {"errors", "linefile", "records", "tasks"},
+    "diagnose": {
+        *("errors", "intervals", "records", "objectives", "annotate"),
+        "method_columns",
+    },
     "compare": {
         *("errors", "intervals", "jsonl", "objectives", "sampling"),
-        *("verify", "tasks", "engines", "evaluate", "train"),
+        *("verify", "tasks", "engines", "evaluate", "train", "checkpoints"),
     },
-    "catalogue": {"errors", "objectives"},
-    "replay": {"errors", "objectives", "records", "scoring"},
-    "viewer": {"errors", "records"},
+    "methods_table": {"errors", "objectives"},
+    "method_columns": {"errors", "objectives", "records", "scoring"},
+    "viewer": {"errors", "records", "annotate", "method_columns"},
     "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
@@ -60,6 +68,88 @@ TORCH_FREE = (
     "viewer",
     "annotate",
 )
+
+
+MOST_LINES = 400
+LONGER = {"acpo.engines.trl.trainer": 402}
+"""Files that are known to be longer, and still to be cut."""
+CIRCLES = [{"acpo.train.checks", "acpo.train.data", "acpo.train.recipe"}]
+"""Import circles that are known and still to be broken, by the modules in them."""
+SHARED_NAMES = {
+    # Known, and still to be renamed: one name, two meanings.
+    *("Backend", "Report"),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every file of the package, by the name it is imported under."""
+    found = {}
+    for file in SOURCE.rglob("*.py"):
+        parts = file.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = file
+    return found
+
+
+def imports_of(file: Path, known: Collection[str]) -> set[str]:
+    """Our own modules that a file imports anywhere: at its top, in a function, for types only."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in known else node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
+    return found & set(known)
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of modules each of which imports, over others, itself."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            new = arrows[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        return seen
+
+    everywhere = {name: reached(name) for name in arrows}
+    found: list[set[str]] = []
+    for name, others in everywhere.items():
+        circle = {other for other in others if name in everywhere[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def test_circles_are_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f"}}
+    assert circles(arrows) == [{"a", "b", "c"}, {"f"}]
+
+
+def test_no_module_imports_itself_over_others():
+    known = modules()
+    arrows = {name: imports_of(file, known) - {name} for name, file in known.items()}
+    assert [circle for circle in circles(arrows) if circle not in CIRCLES] == []
+
+
+def test_no_file_is_longer_than_a_person_reads():
+    lengths = {name: len(file.read_text().splitlines()) for name, file in modules().items()}
+    assert {name: n for name, n in lengths.items() if n > LONGER.get(name, MOST_LINES)} == {}
+
+
+def test_a_class_has_one_meaning_in_the_whole_house():
+    places: dict[str, list[str]] = {}
+    for module, file in modules().items():
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    twice = {name: where for name, where in places.items() if len(where) > 1}
+    assert {name: twice[name] for name in twice.keys() - SHARED_NAMES} == {}
 
 
 def packages() -> list[str]:

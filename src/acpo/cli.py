@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from acpo.annotate.command import annotate_app
+from acpo.annotate import command as annotate
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
-from acpo.trace.command import trace
+from acpo.trace.command import import_rollouts, trace
+from acpo.viewer import command as pages
 
 ORDER = [
     "methods",
@@ -19,6 +20,7 @@ ORDER = [
     "train",
     "eval",
     "trace",
+    "import",
     "view",
     "diagnose",
     "annotate",
@@ -65,14 +67,54 @@ verify_app = typer.Typer(help="Verify completions in a JSONL file.", no_args_is_
 app.add_typer(verify_app, name="verify")
 app.add_typer(eval_app, name="eval")
 app.add_typer(data_app, name="data")
+annotate_app = typer.Typer(
+    help="First errors: annotators propose, a person verifies.", no_args_is_help=True
+)
 app.add_typer(annotate_app, name="annotate")
+annotate_app.command()(annotate.propose)
+annotate_app.command()(pages.review)
+annotate_app.command()(annotate.apply)
 app.add_typer(diagnose_app, name="diagnose")
 app.command()(trace)
+app.command("import")(import_rollouts)
+app.command()(pages.view)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"acpo {version('acpo')}")
+        raise typer.Exit
 
 
 @app.callback()
-def main() -> None:
+def main(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
+) -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
+
+
+class RecipeCommand(TyperCommand):
+    """Its help lists every option of a recipe, by group."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table
+
+        from acpo.train.recipe import option_groups
+
+        super().format_help(ctx, formatter)
+        for title, options in option_groups().items():
+            table = Table(title=title, box=None, title_justify="left", show_header=False)
+            table.add_column(overflow="fold")
+            table.add_column(overflow="fold")
+            for name, text in options:
+                table.add_row(f"--{name}", escape(text))
+            Console().print(table, "")
 
 
 @app.command()
@@ -80,7 +122,7 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """List every method: gate, credit, routing, aggregation, reference."""
-    from acpo.catalogue import print_methods
+    from acpo.methods_table import print_methods
 
     print_methods(as_json)
 
@@ -89,12 +131,22 @@ OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
 RECIPE = typer.Argument(help="A YAML file; see recipes/.")
 
 
-@app.command(context_settings=OVERRIDABLE)
-def train(context: typer.Context, recipe: Path = RECIPE) -> None:
+@app.command(context_settings=OVERRIDABLE, cls=RecipeCommand)
+def train(
+    context: typer.Context,
+    recipe: Path = RECIPE,
+    dry_run: bool = typer.Option(
+        False, "--dry-run", help="Print the recipe as it would be trained, and end."
+    ),
+) -> None:
     """Train what a recipe describes. Append `--key value` to change any option of it."""
     from acpo.train import launch
+    from acpo.train.recipe import read_recipe, resolved
 
-    launch.train(recipe, context.args)
+    if dry_run:
+        typer.echo(resolved(read_recipe(recipe, context.args)), nl=False)
+    else:
+        launch.train(recipe, context.args)
 
 
 @app.command(context_settings=OVERRIDABLE)
@@ -148,7 +200,9 @@ def compare(
 
 FILE = typer.Argument(help="JSONL, one completion per row.")
 TEXT_FIELD = typer.Option("completion", help="Field of the model's text.")
-OUTPUT = typer.Option(None, help="Write rows with verdicts here, as JSONL.")
+OUTPUT = typer.Option(
+    None, help="Write rows with verdicts here, as JSONL, as they come; goes on where it stopped."
+)
 WORKERS = typer.Option(None, min=1, help="Verifications at a time (default: one per core).")
 
 
@@ -169,9 +223,12 @@ def verify_math(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
-    with MathPool(workers, cpu_seconds=cpu_seconds) as pool:
-        verdicts = batch.verdicts(pool.verify, list(zip(texts, golds, strict=True)))
-    batch.report(rows, verdicts, output)
+    with (
+        batch.Verdicts(rows, output) as verdicts,
+        MathPool(workers, cpu_seconds=cpu_seconds) as pool,
+    ):
+        verdicts.judge(pool.verify, list(zip(texts, golds, strict=True)))
+    verdicts.report()
 
 
 @verify_app.command("code")
@@ -198,36 +255,9 @@ def verify_code(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     tests = batch.join(rows, problems, id_field) if problems else rows
-    backend = batch.backend(remote, unsafe_local, cpu_seconds)
-    with CodePool(workers, backend) as pool:
-        verdicts = batch.verdicts(pool.verify, list(zip(texts, tests, strict=True)))
-    batch.report(rows, verdicts, output)
-
-
-@app.command()
-def view(
-    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
-    output: Path | None = typer.Option(
-        None, "--output", "-o", help="The page (default: TRACE.html)."
-    ),
-    methods: str | None = typer.Option(
-        None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
-    ),
-    prompts: int = typer.Option(64, min=1, help="Show so many prompts, from the first on."),
-) -> None:
-    """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.records import Trace
-    from acpo.replay import methods_to_show, replay
-    from acpo.viewer import write_credit_page
-
-    source = Trace.open(trace)
-    chosen = methods_to_show(source, methods)
-    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
-    shown = write_credit_page(
-        source,
-        page,
-        methods={method.name: replay(source, method)._asdict() for method in chosen},
-        titles={method.name: method.title for method in chosen},
-        prompts=prompts,
-    )
-    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
+    with (
+        batch.Verdicts(rows, output) as verdicts,
+        CodePool(workers, batch.backend(remote, unsafe_local, cpu_seconds)) as pool,
+    ):
+        verdicts.judge(pool.verify, list(zip(texts, tests, strict=True)))
+    verdicts.report()

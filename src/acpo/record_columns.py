@@ -16,6 +16,7 @@ ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),  # completions of one prompt share it
     "sample": pa.int32(),  # number of the completion among its prompt's
     "step": pa.int32(),  # optimizer step the policy had reached
+    "update": pa.int32(),  # updates made on this rollout since; null and 0: as it was sampled
     "prompt": pa.string(),
     "completion": pa.string(),
     "answer": pa.string(),  # gold
@@ -138,16 +139,22 @@ def _leaf(table: pa.Table, name: str) -> str:
     return f"{name}.list.element" if pa.types.is_list(table.schema.field(name).type) else name
 
 
+def _open(file: Path) -> pq.ParquetFile:
+    """One file by itself: a data set's reader takes many times as long to open one."""
+    try:
+        return pq.ParquetFile(file, memory_map=True)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+
+
 def column_names(file: Path) -> list[str]:
     """The columns of a file.
 
     Raises:
         TraceError: It cannot be read.
     """
-    try:
-        return list(pq.read_schema(file).names)
-    except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+    with _open(file) as parquet:
+        return list(parquet.schema_arrow.names)
 
 
 def read_table(file: Path, names: list[str], columns: Mapping[str, pa.DataType]) -> pa.Table:
@@ -156,16 +163,17 @@ def read_table(file: Path, names: list[str], columns: Mapping[str, pa.DataType])
     Raises:
         TraceError: It cannot be read, or holds text that is not UTF-8.
     """
-    present = column_names(file)
-    schema = pa.schema([(name, columns[name]) for name in names if name in present])
-    try:
-        table = pq.read_table(file, columns=schema.names, memory_map=True, partitioning=None)
-        table = table.select(schema.names).cast(schema)
-        for name in schema.names:
-            if schema.field(name).type == pa.string():
-                table[name].validate(full=True)
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+    with _open(file) as parquet:
+        present = set(parquet.schema_arrow.names)
+        schema = pa.schema([(name, columns[name]) for name in names if name in present])
+        try:
+            table = parquet.read(columns=schema.names, use_threads=False)
+            table = table.select(schema.names).cast(schema)
+            for name in schema.names:
+                if schema.field(name).type == pa.string():
+                    table[name].validate(full=True)
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
     for name in names:
         if name not in present:
             table = table.append_column(name, pa.nulls(table.num_rows, columns[name]))

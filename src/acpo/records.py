@@ -77,16 +77,23 @@ class TraceWriter(Closing):
             raise
 
     def append(
-        self, rollouts: Sequence[Mapping[str, Any]], tokens: Mapping[str, Any], *, step: int = 0
+        self,
+        rollouts: Sequence[Mapping[str, Any]],
+        tokens: Mapping[str, Any],
+        *,
+        step: int = 0,
+        update: int = 0,
     ) -> None:
         """Add completions.
 
         Args:
-            rollouts: One mapping of `ROLLOUT_COLUMNS` per completion; `step` is filled in.
+            rollouts: One mapping of `ROLLOUT_COLUMNS` per completion; `step` and `update` are
+                filled in.
             tokens: Columns of `TOKEN_COLUMNS`, each as long as all completions together.
-            step: The optimizer step of the policy.
+            step: The optimizer step of the policy that sampled.
+            update: How many updates on this rollout the scored policy is ahead of that one.
         """
-        rows: list[dict[str, Any]] = [{**row, "step": step} for row in rollouts]
+        rows: list[dict[str, Any]] = [{**row, "step": step, "update": update} for row in rollouts]
         completions, columns = rollout_table(rows), token_table(tokens)
         total = int(completions["tokens"].to_numpy().sum())
         if total != columns.num_rows:
@@ -97,6 +104,7 @@ class TraceWriter(Closing):
         write_table(completions, _rollout_file(self.path, number))
         write_table(columns, _token_file(self.path, number))
         line = {"part": number, "step": step, "rollouts": len(rows), "tokens": total}
+        line |= {"update": update} if update else {}
         self._lines.append(_line(line))
         self.parts.append(line)
 
@@ -141,12 +149,15 @@ class Trace:
     Attributes:
         path: Its folder.
         header: What it is.
-        parts: Its committed parts.
+        parts: Its committed parts: each completion once, under the policy that sampled it or,
+            where that is another, the one that scored it.
+        later: Parts that score some of the same completions again, after updates on them.
     """
 
     path: Path
     header: dict[str, Any]
     parts: tuple[dict[str, Any], ...]
+    later: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def open(cls, path: Path | str) -> "Trace":
@@ -164,7 +175,32 @@ class Trace:
                 f"{path} is not a trace ({error.strerror}: {HEADER}); `acpo trace` makes one"
             ) from error
         header, parts = _parse_header(file, text[: text.rfind(b"\n") + 1])
-        return cls(path, header, tuple(parts))
+        first = tuple(part for part in parts if not part.get("update"))
+        return cls(path, header, first, tuple(part for part in parts if part.get("update")))
+
+    def of_step(self, step: int | None) -> "Trace":
+        """What it holds of one training step; all of it for None.
+
+        Raises:
+            TraceError: Nothing of that step.
+        """
+        if step is None:
+            return self
+        kept, later = (tuple(p for p in ps if p["step"] == step) for ps in (self.parts, self.later))
+        if not kept:
+            steps = sorted({part["step"] for part in self.parts})
+            raise TraceError(f"--step {step}: {self.path} has steps {', '.join(map(str, steps))}")
+        return Trace(self.path, self.header, kept, later)
+
+    def after_updates(self) -> dict[int, "Trace"]:
+        """What was scored again, by the number of updates made on it."""
+        numbers = sorted({part["update"] for part in self.later})
+        return {
+            number: Trace(
+                self.path, self.header, tuple(p for p in self.later if p["update"] == number)
+            )
+            for number in numbers
+        }
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -216,9 +252,23 @@ class Trace:
         table = self.table(*names)
         return {name: table[name].to_numpy() for name in names}
 
+    @cached_property
+    def _read(self) -> dict[str, pa.ChunkedArray]:
+        """Columns that were asked for: opening every part again costs more than keeping them."""
+        return {}
+
     def table(self, *names: str, rollouts: range | None = None) -> pa.Table:
         """Token columns of all completions, or of consecutive ones."""
         self.require(*names)
+        if rollouts is not None:
+            return self._cut(names, rollouts)
+        missing = [name for name in dict.fromkeys(names) if name not in self._read]
+        if missing:
+            found = self._cut(missing)
+            self._read.update({name: found[name] for name in missing})
+        return pa.table({name: self._read[name] for name in names})
+
+    def _cut(self, names: Sequence[str], rollouts: range | None = None) -> pa.Table:
         tables: list[pa.Table] = []
         first, last = 0, len(self)
         if rollouts is not None:
@@ -247,6 +297,7 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
                 is_ours = row["format"] == FORMAT and isinstance(row["version"], int)
             else:
                 counts = [row[name] for name in ("part", "step", "rollouts", "tokens")]
+                counts.append(row.get("update", 0))
                 is_ours = all(type(count) is int and count >= 0 for count in counts)
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False

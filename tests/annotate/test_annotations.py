@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from acpo.annotate.agreement import agreements
 from acpo.annotate.annotations import (
     AnnotationError,
     Annotations,
@@ -16,10 +15,10 @@ from acpo.annotate.annotations import (
     Record,
     Review,
 )
-from acpo.annotate.exact import ExactAnnotator
-from acpo.annotate.outcomes import Status
+from acpo.annotate.annotators import ExactAnnotator, Status
+from acpo.annotate.evidence import agreements
 from acpo.annotate.pairs import Span, select
-from acpo.annotate.run import propose
+from acpo.annotate.propose import propose
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from annotate.traces import chain_rows, write_texts

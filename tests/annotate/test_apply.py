@@ -6,17 +6,16 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
+from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.apply import Merged, ReviewError, apply
-from acpo.annotate.exact import ExactAnnotator
-from acpo.annotate.outcomes import Status
+from acpo.annotate.evidence import Accept, Evidence, aligned_pairs
 from acpo.annotate.pairs import Span, select
-from acpo.annotate.review import write_review_page
-from acpo.annotate.run import propose
-from acpo.annotate.settled import Accept, Evidence, aligned_pairs
+from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
+from acpo.viewer.review import write_review_page
 from annotate.traces import chain_rows, write_texts
 
 
@@ -35,11 +34,13 @@ def case(tmp_path):
 
 def decision(annotations, item, kind="accept", **changes):
     proposed = {name: list(span) for name, span in annotations.items[item].proposed.items()}
+    error = annotations.error_of(item)
     row = {
         **item._asdict(),
         "decision": kind,
         "span": proposed["exact"] if kind == "accept" else None,
         "annotator": "exact" if kind == "accept" else None,
+        "error": list(error.proposed["exact"]) if error else None,
         "proposed": proposed,
         "note": "",
         "when": "2026-11-16T04:30:00.123Z",
@@ -50,7 +51,7 @@ def decision(annotations, item, kind="accept", **changes):
 def exported(annotations, *decisions, **changes):
     return {
         "format": "acpo-review",
-        "version": 1,
+        "version": 2,
         "trace": annotations.header["trace"],
         "step": 0,
         "reviewer": "Ada",
@@ -70,7 +71,8 @@ def test_later_decisions_replace_earlier_ones_which_stay_on_record(case):
     assert apply(path, review) == Merged(0, 0, 0, 0, 2, 10), "the same file again changes nothing"
     moved = decision(annotations, first, "move", span=[2, 4])
     review.write_text(json.dumps(exported(annotations, moved, reviewer="Bo")))
-    assert apply(path, review) == Merged(0, 1, 0, 1, 0, 10)
+    merged = Merged(0, 1, 0, 1, 0, 11)  # what corresponded to the old place waits again
+    assert apply(path, review) == merged
     record = Annotations.read(path).items[first]
     assert [(r.reviewer, r.decision) for r in record.reviews] == [("Ada", "accept"), ("Bo", "move")]
     assert record.review.span == Span(2, 4)
@@ -80,7 +82,7 @@ def test_later_decisions_replace_earlier_ones_which_stay_on_record(case):
 
 BAD_FILES = {
     "format": ({"format": "other"}, "format 'other'"),
-    "version": ({"version": 2}, "version 2"),
+    "version": ({"version": 1}, "version 1"),
     "trace": ({"trace": "0" * 32}, "another trace"),
     "step": ({"step": 1}, "another trace"),
     "no name": ({"reviewer": "  "}, "say who decided"),
@@ -113,6 +115,10 @@ BAD_DECISIONS = {
     "time": ({"when": "yesterday"}, "Invalid isoformat"),
     "no time": ({"when": 5}, "when=5"),
     "more": ({"verified": True}, "'verified' is unknown"),
+    "beside no error": ({"error": None}, "decided beside the error at None"),
+    "beside another error": ({"error": [1, 3]}, "decided beside the error at Span"),
+    "beside nonsense": ({"error": [9, 2]}, "not within"),
+    "what corresponds to another error": ({"annotator": "m", "span": [1, 3]}, "its own error"),
 }
 
 
@@ -196,6 +202,53 @@ def test_what_corresponds_to_one_error_does_not_stand_for_another(case):
     pairs, _ = aligned_pairs(selection, Annotations.read(path), Accept.ALL_PROPOSALS)
     changed = [pair for pair in pairs if pair.wrong.sample == error.wrong][:2]
     assert {pair.corresponding.annotator for pair in changed} == {"m"}
+
+
+def test_what_was_verified_beside_one_error_does_not_count_beside_the_next(case):
+    selection, path, review = case
+    annotations = Annotations.read(path)
+    error = next(key for key in annotations.items if key.right is None)
+    places = [key for key in annotations.items if key[:2] == error[:2] and key != error]
+    rows = [decision(annotations, item) for item in (error, *places)]
+    review.write_text(json.dumps(exported(annotations, *rows)))
+    assert apply(path, review).undecided == 9
+    assert len(pairs_by_evidence(selection, path, Accept.VERIFIED_ONLY)) == 2
+    later = decision(annotations, error, annotator="m", span=[1, 3])
+    review.write_text(json.dumps(exported(annotations, later)))
+    assert apply(path, review).undecided == 11
+    with pytest.raises(ACPOError, match="2 corresponding place: verified beside another error"):
+        aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
+
+
+def test_an_older_file_is_read_by_what_its_proposals_say(case):
+    selection, path, review = case
+    annotations = Annotations.read(path)
+    error, place = list(annotations.items)[:2]
+    rows = [decision(annotations, error, annotator="m", span=[1, 3]), decision(annotations, place)]
+    review.write_text(json.dumps(exported(annotations, rows[0])))
+    apply(path, review)
+    review.write_text(json.dumps(exported(annotations, {**rows[1], "error": [1, 3]})))
+    with pytest.raises(ReviewError, match="its own error"):
+        apply(path, review)
+    lines = path.read_text().splitlines()
+    old = {**json.loads(lines[-1]), **place._asdict(), "annotator": "exact"}
+    old["span"] = list(annotations.items[place].proposed["exact"])
+    del old["error"]
+    path.write_text("\n".join([*lines, json.dumps(old)]) + "\n")
+    with pytest.raises(ACPOError, match="1 corresponding place: verified beside another error"):
+        aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
+
+
+def test_nothing_waits_that_corresponds_to_a_rejected_error(case):
+    _, path, review = case
+    annotations = Annotations.read(path)
+    error, place = list(annotations.items)[:2]
+    rejected = decision(annotations, error, "reject")
+    review.write_text(json.dumps(exported(annotations, rejected)))
+    assert apply(path, review) == Merged(0, 0, 1, 0, 0, 9)
+    refused(path, review, exported(annotations, decision(annotations, place)), "was rejected")
+    both = exported(annotations, rejected, decision(annotations, place))
+    refused(path, review, both, "decision 2: nothing corresponds")
 
 
 def test_models_are_not_believed_unless_asked_to(tmp_path):

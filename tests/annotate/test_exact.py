@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acpo.annotate.exact import ExactAnnotator
-from acpo.annotate.outcomes import Status
+from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.pairs import Chars, select
 from acpo.records import Trace
 from acpo.tasks.chain import ChainProblem, chain_problems

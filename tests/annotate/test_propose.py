@@ -12,13 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter
+from acpo.annotate.annotators import Status
 from acpo.annotate.endpoint import FAILURES_IN_A_ROW, MAX_REPLY_BYTES, Endpoint
-from acpo.annotate.models import ModelAnnotator, parse_annotators
-from acpo.annotate.outcomes import Status
+from acpo.annotate.models import SCHEMA, ModelAnnotator, parse_annotators, read_reply
 from acpo.annotate.pairs import select
-from acpo.annotate.questions import SCHEMA
-from acpo.annotate.replies import read_reply
-from acpo.annotate.run import propose
+from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.records import Trace
@@ -170,7 +168,7 @@ def test_replies_that_place_nothing(tmp_path):
 def test_a_reply_of_white_space_costs_no_time():
     # In a process of its own: a pattern that backtracks holds every thread.
     code = (
-        "from acpo.annotate.replies import read_reply\n"
+        "from acpo.annotate.models import read_reply\n"
         "for blank in ('\\n', ' \\n', ' '):\n"
         "    assert read_reply('```' + blank * 500_000 + 'x', 'a').status == 'malformed'\n"
     )

@@ -6,15 +6,14 @@ import time
 import pytest
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Decision, Item, Proposal
+from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.apply import Merged, apply
-from acpo.annotate.exact import ExactAnnotator
-from acpo.annotate.outcomes import Status
+from acpo.annotate.evidence import Accept, Evidence, aligned_pairs
 from acpo.annotate.pairs import Span, select
-from acpo.annotate.review import write_review_page
-from acpo.annotate.run import propose
-from acpo.annotate.settled import Accept, Evidence, aligned_pairs
+from acpo.annotate.propose import propose
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
+from acpo.viewer.review import write_review_page
 from annotate.traces import chain_rows, write_texts
 from conftest import require_tool
 from viewer.browser import CHROMIUM, Browser
@@ -89,7 +88,7 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
     assert text(browser, "#progress") == "0 decided here, 8 undecided"
     name_oneself(browser)
     browser.press("a")  # item 1: the exact proposal
-    browser.press("2")  # item 2: that of `late`
+    browser.press("2")  # item 2: `late` speaks of its own error, so its place is not offered
     browser.press("a")
     browser.press("ArrowRight")  # item 3: two tokens on, three tokens long
     browser.press("ArrowRight")
@@ -103,7 +102,10 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
     browser.press("Escape")
     browser.press("j")
     browser.press("r")  # item 4
-    browser.press("r")  # item 5, taken back
+    browser.press("r")  # item 5, taken back; nothing corresponds to it, so item 7 follows
+    assert text(browser, "#progress") == "5 decided here, 2 undecided"
+    browser.press("k")
+    assert text(browser, "#question").startswith("The error was rejected")
     browser.press("k")
     browser.press("u")
     assert text(browser, "#progress") == "4 decided here, 4 undecided"
@@ -130,7 +132,8 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
     ]
     third = _in_page_order(selection)[2]
     first = before.items[third].proposed["exact"].first
-    assert reviews[0].annotator == "exact" and reviews[1].annotator == "late"
+    assert reviews[0].annotator == "exact" and reviews[1].annotator == "exact"
+    assert reviews[1].error == reviews[0].span and reviews[3].error == reviews[2].span
     assert reviews[2].span == Span(first + 2, first + 5)
     assert reviews[2].note == "carried on" and reviews[2].reviewer == "Ada Example"
     assert reviews[2].proposed == before.items[third].proposed
@@ -155,6 +158,55 @@ def _in_page_order(selection):
         for wrong in group.wrong
         for right in (None, *(right.sample for right in group.right))
     ]
+
+
+def test_what_is_preselected_corresponds_to_the_error_that_was_accepted(browser, case):
+    _, selection, folder = case
+    open_page(browser, case)
+    name_oneself(browser)
+    for key in "2aa":  # the error is where `late` says; then whatever is preselected
+        browser.press(key)
+    value = export(browser)
+    assert [row["annotator"] for row in value["decisions"]] == ["late", "late"]
+    (folder / "review.json").write_text(json.dumps(value))
+    apply(folder / "a.jsonl", folder / "review.json")
+    (pair,), _ = aligned_pairs(
+        selection, Annotations.read(folder / "a.jsonl"), Accept.VERIFIED_ONLY
+    )
+    assert pair.error.annotator == pair.corresponding.annotator == "late"
+
+
+def test_a_rejected_error_asks_for_nothing_more(browser, case):
+    open_page(browser, case)
+    browser.press("r")
+    assert text(browser, "#progress") == "1 decided here, 6 undecided"
+    assert browser.run("document.getElementById('items').selectedIndex") == 2
+    browser.press("k")
+    assert browser.run("document.getElementById('accept').disabled")
+    browser.press("m")  # nothing can be placed there either
+    assert text(browser, "#state") == "Nothing to decide"
+    assert text(browser, "#progress") == "1 decided here, 6 undecided"
+
+
+def test_a_moved_error_takes_back_what_corresponded_to_it(browser, case):
+    open_page(browser, case)
+    name_oneself(browser)
+    browser.press("a")
+    browser.press("a")
+    assert text(browser, "#progress") == "2 decided here, 6 undecided"
+    browser.press("k")
+    browser.press("k")
+    browser.press("ArrowRight")
+    browser.press("ArrowRight")  # where nobody proposed it
+    browser.press("m")
+    assert text(browser, "#progress") == "1 decided here, 7 undecided"
+    browser.press("j")
+    assert text(browser, "#state") == "Decided beside another error: decide again"
+    assert browser.run("document.getElementById('accept').disabled"), "no proposal is about it"
+    browser.press("m")
+    value = export(browser)
+    assert [row["decision"] for row in value["decisions"]] == ["move", "move"]
+    assert value["decisions"][1]["error"] == value["decisions"][0]["span"]
 
 
 def test_decisions_survive_closing_the_page(browser, case):
@@ -285,3 +337,25 @@ def test_hostile_text_does_nothing(browser, tmp_path):
     assert apply(tmp_path / "a.jsonl", tmp_path / "review.json").accepted == 2
     record = Annotations.read(tmp_path / "a.jsonl").items[Item(body, 1)]
     assert record.review.reviewer == "<b>Eve</b>"
+
+
+def test_a_rationale_moves_neither_text_nor_buttons(browser, tmp_path):
+    rows = chain_rows(chain_problems(1, seed=5), right=1, wrong=1)
+    trace = Trace.open(write_texts(tmp_path / "trace", rows))
+    selection = select(trace)
+    hostile = "\u202etpecca\u202c is wrong\u2066 " + "and so on\n" * 300
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        for name in ("m", "n"):
+            writer.add_annotator(name, {"kind": "model", "model": name})
+            item = Item(selection.groups[0].prompt_id, 1)
+            proposal = Proposal(name, Status.LOCATED, Span(1, 3), hostile, "", "now")
+            writer.add_proposal(item, selection.groups[0].wrong[0].length, proposal)
+    page = tmp_path / "review.html"
+    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    browser.open(page)
+    marks = "[...document.querySelectorAll('.why .mark')].map((m) => m.textContent)"
+    assert browser.run(marks)[:3] == ["RLO", "PDF", "LRI"]
+    raw = "document.getElementById('proposals').textContent"
+    assert not set("\u202e\u202c\u2066") & set(browser.run(raw))
+    bottom = "document.getElementById('undo').getBoundingClientRect().bottom"
+    assert browser.run(bottom) < 900, "every button is in the window"

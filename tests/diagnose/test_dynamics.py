@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from acpo.diagnose.dynamics import dynamics
-from acpo.diagnose.runs import read_run
+from acpo.diagnose.dynamics import dynamics, read_run
 from acpo.errors import ACPOError
 
 

@@ -9,13 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from acpo.diagnose import geometry, stream
+from acpo.diagnose import geometry, tokens
 from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment, clustered_share
 from acpo.diagnose.coupling import Gate, coupling
-from acpo.diagnose.envelope import envelope
+from acpo.diagnose.envelope import envelope, moving_average
 from acpo.diagnose.gradients import composites, gradients
 from acpo.diagnose.mismatch import mismatch
-from acpo.diagnose.rollout import moving_average
 from acpo.errors import ACPOError
 from acpo.objectives import theory
 from acpo.records import Trace, TraceError, TraceWriter
@@ -24,8 +23,8 @@ from diagnose.traces import HEADER, make_trace
 ANALYSES = [gradients, mismatch, alignment, envelope]
 
 
-def everything(trace: Trace) -> stream.Chunk:
-    (chunk,) = stream.chunks(trace, *geometry.COLUMNS, size=1 << 30)
+def everything(trace: Trace) -> tokens.Chunk:
+    (chunk,) = tokens.chunks(trace, *geometry.COLUMNS, size=1 << 30)
     return chunk
 
 
@@ -84,7 +83,8 @@ def test_alignment_covers_at_nine_thresholds(tmp_path):
         "logp": np.log(np.tile(p_max - gaps, 2)),
     }
     trace = make_trace(tmp_path / "t", parts=1, rollouts=2, length=10, change=columns)
-    coverage = [row["coverage"] for row in alignment(trace).rows]
+    rows = alignment(trace).rows
+    coverage = [row["coverage"] for row in rows if row["branch"] == "all"]
     expected = [(gaps <= threshold + 1e-12).mean() for threshold in THRESHOLDS]
     np.testing.assert_allclose(coverage, expected)
     assert len(THRESHOLDS) == len(PAPER) == 9
@@ -179,12 +179,44 @@ def test_coupling_on_policy_has_no_reversal(tmp_path):
     logp = trace.tokens("logp")["logp"]
     same = make_trace(tmp_path / "s", parts=1, change={"old_logp": logp})
     facts = " ".join(coupling(same).facts)
-    assert "no update is off-policy" in facts
+    assert "w = 1 by construction" in facts and "off-policy" not in facts
     assert "(0.0000%)" in facts
+    of_a_run = {"source": "train"}
+    run = make_trace(tmp_path / "r", parts=1, change={"old_logp": logp}, header=of_a_run)
+    assert "does not record" in " ".join(coupling(run).facts), "rollouts are scored once"
+    of_a_run["updates_per_rollout"] = 1
+    one = make_trace(tmp_path / "o", parts=1, change={"old_logp": logp}, header=of_a_run)
+    assert "no update is off-policy" in " ".join(coupling(one).facts)
     # The same, but for float32 rounding: confident tokens must not count as reversed.
     noise = np.random.default_rng(0).normal(0, 1e-6, len(logp))
     near = make_trace(tmp_path / "n", parts=1, change={"old_logp": logp + noise})
     assert "(0.0000%)" in " ".join(coupling(near).facts)
+
+
+def test_coupling_sees_later_updates_where_they_happen(tmp_path):
+    """On-policy at the first update of a rollout; at the second one token in four reverses."""
+    columns = {"is_mode": np.ones(16, dtype=bool), "token_id": np.zeros(16, dtype=np.int32)}
+    old = np.tile([0.3, 0.3, 0.3, 0.2], 4)
+    rows = [{"prompt_id": "q", "sample": i, "tokens": 8, "advantage": 1.0 - 2 * i} for i in (0, 1)]
+    with TraceWriter(tmp_path / "t", {**HEADER, "source": "train"}) as writer:
+        for update, w in enumerate((np.ones(16), np.tile([1.0, 2.0, 3.0, 3.0], 4))):
+            ratios = {"logp": np.log(w * old), "old_logp": np.log(old)}
+            writer.append(rows, {**columns, **ratios}, step=7, update=update)
+    trace = Trace.open(tmp_path / "t").of_step(7)
+    assert trace.rollouts.num_rows == 2, "what is scored again is not another completion"
+    assert len(trace) == 16 and trace.rollouts["update"].to_pylist() == [0, 0]
+    finding = coupling(trace)
+    facts = " ".join(finding.facts)
+    assert "0 of 8 aligned positive-advantage tokens" in facts
+    assert "After 1 further updates w ranges from 1 to 3" in facts
+    assert "2 of 8 aligned positive-advantage tokens (25.0000%)" in facts
+    assert "construction" not in facts
+    first, second = finding.extra["updates"]
+    assert (first["moved"], second["moved"]) == (0, 12)
+    slope = [float(theory.coupling(w, 1.05)) for w in (1.0, 2.0, 3.0)]
+    value = [4 / 1.05 / (1 + np.exp(-1.05 * (w - 1))) for w in (1.0, 2.0, 3.0)]
+    gates = np.array(value) / np.array(slope)  # C = f / f'
+    assert second["gate_neg"] == pytest.approx((gates * [1, 1, 2]).sum() / 4)
 
 
 @pytest.mark.parametrize("tau", [0.5, 0.9])
@@ -349,7 +381,7 @@ def test_memory_does_not_grow_with_tokens(tmp_path):
 def repeat(trace: Trace, path: Path, *, times: int) -> Trace:
     with TraceWriter(path, HEADER) as writer:
         for _ in range(times):
-            for part in stream.parts_of(trace):
+            for part in tokens.parts_of(trace):
                 rows = part.rollouts.drop_columns("step").to_pylist()
                 writer.append(rows, part.tokens("token_id", *geometry.COLUMNS, "delta"))
     return Trace.open(path)
@@ -358,7 +390,7 @@ def repeat(trace: Trace, path: Path, *, times: int) -> Trace:
 def test_chunks_do_not_depend_on_their_size(tmp_path):
     trace = make_trace(tmp_path / "t", parts=3, rollouts=3, length=77)
     for size in (10, 77, 100_000):
-        pieces = list(stream.chunks(trace, "logp", size=size))
+        pieces = list(tokens.chunks(trace, "logp", size=size))
         joined = np.concatenate([piece.columns["logp"] for piece in pieces])
         np.testing.assert_array_equal(joined, trace.tokens("logp")["logp"])
         prompt = np.concatenate([piece.prompt for piece in pieces])

@@ -8,31 +8,24 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter
-from acpo.annotate.exact import ExactAnnotator
+from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.annotate.run import propose
+from acpo.annotate.propose import propose
 from acpo.cli import app
-from acpo.diagnose.first_error import (
-    Aligned,
-    Settings,
-    compared,
-    first_error,
-    measure,
-    representative,
-    smoothed,
-)
+from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
+from acpo.diagnose.first_error import ProfileSettings, first_error
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import ChainProblem, chain_problems
 from annotate.traces import chain_rows, write_texts
 
 
-def case(tmp_path, *, rise, problems=12, seed=0):
+def case(tmp_path, *, rise, problems=12, seed=0, noise=0.05, longer=0):
     """Entropies of a flat 0.5 with noise; `rise` more after the first error of wrong ones."""
     rng = np.random.default_rng(seed)
 
     def entropy(row, count):
-        values = 0.5 + rng.normal(0, 0.05, count)
+        values = 0.5 + rng.normal(0, noise, count)
         if not row["reward"]:
             problem = ChainProblem.parse(row["prompt"])
             pairs = zip(problem.solution, row["completion"], strict=True)
@@ -40,7 +33,10 @@ def case(tmp_path, *, rise, problems=12, seed=0):
             values[error + 1 :] += rise
         return values
 
-    rows = chain_rows(chain_problems(problems, seed=9), wrong=3)
+    chosen = chain_problems(problems, seed=9)
+    if longer:
+        chosen += chain_problems(longer, steps=9, seed=1)
+    rows = chain_rows(chosen, wrong=3)
     trace = Trace.open(write_texts(tmp_path / "trace", rows, entropy=entropy))
     with AnnotationWriter(tmp_path / "a.jsonl", select(trace)) as writer:
         propose(select(trace), [ExactAnnotator()], writer)
@@ -55,7 +51,7 @@ CHANGE = ("entropy", "after minus before, wrong minus right")
 
 
 def test_a_planted_rise_is_found_with_its_size(tmp_path):
-    around, _ = first_error(*case(tmp_path, rise=0.3), settings=Settings(window=8))
+    around, _ = first_error(*case(tmp_path, rise=0.3), settings=ProfileSettings(window=8))
     found = effects_of(around)
     assert found[CHANGE]["mean"] == pytest.approx(0.3, abs=0.03)
     assert found[CHANGE]["low"] < 0.3 < found[CHANGE]["high"]
@@ -70,23 +66,24 @@ def test_a_planted_rise_is_found_with_its_size(tmp_path):
 def test_no_rise_is_not_found_and_a_fall_is(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    flat, _ = first_error(*case(tmp_path / "a", rise=0.0), settings=Settings(window=8))
+    flat, _ = first_error(*case(tmp_path / "a", rise=0.0), settings=ProfileSettings(window=8))
     assert effects_of(flat)[CHANGE]["p_value"] > 0.05
     assert any("no rise after the error is shown" in fact for fact in flat.facts)
-    fallen, _ = first_error(*case(tmp_path / "b", rise=-0.2), settings=Settings(window=8))
+    fallen, _ = first_error(*case(tmp_path / "b", rise=-0.2), settings=ProfileSettings(window=8))
     assert any("entropy: it falls after the error" in fact for fact in fallen.facts)
 
 
 def test_a_window_beyond_every_completion_costs_nothing(tmp_path):
     trace, annotations = case(tmp_path, rise=0.3, problems=3)
-    whole, _ = first_error(trace, annotations, settings=Settings(window=30, profiles=1))
-    endless, _ = first_error(trace, annotations, settings=Settings(window=10**11, profiles=1))
+    whole, _ = first_error(trace, annotations, settings=ProfileSettings(window=30, profiles=1))
+    wide = ProfileSettings(window=10**11, profiles=1)
+    endless, _ = first_error(trace, annotations, settings=wide)
     assert [row["t"] for row in endless.rows] == [row["t"] for row in whole.rows]
     assert effects_of(endless) == effects_of(whole)
 
 
 def test_the_units_are_stated(tmp_path):
-    around, profiles = first_error(*case(tmp_path, rise=0.3), settings=Settings(profiles=3))
+    around, profiles = first_error(*case(tmp_path, rise=0.3), settings=ProfileSettings(profiles=3))
     assert around.facts[0].startswith(
         "72 pairs of 36 (36 different) wrong and 24 (12 different) right completions, from 12"
     )
@@ -122,12 +119,45 @@ def test_the_pair_in_the_middle():
     assert representative(np.array([2.0, 1.0, 1.0, 0.0])) == 1, "the first of those that tie"
 
 
-def test_smoothing_keeps_a_constant_and_averages():
-    np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4), 2.0)
-    np.testing.assert_allclose(smoothed(np.array([0.0, 3.0, 0.0]), 3), [1.5, 1.0, 1.5])
-    np.testing.assert_allclose(smoothed(np.array([1.0, 2.0]), 1), [1.0, 2.0])
-    assert len(smoothed(np.array([1.0, 2.0]), 16)) == 2
-    assert len(smoothed(np.empty(0), 16)) == 0
+def test_smoothing_looks_back_and_not_across_the_error():
+    np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4, 5), 2.0)
+    np.testing.assert_allclose(smoothed(np.array([0.0, 3.0, 0.0]), 3, 0), [0.0, 1.5, 1.0])
+    np.testing.assert_allclose(smoothed(np.array([1.0, 2.0]), 1, 0), [1.0, 2.0])
+    np.testing.assert_allclose(smoothed(np.array([4.0, 2.0, 9.0, 5.0]), 3, 2), [4, 3, 9, 7])
+    assert len(smoothed(np.array([1.0, 2.0]), 16, 0)) == 2
+    assert len(smoothed(np.empty(0), 16, 0)) == 0
+
+
+def test_curves_part_where_their_values_do(tmp_path):
+    """Entropies that are the same before the error are drawn the same before it."""
+    _, profiles = first_error(
+        *case(tmp_path, rise=0.3, noise=0.0), settings=ProfileSettings(profiles=20)
+    )
+    sides = {}
+    for row in profiles.rows:
+        key = row["quantity"], row["prompt_id"], row["token"] - row["error"]
+        sides.setdefault(key, {})[row["side"]] = row
+    before = [both for (_, _, t), both in sides.items() if t < 0 and len(both) == 2]
+    assert len(before) > 20
+    for both in before:
+        raw = both["wrong"]["value"] - both["right"]["value"]
+        assert raw == 0 and both["wrong"]["smoothed"] == both["right"]["smoothed"]
+    later = [b for (_, _, t), b in sides.items() if t > 0 and len(b) == 2]
+    assert any(b["wrong"]["smoothed"] > b["right"]["smoothed"] + 0.1 for b in later)
+
+
+def test_offsets_that_few_prompts_have_are_counted_and_not_drawn(tmp_path):
+    made = case(tmp_path, rise=0.3, longer=2)
+    around, _ = first_error(*made, settings=ProfileSettings(window=60))
+    for row in around.rows:
+        assert bool(row["shown"]) == (row["prompts"] >= 5)
+    assert {row["shown"] for row in around.rows} == {0, 1}
+    axes = [axes for axes in around.figure.axes if axes.get_ylabel() == "prompts"]
+    drawn = {round(bar.get_x() + bar.get_width() / 2) for bar in axes[0].patches}
+    own = [row for row in around.rows if row["quantity"] == "entropy"]
+    assert drawn == {row["t"] for row in own if row["shown"]}
+    assert "agree by construction" in around.reading.replace("\n", " ")
+    assert any("the same text up to the error" in fact for fact in around.facts)
 
 
 def test_the_command_writes_its_files(tmp_path):
@@ -160,7 +190,7 @@ def test_another_trace_and_empty_windows_are_refused(tmp_path):
         first_error(other, annotations)
     trace = Trace.open(tmp_path / "trace")
     with pytest.raises(ACPOError, match="both sides"):
-        first_error(trace, annotations, settings=Settings(window=3, every=4))
+        first_error(trace, annotations, settings=ProfileSettings(window=3, every=4))
 
 
 def test_proposals_of_models_are_named_as_such(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 from trl import GRPOConfig, TrlParser
 
 from acpo import ACPOConfig
@@ -222,6 +223,13 @@ def test_defaults_are_accepted_and_every_method_configures(tmp_path):
         config = ACPOConfig(**options(tmp_path, method=method))
         assert config.objective == METHODS[method]
         assert config.scale_rewards == ("none" if method == "gtpo" else "group")
+
+
+def test_precision_is_chosen_from_the_device_when_unset(tmp_path):
+    for more in ({}, {"use_cpu": True}):
+        config = ACPOConfig(output_dir=str(tmp_path), report_to=[], **more)
+        assert config.bf16 == (torch.cuda.is_available() and not more)
+    assert ACPOConfig(**options(tmp_path, bf16=True)).bf16
 
 
 def test_options_of_the_method(tmp_path):

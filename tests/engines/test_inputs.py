@@ -73,6 +73,14 @@ def test_said_at_construction(tmp_path, case):
         build(tmp_path, **arguments)
 
 
+def test_chat_prompts_are_measured_with_their_template(tmp_path):
+    """The template adds a token to each: what the model reads is what must fit."""
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1 " * 244}]] * 8})
+    build(tmp_path, data=texts("w1 " * 244))
+    with pytest.raises(ACPOError, match="prompt 0 has 245 tokens, but only 244"):
+        build(tmp_path, data=data, tokenizer=tiny_tokenizer(chat=True))
+
+
 def test_chat_prompts_train_with_a_template(tmp_path):
     trainer = build(tmp_path, data=CHAT, tokenizer=tiny_tokenizer(chat=True))
     trainer.train()

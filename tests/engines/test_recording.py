@@ -8,7 +8,7 @@ from acpo.engines.trl import checkpoint
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
 from acpo.records import Trace
-from acpo.scoring.rollouts import Rollout, score
+from acpo.scoring.rollouts import SampledCompletion, score
 from engines import resume_worker
 from engines.test_resume import killed
 from engines.tiny import odd_tokens, prompts, recorded, tiny_model, tiny_tokenizer
@@ -42,7 +42,7 @@ def test_recorded_tokens_are_those_a_fresh_scoring_finds(run):
         tokens = trace.table(*COLUMNS, rollouts=range(chosen[0], chosen[-1] + 1))
         ids = np.split(tokens["token_id"].to_numpy(), np.cumsum([r["tokens"] for r in rows])[:-1])
         rollouts = [
-            Rollout("", 0, ids_of(row["prompt"]), own.tolist(), False)
+            SampledCompletion("", 0, ids_of(row["prompt"]), own.tolist(), False)
             for row, own in zip(rows, ids, strict=True)
         ]
         fresh = score(model.eval(), rollouts, temperature=1.0, top_k=0)
@@ -141,3 +141,42 @@ def test_every_kind_of_method_is_recorded(tmp_path, method):
     if method == "8020":
         trained = tokens["advantage"] != 0
         assert tokens["entropy"][trained].min() >= np.quantile(tokens["entropy"], 0.8) - 1e-5
+
+
+def test_later_updates_are_scored_again(tmp_path):
+    """Ratios, gates and reversals are there to be seen where they happen: after updates."""
+    settings = {"max_steps": 6, "steps_per_generation": 3, "learning_rate": 1e-2}
+    recorded(tmp_path, record_rollouts=True, record_every=2, **settings)
+    trace = Trace.open(tmp_path / "trace")
+    assert trace.header["updates_per_rollout"] == 3 and [p["step"] for p in trace.parts] == [0]
+    later = trace.after_updates()
+    assert sorted(later) == [1, 2]
+    first = trace.tokens("logp", "old_logp", "token_id")
+    np.testing.assert_allclose(first["logp"], first["old_logp"], atol=1e-5)
+    for number, again in later.items():
+        assert {p["step"] for p in again.parts} == {0}
+        seen = again.tokens("logp", "old_logp", "token_id")
+        count = len(seen["token_id"])
+        np.testing.assert_array_equal(seen["token_id"], first["token_id"][:count])
+        np.testing.assert_allclose(seen["old_logp"], first["old_logp"][:count], atol=1e-5)
+        assert np.abs(seen["logp"] - seen["old_logp"]).max() > 1e-3, number
+
+
+def test_a_diverged_policy_is_recorded_too(tmp_path):
+    recorder = RolloutRecorder(tmp_path / "t", {}, every=1, tokenizer=tiny_tokenizer())
+    assert recorder.begin(0)
+    ids = torch.tensor([[2, 3], [2, 4]])
+    rollout = {
+        "prompt_ids": torch.tensor([[6], [6]]),
+        "prompt_mask": torch.ones(2, 1),
+        "completion_ids": ids,
+        "completion_mask": torch.ones(2, 2),
+        "advantages": torch.tensor([1.0, -1.0]),
+    }
+    recorder.note(rollout, [{"answer": "5"}] * 2, torch.tensor([1.0, 0.0]))
+    stats = stats_from_logits(logits=torch.randn(2, 2, 8), tokens=ids)
+    stats.logp[0, 1] = torch.nan
+    settings = {"method": get_method("acpo"), "group_size": 2, "ends": [5], "step": 0}
+    recorder.write(rollout, stats, **settings, is_main=True)
+    logp = Trace.open(tmp_path / "t").tokens("logp")["logp"]
+    assert np.isnan(logp).tolist() == [False, True, False, False]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from acpo.errors import ACPOWarning
-from acpo.evaluate.data import LoadedBenchmark
-from acpo.evaluate.judges import gold_completion
+from acpo.tasks.grading import gold_completion
+from acpo.tasks.questions import Questions
 
 ACPO = [sys.executable, "-c", "from acpo.cli import app; app()"]
 TIMES = ("seconds", "verify_seconds")
@@ -29,10 +29,10 @@ def add(prompt: str, seed: int) -> str:
     return f"So \\boxed{{{int(left) + int(right)}}}."
 
 
-def oracle(benchmarks: list[LoadedBenchmark]) -> dict[str, str]:
+def oracle(benchmarks: list[Questions]) -> dict[str, str]:
     """Prompt to gold completion."""
     return {
-        question.prompt: gold_completion(benchmark.spec.judge, question.row) or ""
+        question.prompt: gold_completion(benchmark.task, question.row) or ""
         for benchmark in benchmarks
         for question in benchmark.questions
     }

@@ -22,6 +22,9 @@ class Server(ThreadingHTTPServer):
         self.answer = answer
         self.key: str | None = None
         self.faults: Callable[[int], str | None] = lambda number: None
+        self.payload_faults: Callable[[dict], str | None] = lambda payload: None
+        self.card: dict = {}
+        self.fingerprint: str | None = None
         self.latency = 0.0
         self.requests: Counter[tuple[str, int]] = Counter()
         self.payloads: list[dict] = []
@@ -54,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.refused():
-            self.reply(200, {"data": [{"id": "tiny"}]})
+            self.reply(200, {"data": [{"id": "tiny", **self.server.card}]})
 
     def do_POST(self) -> None:
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -67,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
             self.server.number += 1
             self.server.payloads.append(payload)
             self.server.paths.append(self.path)
-        fault = self.server.faults(number)
+        fault = self.server.faults(number) or self.server.payload_faults(payload)
         if fault is not None:
             self.misbehave(fault)
             return
@@ -75,7 +78,10 @@ class Handler(BaseHTTPRequestHandler):
         text = self.server.answer(prompt, payload["seed"])
         choice = {"index": 0, "finish_reason": "stop"}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        self.reply(200, {"choices": [choice], "usage": {"completion_tokens": len(text)}})
+        mark = self.server.fingerprint
+        said = {"system_fingerprint": mark} if mark else {}
+        said |= {"choices": [choice], "usage": {"completion_tokens": len(text)}}
+        self.reply(200, said)
         with self.server.lock:
             self.server.requests[prompt, payload["seed"]] += 1
 

@@ -11,10 +11,10 @@ import pytest
 
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.openai import OpenAIBackend
-from acpo.evaluate.benchmarks import PAPER
-from acpo.evaluate.data import load
-from acpo.evaluate.judges import Judges
 from acpo.evaluate.run import plan, run, sample_seed
+from acpo.tasks import PAPER
+from acpo.tasks.grading import Judges
+from acpo.tasks.questions import load_questions
 from evaluate.runs import acpo, add, lines, oracle, start, sums, timeless
 from evaluate.server import serving
 
@@ -28,7 +28,7 @@ def summary(folder) -> dict:
 
 @pytest.fixture(scope="module")
 def gold(shared_data):
-    return oracle([load(name, shared_data) for name in PAPER])
+    return oracle([load_questions(name, shared_data) for name in PAPER])
 
 
 @pytest.mark.sandbox
@@ -195,11 +195,11 @@ def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
     path = tmp_path / "run" / "sums.jsonl"
 
     class Busy(Judges):
-        def verify(self, judge, text, row):
+        def verify(self, task, text, row):
             assert free.wait(30)
-            return super().verify(judge, text, row)
+            return super().verify(task, text, row)
 
-    wanted = plan(load(str(sums(tmp_path / "sums.jsonl", 30))), 1)
+    wanted = plan(load_questions(str(sums(tmp_path / "sums.jsonl", 30))), 1)
     with serving(add) as server, Busy(1) as judges:
         source = OpenAIBackend("tiny", Sampling(), base_url=server.url)
         options = {"output": path.parent, "sampling": Sampling()}

@@ -10,7 +10,7 @@ from acpo.evaluate.statistics import (
     QuestionCounts,
     average,
     compare,
-    majority_accuracy,
+    majority_at,
     mean_accuracy,
     pass_at,
     pass_probability,
@@ -59,7 +59,7 @@ def test_zero_samples():
     assert mean_accuracy([]) is None
     assert mean_accuracy(counts([0, 0], [0, 0])) is None
     assert pass_at([], 1) is None
-    assert majority_accuracy(counts([1], [1])) is None
+    assert majority_at(counts([1], [1]), 2) is None
     assert compare([], []) is None
 
 

@@ -5,10 +5,11 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.evaluate.benchmarks import PAPER
 from acpo.evaluate.report import comparison_latex, latex, markdown, write_reports
 from acpo.evaluate.samples import SampleFile
-from acpo.evaluate.summary import compare_runs, majority, summarise, summarise_run
+from acpo.evaluate.statistics import majority_probabilities
+from acpo.evaluate.summary import compare_runs, question_counts, summarise, summarise_run
+from acpo.tasks import PAPER
 
 
 def sample(verdict: str, answer: str | None = "1", finish: str = "stop", tokens: int = 10) -> dict:
@@ -36,7 +37,10 @@ def test_summary_by_hand():
     assert summary["mean"]["value"] == 0.25, "the failed verification is left out"
     assert summary["pass"]["1"]["value"] == 0.25
     assert summary["pass"]["2"] is None, "one question has a single decided sample"
-    assert summary["majority"]["value"] == 0.25, "a tie counts half, no vote counts nothing"
+    assert summary["majority"] is None, "one question has a single decided sample"
+    assert summary["majority_at"]["1"]["value"] == 0.25, "no vote counts nothing"
+    whole = {key: FOUR[key] for key in FOUR if key[0] == "q"}
+    assert summarise(whole, votes=True)["majority"]["value"] == 0.5, "a tie counts half"
     assert summary["truncated"] == 0.25 and summary["tokens"] == 15
     assert summary["verdicts"]["infra_error"] == 0.25
     assert summary["per_question"][1] == {"id": "r", "correct": 0, "decided": 1}
@@ -50,11 +54,12 @@ def test_summary_by_hand():
         ([("incorrect", "7"), ("incorrect", "7"), ("correct", "1")], 0.0),
         ([("correct", "1"), ("incorrect", None), ("incorrect", None)], 1.0),
         ([("timeout", None)], 0.0),
-        ([], None),
     ],
 )
 def test_majority(votes, share):
-    assert majority([sample(*vote) for vote in votes]) == share
+    (counts,) = question_counts({("q", i): sample(*vote) for i, vote in enumerate(votes)})
+    assert majority_probabilities(counts)[-1] == pytest.approx(share)
+    assert question_counts({}) == []
 
 
 def test_no_samples_at_all(tmp_path):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from acpo.evaluate.backends import Request, Sampling, SamplingError, make_backend
+from acpo.evaluate.backends import Request, Sampling, SamplingError
+from acpo.evaluate.backends.by_name import make_backend
 from acpo.evaluate.backends.transformers import TransformersBackend
-from acpo.evaluate.data import load
-from acpo.evaluate.judges import Judges
 from acpo.evaluate.run import plan, run
+from acpo.tasks.grading import Judges
+from acpo.tasks.questions import load_questions
 from evaluate.runs import lines, sums, timeless
 from evaluate.tinymodel import save
 
@@ -110,7 +111,7 @@ def test_prompts_that_leave_no_room(vllm, model):
 
 
 def test_an_engine_that_dies_keeps_what_had_come(vllm, model, tmp_path):
-    wanted = plan(load(str(sums(tmp_path / "sums.jsonl", 12))), 2)
+    wanted = plan(load_questions(str(sums(tmp_path / "sums.jsonl", 12))), 2)
 
     def complete(folder: str) -> None:
         source = backend(model, batch_size=4)

@@ -5,10 +5,16 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, get_method
+from acpo.objectives import METHODS, TokenStats, get_method
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, prompt_id, score, trace_rows
+from acpo.scoring.rollouts import (
+    SampledCompletion,
+    prompt_id,
+    recorded_rows,
+    score,
+    trace_rows,
+)
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 GROUP = 4
@@ -31,7 +37,9 @@ def make_rollouts(seed=0, prompts=3):
             completion = rng.integers(2, 17, rng.integers(1, 20)).tolist()
             reward = (0.0, 1.0, 1.0, None)[sample]
             found.append(
-                Rollout(prompt_id(prompt), sample, prompt, [*completion, 1], False, "7", reward)
+                SampledCompletion(
+                    prompt_id(prompt), sample, prompt, [*completion, 1], False, "7", reward
+                )
             )
     return found
 
@@ -157,14 +165,49 @@ def test_logits_that_are_no_numbers_name_the_token(model):
 
 
 def test_ids_the_model_does_not_have_are_refused(model):
-    bad = Rollout("q", 3, [2], [5, 99], False)
+    bad = SampledCompletion("q", 3, [2], [5, 99], False)
     with pytest.raises(
         ACPOError, match="prompt q, sample 3: token id 99 is not among the model's 17"
     ):
         score(model, [bad], temperature=1.0, top_k=0)
     with pytest.raises(ACPOError, match="no tokens"):
-        score(model, [Rollout("q", 0, [], [5], False)], temperature=1.0, top_k=0)
+        score(model, [SampledCompletion("q", 0, [], [5], False)], temperature=1.0, top_k=0)
 
 
 def test_a_prompt_keeps_its_name():
     assert prompt_id([1, 2, 3]) == prompt_id((1, 2, 3)) != prompt_id([1, 2])
+
+
+def test_what_a_trainer_records_is_what_acpo_trace_writes(model, tmp_path):
+    """The same completions by both ways; then again after an update, with a ratio."""
+    rollouts = make_rollouts()
+    scored = score(model, rollouts, temperature=1.0, top_k=0)
+    pieces, method = Pieces(chain_tokenizer()), get_method("acpo")
+    rows, columns = trace_rows(rollouts, scored, pieces, method=method, group_size=GROUP)
+    stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
+    held = {
+        "prompt_ids": [r.prompt_ids for r in rollouts],
+        "completion_ids": [r.completion_ids for r in rollouts],
+        "answers": [r.answer for r in rollouts],
+        "rewards": [r.reward for r in rollouts],
+        "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float64),
+        "pieces": pieces,
+        "method": method,
+        "group_size": GROUP,
+        "ends": {1},
+    }
+    own_rows, own = recorded_rows(stats=stats, old_logp=scored.logp, **held)
+    assert own_rows == [{**row, "verdict": None} for row in rows]
+    for name, values in own.items():
+        np.testing.assert_allclose(values, columns[name]) if values.dtype != object else None
+    ratio = 0.1 * torch.ones_like(scored.logp)
+    _, later = recorded_rows(stats=stats, old_logp=scored.logp - ratio, **held)
+    with TraceWriter(tmp_path / "t", {"source": "train"}) as writer:
+        writer.append(own_rows, own, step=4)
+        writer.append(own_rows, later, step=4, update=1)
+        writer.append(own_rows, own, step=6)
+    trace = Trace.open(tmp_path / "t")
+    assert trace.rollouts["step"].to_pylist() == [4] * 12 + [6] * 12
+    (again,) = trace.after_updates().values()
+    ratios = again.tokens("logp", "old_logp")
+    np.testing.assert_allclose(ratios["logp"] - ratios["old_logp"], 0.1, rtol=1e-5)

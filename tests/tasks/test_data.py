@@ -3,9 +3,25 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.tasks import TEMPLATES, Columns, get_task, get_template, import_reward, load_problems
-from acpo.tasks.registry import TASKS, split_off
+from acpo.tasks import (
+    TASKS,
+    TEMPLATES,
+    Columns,
+    get_task,
+    get_template,
+    import_reward,
+    reward_function,
+)
+from acpo.tasks.grading import ROW
+from acpo.tasks.problems import load_problems as load_whole
+from acpo.tasks.problems import split_off
 from acpo.tasks.templates import fill, strip
+
+
+def load_problems(*args, **options):
+    """(text, answer) pairs, and what became of the rows."""
+    problems, cleaning = load_whole(*args, **options)
+    return [problem[:2] for problem in problems], cleaning
 
 
 def write(path, rows):
@@ -27,7 +43,7 @@ def test_dapo_counts(shared_data):
     assert cleaning.conflicting == 12
     assert cleaning.kept == len(problems) == 17255 - 12
     assert cleaning.rows == cleaning.repeated + cleaning.conflicting_rows + cleaning.kept
-    assert {problem.text for problem in problems} == texts - conflicts
+    assert {text for text, _ in problems} == texts - conflicts
 
 
 @pytest.mark.parametrize(
@@ -44,25 +60,27 @@ def test_real_files(shared_data, task, file, kept, unanswered):
     assert (len(problems), cleaning.unanswered) == (kept, unanswered)
 
 
+def found(task, file):
+    return [problem[:2] for problem in load_problems(task, file)[0]]
+
+
 def test_layouts_of_the_hub(tmp_path):
-    prompt = fill(TEMPLATES["dapo"], "What is {1+1}?")
+    prompt = fill(TEMPLATES["dapo"], {"problem": "What is {1+1}?"})
     dapo = {
         "prompt": [{"role": "user", "content": prompt}],
         "reward_model": {"ground_truth": "2", "style": "rule"},
     }
-    assert load_problems(get_task("dapo_math"), write(tmp_path / "d.jsonl", [dapo]))[0] == [
+    assert found(get_task("dapo_math"), write(tmp_path / "d.jsonl", [dapo])) == [
         ("What is {1+1}?", "2")
     ]
     gsm8k = {"question": "How many?", "answer": "48/2 = <<48/2=24>>24.\n#### 1,024"}
-    assert load_problems(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k]))[0] == [
-        ("How many?", "1024")
-    ]
+    assert found(get_task("gsm8k"), write(tmp_path / "g.jsonl", [gsm8k])) == [("How many?", "1024")]
     math = {
         "problem": "Half?",
         "solution": "So \\boxed{1} no, \\boxed{\\frac{1}{2}}.",
         "level": "1",
     }
-    assert load_problems(get_task("math"), write(tmp_path / "m.jsonl", [math]))[0] == [
+    assert found(get_task("math"), write(tmp_path / "m.jsonl", [math])) == [
         ("Half?", "\\frac{1}{2}")
     ]
 
@@ -81,7 +99,7 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
         problems, cleaning = load_problems(
             get_task("custom"), str(tmp_path / name), columns=Columns("q", "gold")
         )
-        assert problems == [("1+1?", "2"), ("2+2?", "4")]
+        assert [problem[:2] for problem in problems] == [("1+1?", "2"), ("2+2?", "4")]
         assert (cleaning.rows, cleaning.repeated) == (3, 1)
 
 
@@ -94,7 +112,7 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
         {"problem": "d", "answer": " "},
     ]
     problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
-    assert problems == [("b", "2")]
+    assert [problem[:2] for problem in problems] == [("b", "2")]
     assert str(cleaning) == (
         "5 rows, left out: 2 without an answer, 0 repeats, 2 rows of 1 problems with "
         "conflicting answers; 1 problems remain"
@@ -108,7 +126,7 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
         ("\n\n", "no rows"),
         ('{"problem": "a", "answer": "1"}\n{"problem": ', ":2: not JSON"),
         ("[1, 2]\n", ":1: list, not a JSON object"),
-        ('{"question": "a", "gold": "1"}\n', "Set problem_column and answer_column"),
+        ('{"frage": "a", "antwort": "1"}\n', "Set problem_column and answer_column"),
         (
             '{"problem": "a", "answer": "1"}\n{"problem": "b"}\n',
             "row 2: column 'answer' is missing",
@@ -144,13 +162,17 @@ def test_names_are_suggested():
 
 
 def test_templates():
-    assert fill(get_template("plain"), "{x}") == "{x}"
-    assert fill(get_template("Q: {problem}\nA:"), "1+1") == "Q: 1+1\nA:"
+    assert fill(get_template("plain"), {"problem": "{x}"}) == "{x}"
+    assert fill(get_template("Q: {problem}\nA:"), {"problem": "1+1"}) == "Q: 1+1\nA:"
+    assert fill("{a} {{a}} {b.c} {}", {"a": 1, "b": {"c": 2}}) == "1 {a} 2 {}"
+    with pytest.raises(ACPOError, match=r"template has \{promblem\}, but the row has problem"):
+        fill("{promblem}", {"problem": "why?"})
     for text in TEMPLATES.values():
-        assert strip(text, fill(text, "why?")) == "why?"
+        if "{problem}" in text:
+            assert strip(text, fill(text, {"problem": "why?"})) == "why?"
     assert strip(TEMPLATES["dapo"], "why?") == "why?"
-    for bad in ("boxd", "{problem} {problem}"):
-        with pytest.raises(ACPOError, match=r"contains \{problem\} once"):
+    for bad in ("boxd", "{}", "{{problem}}"):
+        with pytest.raises(ACPOError, match=r"contains \{problem\} or another column"):
             get_template(bad)
 
 
@@ -164,11 +186,12 @@ def test_held_out_problems_are_disjoint_and_fixed():
         split_off(problems, 50)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name for name in TASKS if TASKS[name].grader != "code"])
 def test_every_task_rewards_its_gold_answer(name):
-    reward = import_reward(TASKS[name].reward)
+    reward = reward_function(TASKS[name])
     right = "1+2=3" if name == "chain" else "So the answer is \\boxed{3}"
-    assert reward(["?", "?"], [right, right.replace("3", "4")], answer=["3", "3"]) == [1.0, 0.0]
+    columns = {"answer": ["3", "3"], ROW: ['{"answer": "3"}'] * 2}
+    assert reward(["?", "?"], [right, right.replace("3", "4")], **columns) == [1.0, 0.0]
 
 
 def test_reward_paths(tmp_path, monkeypatch):
@@ -197,7 +220,7 @@ def test_a_hub_data_set_stays_on_disk(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     problems, cleaning = load_problems(get_task("gsm8k"), split="test")
     assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test"}
-    assert problems == [(f"{i}?", str(i)) for i in range(5)]
+    assert [problem[:2] for problem in problems] == [(f"{i}?", str(i)) for i in range(5)]
     assert (cleaning.rows, cleaning.repeated) == (500, 495)
     load_problems(get_task("gsm8k"), "somebody/else")
     assert asked == {"path": "somebody/else", "name": None, "split": "train"}

@@ -6,8 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import acpo.tasks
-from acpo.tasks.chain import ALPHABET, Mistakes, is_hard, misremembered
-from acpo.tasks.registry import held_out_chains
+from acpo.tasks.chain import ALPHABET, Mistakes, held_out_chains, is_hard, misremembered
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 from acpo.tasks.warmstart import warm_start
 

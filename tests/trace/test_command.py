@@ -8,13 +8,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
+from acpo.checkpoints import resolve_model
 from acpo.cli import app
 from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
-from acpo.train.policy import resolve_model
+from acpo.trace import write
 from evaluate.runs import sums
 from evaluate.tinymodel import save
 
@@ -71,6 +72,31 @@ def test_a_trace_is_the_same_again(chain, tmp_path):
         np.testing.assert_allclose(
             two.tokens(name)[name], one.tokens(name)[name], rtol=1e-3, atol=1e-5
         )
+
+
+def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
+    folder = tmp_path / "killed"
+    monkeypatch.setattr(write, "PROMPTS_PER_PART", 1)
+    real, calls = write.score, []
+
+    def dies(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(write, "score", dies)
+        acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
+    assert len(Trace.open(folder).parts) == 2
+    said = acpo("trace", CHAIN, *SMALL, "--output", folder)
+    assert "16 of 32 completions" in said and "32 of 32 completions" in said, "lines for a log"
+    one, two = Trace.open(chain[0]), Trace.open(folder)
+    assert len(two.parts) == 4 and one.rollouts.equals(two.rollouts.combine_chunks())
+    for name in ("logp", "entropy", "credit"):
+        ours, theirs = two.tokens(name)[name], one.tokens(name)[name]
+        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    assert "holds step 0 already" in acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
 
 
 def test_steps_of_training_in_one_trace(chain, tmp_path):

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.tasks.registry import held_out_chains
+from acpo.tasks.chain import held_out_chains
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.train.data import build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments
@@ -70,6 +70,27 @@ def test_chains_differ_by_seed_and_avoid_the_held_out():
     assert first.train["prompt"] != other.train["prompt"]
     assert not (set(first.train["prompt"]) | set(other.train["prompt"])) & held
     assert len(first.train) == 400
+
+
+def test_every_column_of_the_file_reaches_the_reward(tmp_path):
+    rows = [
+        {"problem": "a?", "answer": "1", "level": 3, "meta": {"a": 1}, "mixed": 1},
+        {"problem": "b?", "answer": "2", "level": 4, "meta": {"a": 2}, "mixed": "x"},
+    ]
+    file = tmp_path / "columns.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = build(tmp_path, data=str(file)).train
+    assert train["level"] == [3, 4] and train["meta"] == [{"a": 1}, {"a": 2}]
+    assert train["mixed"] == ["1", '"x"'] and train["answer"] == ["1", "2"]
+
+
+def test_a_code_problem_reaches_its_grader_whole(tmp_path):
+    row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1)\n"}
+    file = tmp_path / "code.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    train = build_data(TaskArguments(task=str(file)), ascii_tokenizer(chat=False)).train
+    whole = json.loads(train[0]["task_row"])
+    assert row.items() <= whole.items() and "def f(x)" in train[0]["prompt"]
 
 
 def test_half_a_mapping(tmp_path):

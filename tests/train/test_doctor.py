@@ -91,12 +91,12 @@ def test_a_reward_that_raises(examine):
 
 def test_prompts_beyond_the_context(examine):
     code, output = examine(max_completion_length=900)
-    assert code == 1
+    assert code == 2
     assert "leaves room for 124 in the model's context; set max_prompt_tokens: 124" in output
 
 
 def test_missing_data_and_bad_options(examine, tmp_path):
     code, output = examine(data=tmp_path / "none.jsonl")
-    assert (code, "is not a file" in output) == (1, True)
+    assert (code, "is not a file" in output) == (2, True)
     code, output = examine(temprature=1)
     assert (code, "did you mean temperature?" in output) == (2, True)

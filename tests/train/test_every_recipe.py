@@ -27,7 +27,7 @@ def small(tmp_path_factory):
         "generation_batch_size": 32,
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 4,
-        "max_completion_length": 8,
+        "max_completion_length": 12,
         "max_steps": 1,
         "save_strategy": "no",
         "learning_rate": 1e-3,

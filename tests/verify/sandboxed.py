@@ -51,9 +51,15 @@ def judge(code: str, problem: dict = ADD) -> Verdict:
 
 def inside(source: str, *expressions: str) -> list:
     """What `expressions` give inside the sandbox, after loading `source`."""
-    run = backend().run_calls([source], expressions)
+    replies: list[str] = []
+
+    def keep(reply: dict) -> bool:
+        replies.append(json.dumps(reply))
+        return True
+
+    run = backend().run_calls([source], expressions, keep)
     assert run.ended is None, run.ended
-    return [json.dumps(reply) for reply in run.replies]
+    return replies
 
 
 def sandbox_processes() -> list[str]:

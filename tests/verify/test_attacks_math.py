@@ -11,6 +11,7 @@ import pytest
 
 from acpo.verify import MathPool, Outcome, verify_math
 from acpo.verify.extract import extract_answer
+from acpo.verify.math import MathJob, decide_without_algebra
 
 STOPPED = (Outcome.TIMEOUT, Outcome.LIMIT)
 
@@ -273,6 +274,18 @@ def test_attack_40_huge_string_form(pool, answer):
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.parametrize(
+    "term", ["\\frac{1}{%d^{40000}}", "%d^{50000}", "\\frac{1}{9%d!}", "\\binom{9%d}{400}"]
+)
+def test_attack_40_costly_numbers_are_not_made_in_the_callers_process(term):
+    """Whoever asks has no CPU limit: numbers of many digits are the worker's to compute."""
+    primes = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
+    answer = "+".join(term % prime for prime in primes * 4)
+    start = time.process_time()
+    assert isinstance(decide_without_algebra(f"\\boxed{{{answer}}}", "7"), MathJob)
+    assert time.process_time() - start < 0.5
+
+
 DEGENERATE = {
     "open boxes": "\\boxed{" * 10**5,
     "dollars": "$" * 10**6,
@@ -299,7 +312,7 @@ def test_attack_41_regex_blow_up(pool, name):
 
 def test_attack_42_one_hang_among_a_thousand():
     """The rest is right, the hang is a timeout, and nobody waits for it longer than its limit."""
-    hang = "\\boxed{(x+y+z+w)^{900}}", "x+1"
+    hang = "\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1"
     jobs = [(f"\\boxed{{{n}x + {n}}}", f"{n}(x+1)") for n in range(2, 1002)]
     jobs.insert(500, hang)
     with MathPool(2, cpu_seconds=1.0) as pool:
@@ -311,7 +324,7 @@ def test_attack_42_one_hang_among_a_thousand():
 
 def test_attack_42_queue_time_is_not_billed():
     """Twenty hangs before an honest answer: it waits, and is still right."""
-    hangs = [("\\boxed{(x+y+z+w)^{900}}", "x+1")] * 20
+    hangs = [("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")] * 20
     with MathPool(1, cpu_seconds=0.2) as pool:
         verdicts = pool.verify_all([*hangs, ("\\boxed{x+x}", "2x")])
     assert [v.outcome for v in verdicts[:-1]] == [Outcome.TIMEOUT] * 20

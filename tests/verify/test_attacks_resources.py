@@ -5,13 +5,15 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
 
 from acpo.verify.verdict import Outcome
-from verify.sandboxed import SHORT, inside, judge, sandbox_processes
+from verify.sandboxed import ADD, SHORT, inside, judge, sandbox_processes
 
 pytestmark = pytest.mark.sandbox
 
@@ -114,6 +116,79 @@ def test_attack_17_memory_of_many_processes():
         "more resident memory than memory_bytes",
     )
     assert not sandbox_processes()
+
+
+HOLD = {
+    "shared pages": "import mmap\nfor _ in range(4):\n    if os.fork() == 0:\n"
+    "        m = mmap.mmap(-1, 200 << 20)\n"
+    "        for at in range(0, 200 << 20, 4096): m[at] = 1\n"
+    "        time.sleep(60)\n",
+    "pages without a process": "for n in range(60):\n"
+    "    held.append(os.memfd_create('x')); os.write(held[-1], b'x' * (16 << 20))\n",
+}
+
+
+@pytest.mark.parametrize("name", HOLD)
+def test_attack_17_memory_that_is_shared(name):
+    """Pages that several processes share, or none has mapped, are memory like any other."""
+    held = f"import os, time\nheld = []\n{HOLD[name]}"
+    verdict = judge(f"{held}time.sleep(5)\ndef add(a, b): return a + b")
+    expected = Outcome.LIMIT if name == "shared pages" else Outcome.INCORRECT
+    assert verdict.outcome is expected
+
+
+GROW = """
+import os, threading, time
+def grow():
+    for _ in range(3):
+        if os.fork() == 0:
+            x = bytearray(b'x') * (300 << 20)
+            time.sleep(60)
+"""
+
+
+def test_attack_17_memory_while_replies_keep_coming():
+    """A reply every 40 ms leaves no pause in which to look, and the look comes all the same."""
+    calls = {**ADD, "test_code": "assert add(1, 2) == 3\n" * 100}
+    code = f"{GROW}grow()\ndef add(a, b):\n    time.sleep(0.04)\n    return a + b"
+    assert judge(code, calls).outcome is Outcome.LIMIT
+    assert not sandbox_processes()
+
+
+def test_attack_17_memory_behind_a_closed_channel():
+    script = {"inputs": [""], "outputs": ["x"]}
+    code = "print('x', flush=True)\nos.closerange(3, 64)\ngrow()\ntime.sleep(4)"
+    assert judge(f"{GROW}{code}", script).outcome is Outcome.LIMIT
+    assert judge(f"{GROW}os.closerange(3, 64)\ngrow()\ntime.sleep(4)").reward() == 0.0
+    assert not sandbox_processes()
+
+
+FLOOD = """
+import os, sys
+def add(a, b):
+    line = b'{"value": {"list": [' + b",".join([b'{"list":[]}'] * 65000) + b"]}}\\n"
+    for _ in range(60):
+        rest = line
+        while rest: rest = rest[os.write(int(sys.argv[1]), rest):]
+"""
+
+
+def test_attack_18_a_flood_of_large_replies():
+    """Sixty replies of almost a mebibyte, each made of as many objects as fit."""
+    program = (
+        "import resource, sys\n"
+        f"sys.path[:0] = {sys.path!r}\n"
+        "from acpo.verify.sandbox import sandbox\n"
+        "def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "box, seen, before = sandbox(), [], peak()\n"
+        "def accept(reply): seen.append(len(reply['value']['list'])); return True\n"
+        f"run = box.run_calls([{FLOOD!r}], ['add(1, 2)'] * 60, accept)\n"
+        "print(run.ended, sum(seen), (peak() - before) >> 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended, seen, grown = done.stdout.split()
+    assert (ended, int(seen)) == ("None", 60 * 65000), done.stderr
+    assert int(grown) < 100
 
 
 def test_attack_18_output_floods():

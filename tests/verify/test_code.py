@@ -133,7 +133,7 @@ def test_a_problem_that_cannot_be_read_is_nobodys_fault():
 @pytest.mark.sandbox
 def test_humaneval_style():
     problem = read_problem(HUMANEVAL)
-    assert [case.rule for case in problem.cases] == ["equal", "equal", "falsy", "truthy"]
+    assert [case.rule for case in problem.cases] == ["numeric", "numeric", "falsy", "truthy"]
     right = "    return [x * k for x in xs]\n"
     assert judge_code(right, HUMANEVAL, backend()).correct
     full = HUMANEVAL["prompt"] + right

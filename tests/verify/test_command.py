@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -86,3 +90,75 @@ def test_unsafe_local_says_so(tmp_path, monkeypatch):
     assert "exclude each other" in run(
         "code", path, "--unsafe-local", "--remote", "http://x", code=2
     )
+
+
+def test_the_output_folder_is_looked_at_first(tmp_path):
+    path = write(tmp_path / "in.jsonl", [{"completion": "\\boxed{1}", "answer": "1"}])
+    shown = run("math", path, "--output", tmp_path / "none" / "out.jsonl", code=2)
+    assert "there is no folder" in shown.replace("\n", " ")
+
+
+def test_conversations_and_missing_completions(tmp_path):
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\\boxed{1}"}]
+    rows = [{"completion": chat, "answer": "1"}, {"completion": None, "answer": "1"}]
+    out = tmp_path / "out.jsonl"
+    run("math", write(tmp_path / "in.jsonl", rows), "--output", out)
+    assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == [1.0, 0.0]
+
+
+def test_two_problems_of_one_name_are_an_error(tmp_path):
+    twice = write(tmp_path / "problems.jsonl", [{**ADD, "id": 5}, {**ADD, "id": 5, "more": 1}])
+    path = write(tmp_path / "in.jsonl", [{"id": 5, "completion": ""}])
+    assert "id='5'" in run("code", path, "--problems", twice, code=2)
+
+
+def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
+    rows = [{"completion": f"\\boxed{{{n}}}", "answer": "1", "n": n} for n in (1, 2, 1)]
+    rows.append(rows[0])
+    path, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    run("math", path, "--output", out)
+    lines = out.read_text().splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [1, 2, 1, 1]
+    kept = {**json.loads(lines[1]), "detail": "from before"}
+    broken = {**json.loads(lines[2]), "outcome": "infra_error", "reward": None}
+    out.write_text(f"{json.dumps(kept)}\n{json.dumps(broken)}\n{lines[0][:20]}")
+    run("math", path, "--output", out)
+    again = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["n"] for row in again] == [1, 2, 1, 1]
+    assert [row["reward"] for row in again] == [1.0, 0.0, 1.0, 1.0]
+    assert again[1]["detail"] == "from before"
+    other = write(tmp_path / "other.jsonl", [{"completion": "", "answer": "1"}])
+    assert "no verdict on a row of this file" in run("math", other, "--output", out, code=2)
+    assert len(out.read_text().splitlines()) == 4
+
+
+def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
+    """What is on disk after one Ctrl-C, sent when `enough` lines are there."""
+    out = folder / "out.jsonl"
+    command = [sys.executable, "-m", "acpo", "verify", kind, str(write(folder / "in.jsonl", rows))]
+    started = subprocess.Popen([*command, "--output", str(out), "--workers", "1"],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    patience = time.monotonic() + 60
+    while not out.exists() or len(out.read_text().splitlines()) < enough:
+        assert started.poll() is None and time.monotonic() < patience
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    assert started.wait(timeout=20) not in (0, 2)
+    assert time.monotonic() - sent < 5  # a second, on a machine of one's own
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_ctrl_c_ends_math(tmp_path):
+    hang = {"completion": "\\boxed{\\int (x+y+z+w)^{900} dx}", "answer": "x"}
+    quick = [{"completion": "\\boxed{1}", "answer": "1"}] * 3
+    assert len(interrupted(tmp_path, "math", [hang] * 50 + quick + [hang] * 50, 1)) < 50
+
+
+@pytest.mark.sandbox
+def test_ctrl_c_ends_code(tmp_path):
+    require_tool(shutil.which("bwrap") is not None, "bubblewrap")
+    sleep = {**ADD, "completion": "import time\ntime.sleep(20)"}
+    honest = {**ADD, "completion": "def add(a, b): return a + b"}
+    found = interrupted(tmp_path, "code", [honest, *[sleep] * 9], 1)
+    assert [row["reward"] for row in found] == [1.0]

@@ -15,6 +15,9 @@ BARE_DIFFERS = {
     ("\\text{Tuesday}", "Tuesday."): "a full stop after the word is punctuation",
     ("listen", "silent"): "letters are factors to math-verify, and factors commute",
     ("1011_2", "1011_3"): "math-verify drops the base",
+    ("-1", "i^2"): "math-verify reads i as a symbol in a power",
+    ("1000", "1e3"): "the notation of programs is 1 times e times 3 in LaTeX",
+    ("(5,\\infty)", "x>5"): "math-verify takes an interval for an inequality, not the other way",
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from acpo.verify import exact
 from acpo.verify.extract import extract_answer, extract_code, visible
+from acpo.verify.normalise import normalise, oversized
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,11 @@ def test_extract_code_prefers_the_block_with_the_entry_point():
     ("answer", "gold", "equal"),
     [
         ("1,234", "1234", True),
-        ("1,23", "123", None),
+        ("1,23", "123", False),
         ("2/4", "\\frac{1}{2}", True),
         ("1/3", "1/2", False),
         ("0.5", "1/2", True),
-        ("0.3333", "1/3", None),
+        ("0.3333", "1/3", False),
         ("1/0", "1/0", True),
         ("1/0", "5", None),
         ("x", "5", None),
@@ -70,23 +71,23 @@ def test_extract_code_prefers_the_block_with_the_entry_point():
         ("xy", "yx", None),
         ("50\\%", "\\frac{1}{2}", True),
         ("50\\%", "50", True),
-        ("50\\%", "51", None),
+        ("50\\%", "51", False),
     ],
 )
 def test_exact_decisions(answer, gold, equal):
-    assert exact.decide(exact.normalise(answer), exact.normalise(gold)) is equal
+    assert exact.decide(normalise(answer), normalise(gold)) is equal
 
 
 def test_normalise_keeps_rows_of_matrices():
     matrix = "\\begin{pmatrix}1\\\\(2)\\\\[3]\\\\ 4\\end{pmatrix}"
-    assert exact.normalise(matrix) == matrix
-    assert exact.normalise("\\left( 1,\\; 2 \\right).") == "( 1, 2 )"
-    assert exact.normalise("\\leftarrow") == "\\leftarrow"
-    assert exact.normalise("\\(x\\).") == "x"
+    assert normalise(matrix) == matrix
+    assert normalise("\\left( 1,\\; 2 \\right).") == "( 1, 2 )"
+    assert normalise("\\leftarrow") == "\\leftarrow"
+    assert normalise("\\(x\\).") == "x"
 
 
 def test_sizes_are_refused_with_their_limit():
-    assert "2000" in exact.oversized("x" * 2001)
-    assert "40" in exact.oversized("{" * 41)
-    assert "400" in exact.oversized("1" * 401)
-    assert exact.oversized("{" * 40 + "1" * 400) is None
+    assert "2000" in oversized("x" * 2001)
+    assert "40" in oversized("{" * 41)
+    assert "400" in oversized("1" * 401)
+    assert oversized("{" * 40 + "1" * 400) is None

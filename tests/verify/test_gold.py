@@ -10,8 +10,8 @@ import pytest
 
 from acpo.verify import MathPool, Outcome
 from acpo.verify.code import CodePool
-from acpo.verify.exact import normalise
 from acpo.verify.math import MathJob
+from acpo.verify.normalise import normalise
 from acpo.verify.problem import HUMANEVAL_PRO_NUMERIC, read_problem
 from verify.naive import exit_code_checker
 from verify.sandboxed import backend

@@ -15,7 +15,7 @@ from acpo.verify import MathPool, Outcome, Verdict
 from acpo.verify.pool import Pool, PoolClosedError
 from acpo.verify.proctree import children, descendants
 
-SLOW = ("\\boxed{(x+y+z+w)^{900}}", "x+1")
+SLOW = ("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")
 
 
 class Counting:

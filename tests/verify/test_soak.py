@@ -24,7 +24,7 @@ HOSTILE_MATH = [
     "\\boxed{__import__('os').fork()}",
     "\ud800\\boxed{\x00}",
 ]
-HANG = "\\boxed{(x+y+z+w)^{900}}"
+HANG = "\\boxed{\\int (x+y+z+w)^{900} dx}"
 HOSTILE_CODE = [
     "import os\nos._exit(0)",
     "import os\nfor _ in range(20):\n    if os.fork() == 0: break\ndef add(a, b): return 0",

@@ -164,6 +164,7 @@ class Browser:
         """CPU milliseconds of each task the page's main thread ran during an action."""
         categories = "devtools.timeline,disabled-by-default-devtools.timeline"
         options = {"categories": categories, "transferMode": "ReportEvents"}
+        self.events = [e for e in self.events if not e["method"].startswith("Tracing.")]
         self._send("Tracing.start", options, session=None)
         action()
         self._send("Tracing.end", {}, session=None)

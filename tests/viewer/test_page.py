@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from acpo.method_columns import method_columns
 from acpo.records import Trace, TraceWriter
-from acpo.replay import replay
 from viewer.browser import Browser, PageError
 from viewer.traces import HOSTILE, WORDS, write_trace
 
@@ -42,7 +42,7 @@ def test_hover_and_keyboard_give_all_numbers(page, browser):
     trace = page(prompts=1)
     names = ("logp", "old_logp", "entropy", "delta", "token_id")
     data = trace.tokens(*names)
-    columns = {name: replay(trace, name) for name in ("sapo", "acpo")}
+    columns = {name: method_columns(trace, name) for name in ("sapo", "acpo")}
     browser.run(f"{TOKENS}[7].scrollIntoView()")
     browser.run("document.querySelector('.pane').id = 'first'")
     browser.hover("#pane0-7, #first .t:nth-of-type(8)")
@@ -161,7 +161,7 @@ def test_right_to_left_text_reorders_nothing(page, browser):
 def test_filters_and_counts(page, browser):
     trace = page("--methods", "acpo_no_routing,acpo", prompts=1, drift=0.0)
     data = trace.tokens("is_mode", "advantage")
-    unrouted = replay(trace, "acpo_no_routing")
+    unrouted = method_columns(trace, "acpo_no_routing")
     reversed_ = unrouted.update * unrouted.advantage < 0
     assert reversed_.any()
     summary = browser.run("document.getElementById('summary').textContent")
@@ -278,7 +278,7 @@ def test_the_keyboard_reaches_everything(page, browser):
         first = first or where
         reachable.add(where)
     controls = browser.run(
-        "[...document.querySelectorAll('button, select, input, [tabindex]')]"
+        "[...document.querySelectorAll('button, select, input, [tabindex=\"0\"]')]"
         ".filter((e) => e.checkVisibility() && !e.disabled)"
         ".map((e) => e.id || e.getAttribute('aria-label') || e.name)"
     )
@@ -438,11 +438,8 @@ def test_long_completions_are_all_there(page, browser):
         "return a.top >= p.top - 1 && a.bottom <= p.bottom + 1 })()"
     )
     assert visible is True
-    waited = "new Promise((done) => setTimeout(done, 100))"
-    for _ in range(100):
-        browser.run(waited)
-        if browser.run("document.querySelectorAll('.pane .t').length") == len(trace):
-            break
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")  # off screen, none is kept
+    assert browser.run("document.querySelectorAll('.pane .t').length") == len(trace)
     text = browser.run("document.querySelector('.pane').textContent").replace("↵", "")
     whole = trace.rollouts["completion"][0].as_py()
     assert text.replace("\n", "") == whole.replace("\n", "")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acpo.viewer.pieces import joined_characters, piece_text
+from acpo.viewer.payload import joined_characters, piece_text
 
 SMILE = "😀".encode()
 

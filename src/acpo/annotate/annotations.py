@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from acpo.annotate.outcomes import Status
+from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
 from acpo.linefile import Closing, LineFile
@@ -70,6 +70,8 @@ class Review(NamedTuple):
         note: Why, if they said.
         when: The time the page gave.
         applied: The time it was merged.
+        error: For a corresponding place, the error it was decided beside; it corresponds to no
+            other. None where an older file does not say.
     """
 
     decision: Decision
@@ -80,6 +82,12 @@ class Review(NamedTuple):
     note: str
     when: str
     applied: str
+    error: Span | None = None
+
+    def made_beside(self, error: Span, of: "Record") -> bool:
+        """Whether a decision on a corresponding place is about this error, of these proposals."""
+        known = self.error or (of.proposed.get(self.annotator) if self.annotator else None)
+        return known is None or known == error
 
 
 @dataclass
@@ -148,6 +156,21 @@ class Annotations:
     def step(self) -> int:
         """The optimizer step of the completions."""
         return int(self.header["step"])
+
+    def error_of(self, item: Item) -> "Record | None":
+        """The record of the error that a corresponding place belongs to."""
+        return self.items.get(item._replace(right=None)) if item.right is not None else None
+
+    def waits(self, item: Item) -> bool:
+        """Whether a person has still to decide: nothing corresponds to a rejected error, and a
+        place decided beside one error does not count beside another."""
+        review, error = self.items[item].review, self.error_of(item)
+        decided = error.review if error else None
+        if error is None or decided is None:
+            return review is None
+        if decided.span is None:
+            return False
+        return review is None or not review.made_beside(decided.span, error)
 
 
 class AnnotationWriter(Closing):
@@ -293,7 +316,11 @@ def _take(annotations: Annotations, row: dict[str, Any]) -> None:
                 span,
                 None if row["annotator"] is None else _text(row["annotator"]),
                 {_text(name): _some_span(value) for name, value in row["proposed"].items()},
-                *(_text(row[name]) for name in ("reviewer", "note", "when", "applied")),
+                _text(row["reviewer"]),
+                _text(row["note"]),
+                _text(row["when"]),
+                _text(row["applied"]),
+                None if row.get("error") is None else _some_span(row["error"]),
             )
         )
     else:

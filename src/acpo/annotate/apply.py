@@ -17,7 +17,7 @@ from acpo.annotate.annotations import (
 from acpo.errors import ACPOError
 
 FORMAT = "acpo-review"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 64 << 20
 MAX_NAME = 200
 MAX_NOTE = 4000
@@ -30,6 +30,7 @@ _DECISION_FIELDS = {
     "decision",
     "span",
     "annotator",
+    "error",
     "proposed",
     "note",
     "when",
@@ -49,6 +50,14 @@ class Merged(NamedTuple):
     replaced: int  # of those, decisions on items that had one
     unchanged: int  # decisions that had been merged before
     undecided: int  # items nobody has decided yet
+
+    def sentence(self, path: Path) -> str:
+        """The same for a person."""
+        return (
+            f"{self.accepted} accepted, {self.moved} moved, {self.rejected} rejected; "
+            f"{self.replaced} of these replace an earlier decision, {self.unchanged} were known. "
+            f"{self.undecided} items of {path} wait for a person"
+        )
 
 
 def apply(path: Path, exported: Path) -> Merged:
@@ -75,7 +84,7 @@ def apply(path: Path, exported: Path) -> Merged:
             counts[review.decision] += 1
             merged.append((item, review))
         writer.add_reviews(merged)
-        undecided = sum(record.review is None for record in writer.annotations.items.values())
+        undecided = sum(map(writer.annotations.waits, writer.annotations.items))
     return Merged(
         counts[Decision.ACCEPT],
         counts[Decision.MOVE],
@@ -118,7 +127,31 @@ def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item,
         if item in decided:
             raise ReviewError(f"{exported}, {where}: a second decision on {item}")
         decided[item] = review
+    for number, (item, review) in enumerate(decided.items(), start=1):
+        if wrong := _beside_another_error(item, review, annotations, decided):
+            raise ReviewError(f"{exported}, decision {number}: {wrong}")
     return list(decided.items())
+
+
+def _beside_another_error(
+    item: Item, review: Review, annotations: Annotations, decided: dict[Item, Review]
+) -> str | None:
+    """What is wrong with a corresponding place: it is one of the error that counts, or of none."""
+    error = annotations.error_of(item)
+    if error is None:
+        return None
+    made = decided.get(item._replace(right=None)) or error.review
+    if made is not None and made.span is None:
+        return "nothing corresponds to an error that was rejected: leave it out"
+    count = [made.span] if made is not None else list(error.proposed.values())
+    if review.error not in count:
+        return f"it was decided beside the error at {review.error}, not {count[:9]}: decide it anew"
+    if review.annotator and error.proposed.get(review.annotator) != review.error:
+        return (
+            f"what {review.annotator!r} proposed corresponds to its own error at "
+            f"{error.proposed.get(review.annotator)}, not to {review.error}: place it by hand"
+        )
+    return None
 
 
 def _read(exported: Path) -> Any:
@@ -165,9 +198,20 @@ def _decision(
         raise ValueError(f"annotator={annotator!r:.50} does not go with {decision}")
     if not _is_text(row["note"], MAX_NOTE):
         raise ValueError(f"note={row['note']!r:.50} is not a text of {MAX_NOTE} characters")
-    when = _time(row["when"])
+    error = annotations.error_of(item)
+    beside = span_in(row["error"], error.length) if error else None
+    if error is None and row["error"] is not None:
+        raise ValueError(f"error={row['error']!r:.50} goes with a corresponding place only")
     review = Review(
-        decision, span, annotator, record.proposed, reviewer, row["note"], when, applied
+        decision,
+        span,
+        annotator,
+        record.proposed,
+        reviewer,
+        row["note"],
+        _time(row["when"]),
+        applied,
+        beside,
     )
     return item, review
 

@@ -5,21 +5,17 @@ from pathlib import Path
 
 import typer
 
-annotate_app = typer.Typer(
-    help="First errors: annotators propose, a person verifies.", no_args_is_help=True
-)
-
 TRACE = typer.Argument(help="Folder of a trace.")
 ANNOTATIONS = typer.Argument(help="File that `acpo annotate propose` wrote.")
 
 
-@annotate_app.command("propose")
 def propose(
     trace: Path = TRACE,
     annotator: list[str] = typer.Option(
         ...,
-        help="`exact` for procedural tasks, or NAME=URL,model=MODEL[,key_env=VARIABLE]"
-        "[,prices=READ/WRITTEN] for an OpenAI-compatible endpoint; repeatable.",
+        help="`exact` for the task chain, `arithmetic` for wrong `a op b = c`, or NAME=URL,"
+        "model=MODEL[,key_env=VARIABLE][,prices=READ/WRITTEN] for an OpenAI-compatible endpoint; "
+        "repeatable.",
     ),
     output: Path = typer.Option(Path("annotations.jsonl"), "--output", "-o", help="File to write."),
     step: int | None = typer.Option(None, help="Training step, where the trace holds several."),
@@ -35,7 +31,7 @@ def propose(
     """Ask for the first error of wrong completions. Killed, the same command continues."""
     from acpo.annotate.models import parse_annotators
     from acpo.annotate.pairs import select
-    from acpo.annotate.terminal import propose_with_progress
+    from acpo.annotate.propose import propose_with_progress
     from acpo.records import Trace
 
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -45,31 +41,11 @@ def propose(
     propose_with_progress(selection, annotators, output, concurrency=concurrency, within=within)
 
 
-@annotate_app.command("review")
-def review(
-    trace: Path = TRACE,
-    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
-    output: Path = typer.Option(Path("review.html"), "--output", "-o", help="Page to write."),
-    limit: int | None = typer.Option(None, min=1, help="Only the first so many prompts."),
-) -> None:
-    """Write one offline page in which a person accepts, moves or rejects each proposal."""
-    from acpo.annotate.annotations import Annotations
-    from acpo.annotate.review import write_review_page
-    from acpo.records import Trace
-
-    opened = Annotations.read(annotations)
-    count = write_review_page(Trace.open(trace), opened, output, limit=limit)
-    typer.echo(f"{output}: {count} items; open it in a browser, decide, export, then")
-    typer.echo(f"acpo annotate apply {annotations} review.json")
-
-
-@annotate_app.command("apply")
 def apply(
     annotations: Path = ANNOTATIONS,
     review: Path = typer.Argument(help="JSON exported from the review page."),
 ) -> None:
     """Merge a person's decisions into the annotations: all of them, or none."""
     from acpo.annotate.apply import apply
-    from acpo.annotate.terminal import print_merged
 
-    print_merged(apply(annotations, review), annotations)
+    typer.echo(apply(annotations, review).sentence(annotations))

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from acpo.annotate.outcomes import Status
+from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
 
 MAX_REPLY_BYTES = 1 << 20
@@ -19,7 +19,7 @@ FAILURES_IN_A_ROW = 5
 _PASSING_STATUS = (408, 409, 425)
 
 
-class Reply(NamedTuple):
+class ChatReply(NamedTuple):
     """The message of a completed request, and the tokens it cost."""
 
     text: str
@@ -29,7 +29,7 @@ class Reply(NamedTuple):
     written: int
 
 
-class Failure(Exception):
+class RequestFailure(Exception):
     """A request without a reply.
 
     Attributes:
@@ -97,18 +97,18 @@ class Endpoint:
         self._resume_at = 0.0
         self._failed_in_a_row = 0
 
-    def complete(self, system: str, message: str) -> Reply:
+    def complete(self, system: str, message: str) -> ChatReply:
         """The reply to a message.
 
         Raises:
-            Failure: There is none, after all attempts.
+            RequestFailure: There is none, after all attempts.
             ACPOError: There can be none: wrong key, address or model.
         """
         for attempt in range(self._retries + 1):
             self._wait_for_turn()
             try:
                 reply = self._adapted(system, message)
-            except Failure as failure:
+            except RequestFailure as failure:
                 last = failure
                 if not failure.passing:
                     break
@@ -127,7 +127,7 @@ class Endpoint:
     def _wait_for_turn(self) -> None:
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             detail = f"not sent: {FAILURES_IN_A_ROW} questions in a row had no answer"
-            raise Failure(Status.UNAVAILABLE, detail, passing=False)
+            raise RequestFailure(Status.UNAVAILABLE, detail, passing=False)
         while (left := self._resume_at - time.monotonic()) > 0:
             time.sleep(left)
 
@@ -135,13 +135,13 @@ class Endpoint:
         with self._lock:
             self._resume_at = max(self._resume_at, time.monotonic() + seconds)
 
-    def _adapted(self, system: str, message: str) -> Reply:
+    def _adapted(self, system: str, message: str) -> ChatReply:
         """One attempt, without the options that this server turns out not to know."""
         while True:
             options = dict(self._options)
             try:
                 return self._send(system, message, options)
-            except Failure as failure:
+            except RequestFailure as failure:
                 said = str(failure).lower()
                 unknown = "temperature" if "temperature" in said else "response_format"
                 if failure.status is not Status.REJECTED or unknown not in options:
@@ -149,7 +149,7 @@ class Endpoint:
             with self._lock:
                 self._options.pop(unknown, None)
 
-    def _send(self, system: str, message: str, options: dict[str, Any]) -> Reply:
+    def _send(self, system: str, message: str, options: dict[str, Any]) -> ChatReply:
         import httpx2
         import openai
 
@@ -163,12 +163,12 @@ class Endpoint:
             with create(**options) as response:
                 return _reply(self._body(response))
         except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-            raise Failure(Status.TIMEOUT, f"no reply in {self._timeout:g} s") from error
+            raise RequestFailure(Status.TIMEOUT, f"no reply in {self._timeout:g} s") from error
         except openai.APIStatusError as error:
             raise self._failure(error) from error
         except (openai.APIConnectionError, httpx2.HTTPError) as error:
             said = error.__cause__ or error
-            raise Failure(Status.CONNECTION, f"{type(said).__name__}: {said}") from error
+            raise RequestFailure(Status.CONNECTION, f"{type(said).__name__}: {said}") from error
 
     def _body(self, response: Any) -> bytes:
         """The body, within bounds: the client's time-out is one of silence, not of the whole."""
@@ -178,12 +178,12 @@ class Endpoint:
             body += piece
             if len(body) > MAX_REPLY_BYTES:
                 detail = f"a reply of more than {MAX_REPLY_BYTES} bytes"
-                raise Failure(Status.OVERSIZE, detail, passing=False)
+                raise RequestFailure(Status.OVERSIZE, detail, passing=False)
             if time.monotonic() > deadline:
-                raise Failure(Status.TIMEOUT, f"no whole reply in {self._timeout:g} s")
+                raise RequestFailure(Status.TIMEOUT, f"no whole reply in {self._timeout:g} s")
         return bytes(body)
 
-    def _failure(self, error: Any) -> Failure:
+    def _failure(self, error: Any) -> RequestFailure:
         code, said = error.status_code, f"status {error.status_code}: {error.message}"[:300]
         if code in (401, 403, 404):
             raise ACPOError(
@@ -192,13 +192,13 @@ class Endpoint:
             ) from error
         pause = _retry_after(error.response.headers.get("retry-after"))
         if code == 429:
-            return Failure(Status.RATE_LIMITED, said, pause=pause)
+            return RequestFailure(Status.RATE_LIMITED, said, pause=pause)
         if code in _PASSING_STATUS or code >= 500:
-            return Failure(Status.SERVER_ERROR, said, pause=pause)
-        return Failure(Status.REJECTED, said, passing=False)
+            return RequestFailure(Status.SERVER_ERROR, said, pause=pause)
+        return RequestFailure(Status.REJECTED, said, passing=False)
 
 
-def _reply(body: bytes) -> Reply:
+def _reply(body: bytes) -> ChatReply:
     """The message in the body of a chat completion."""
     try:
         value = json.loads(body)
@@ -209,11 +209,11 @@ def _reply(body: bytes) -> Reply:
         read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
         finish = choice.get("finish_reason") or ""
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise Failure(Status.MALFORMED, f"no chat completion: {body[:200]!r}") from error
+        raise RequestFailure(Status.MALFORMED, f"no chat completion: {body[:200]!r}") from error
     words = all(isinstance(value, str) for value in (text, refusal, finish))
     if not words or type(read) is not int or type(written) is not int:
-        raise Failure(Status.MALFORMED, f"no chat completion: {body[:200]!r}")
-    return Reply(text, refusal, finish, max(read, 0), max(written, 0))
+        raise RequestFailure(Status.MALFORMED, f"no chat completion: {body[:200]!r}")
+    return ChatReply(text, refusal, finish, max(read, 0), max(written, 0))
 
 
 def _retry_after(header: str | None) -> float:

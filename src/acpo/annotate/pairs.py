@@ -72,7 +72,7 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptPairs:
     """The completions of one prompt that are compared."""
 
     prompt_id: str
@@ -91,13 +91,13 @@ class Selection:
         counts: How many completions, prompts and pairs were kept and left out.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[PromptPairs, ...]
     step: int
     fingerprint: str
     counts: dict[str, int]
 
     @property
-    def pairs(self) -> Iterator[tuple[Group, Trajectory, Trajectory]]:
+    def pairs(self) -> Iterator[tuple[PromptPairs, Trajectory, Trajectory]]:
         """Every (group, wrong, right)."""
         for group in self.groups:
             for wrong in group.wrong:
@@ -141,7 +141,7 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
             trajectory = _trajectory(trace, number, row, columns)
             split[row["prompt_id"]][reward <= 0].append(trajectory)
     both = [
-        Group(prompt, tuple(right), tuple(wrong))
+        PromptPairs(prompt, tuple(right), tuple(wrong))
         for prompt, (right, wrong) in split.items()
         if right and wrong
     ]
@@ -157,7 +157,7 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
     return Selection(groups, step, digest.hexdigest()[:32], counts | _kept(groups))
 
 
-def _kept(groups: Sequence[Group]) -> dict[str, int]:
+def _kept(groups: Sequence[PromptPairs]) -> dict[str, int]:
     return {
         "prompts": len(groups),
         "right": sum(len(group.right) for group in groups),

@@ -163,7 +163,7 @@ class _Reader:
             if not isinstance(held, int) or held < 1:
                 self.file.refuse(where, f"held_out={held!r}: accuracy needs problems kept aside")
             kind, data = get_task(str(merged.get("task", "custom"))), merged.get("data")
-            own = kind.name == "chain" or (data is None and kind.held_out_split)
+            own = kind.endless or (data is None and kind.held_out_split)
             if sweep and not own and not merged.get("held_out_data"):
                 self.file.refuse(
                     where, "a sweep would train on the held-out problems; set held_out_data"

@@ -2,14 +2,20 @@
 
 import shlex
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 if TYPE_CHECKING:
-    from acpo.diagnose.finding import Finding
+    from acpo.annotate.evidence import Accept
+    from acpo.diagnose.report import Finding
+    from acpo.records import Trace
+
+    Analysis = Callable[[], Finding | list[Finding]]
 
 diagnose_app = typer.Typer(
     help="The paper's analyses of a trace or of training runs, as numbers and figures.",
@@ -29,6 +35,13 @@ TAU_NEG = typer.Option(1.05, help="Gate temperature of the non-positive branch."
 SUPPORT = typer.Option(
     None, min=1, help="Vocabulary size (default: the trace's, else Qwen3's 151,936)."
 )
+ANNOTATIONS = typer.Option(..., help="File that `acpo annotate propose` wrote.")
+VERIFIED = typer.Option(
+    False, "--verified-only", help="Only places that a person accepted or moved."
+)
+PROPOSALS = typer.Option(
+    False, "--all-proposals", help="Also places that models proposed and nobody verified."
+)
 ROLLOUT = typer.Option(None, min=0, help="Completion to draw (default: the longest).")
 
 
@@ -47,9 +60,9 @@ def gradients(
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
     from acpo.diagnose.gradients import gradients as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.records import Trace
 
-    finding = measure(open_trace(trace, step), h_max=h_max, every_token=every_token)
+    finding = measure(Trace.open(trace).of_step(step), h_max=h_max, every_token=every_token)
     _write(finding, output or _folder(trace))
 
 
@@ -64,10 +77,10 @@ def mismatch(
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
     from acpo.diagnose.mismatch import mismatch as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.records import Trace
 
     finding = measure(
-        open_trace(trace, step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
+        Trace.open(trace).of_step(step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
     )
     _write(finding, output or _folder(trace))
 
@@ -76,9 +89,18 @@ def mismatch(
 def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
     """How near the sampled tokens are to the mode."""
     from acpo.diagnose.alignment import alignment as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.records import Trace
 
-    _write(measure(open_trace(trace, step)), output or _folder(trace))
+    _write(measure(Trace.open(trace).of_step(step)), output or _folder(trace))
+
+
+@diagnose_app.command("trends")
+def trends(trace: Path = TRACE, output: Path | None = OUTPUT) -> None:
+    """Alignment, δ and entropy of every step, by the sign of the advantage."""
+    from acpo.diagnose.trends import trends as measure
+    from acpo.records import Trace
+
+    _write(measure(Trace.open(trace)), output or _folder(trace))
 
 
 @diagnose_app.command("envelope")
@@ -91,9 +113,9 @@ def envelope(
 ) -> None:
     """Bounds on entropy from δ, and where the tokens lie between them."""
     from acpo.diagnose.envelope import envelope as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.records import Trace
 
-    opened = open_trace(trace, step) if trace else None
+    opened = Trace.open(trace).of_step(step) if trace else None
     _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
 
 
@@ -109,9 +131,9 @@ def coupling(
     """The update away from w = 1, and where an aligned positive one reverses."""
     from acpo.diagnose.coupling import Gate
     from acpo.diagnose.coupling import coupling as measure
-    from acpo.diagnose.source import open_trace
+    from acpo.records import Trace
 
-    opened = open_trace(trace, step) if trace else None
+    opened = Trace.open(trace).of_step(step) if trace else None
     _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
 
 
@@ -127,16 +149,31 @@ def dynamics(
     _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
 
 
+@diagnose_app.command("blame")
+def blame(
+    trace: Path = TRACE,
+    annotations: Path = ANNOTATIONS,
+    verified_only: bool = VERIFIED,
+    all_proposals: bool = PROPOSALS,
+    output: Path | None = OUTPUT,
+) -> None:
+    """How much of every method's negative update and credit falls on the first error."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.diagnose.blame import blame as measure
+    from acpo.records import Trace
+
+    opened = Annotations.read(annotations)
+    source = Trace.open(trace).of_step(opened.step)
+    accept = _accept(verified_only, all_proposals)
+    _write(measure(source, opened, accept=accept), output or _folder(trace))
+
+
 @diagnose_app.command("first-error")
 def first_error(
     trace: Path = TRACE,
-    annotations: Path = typer.Option(..., help="File that `acpo annotate propose` wrote."),
-    verified_only: bool = typer.Option(
-        False, "--verified-only", help="Only places that a person accepted or moved."
-    ),
-    all_proposals: bool = typer.Option(
-        False, "--all-proposals", help="Also places that models proposed and nobody verified."
-    ),
+    annotations: Path = ANNOTATIONS,
+    verified_only: bool = VERIFIED,
+    all_proposals: bool = PROPOSALS,
     window: int = typer.Option(32, min=1, help="Tokens on either side of the error."),
     every: int = typer.Option(1, min=1, help="Compare only offsets that are multiples of it."),
     smooth: int = typer.Option(16, min=1, help="Tokens a full profile is averaged over."),
@@ -145,56 +182,104 @@ def first_error(
 ) -> None:
     """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
     from acpo.annotate.annotations import Annotations
-    from acpo.annotate.settled import Accept
-    from acpo.diagnose.first_error import Settings
+    from acpo.diagnose.first_error import ProfileSettings
     from acpo.diagnose.first_error import first_error as measure
-    from acpo.errors import ACPOError
     from acpo.records import Trace
 
-    if verified_only and all_proposals:
-        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
-    accept = Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
-    accept = Accept.ALL_PROPOSALS if all_proposals else accept
     findings = measure(
         Trace.open(trace),
         Annotations.read(annotations),
-        accept=accept,
-        settings=Settings(window=window, every=every, smooth=smooth, profiles=profiles),
+        accept=_accept(verified_only, all_proposals),
+        settings=ProfileSettings(window=window, every=every, smooth=smooth, profiles=profiles),
     )
     for finding in findings:
         _write(finding, output or _folder(trace))
 
 
 @diagnose_app.command("all")
-def everything(
+def all_analyses(
     trace: Path = TRACE,
     runs: list[Path] = typer.Option([], help="Folder that `acpo train` wrote; repeatable."),
+    annotations: Path | None = typer.Option(
+        None, help="File that `acpo annotate propose` wrote: adds blame and first errors."
+    ),
     output: Path | None = OUTPUT,
     step: int | None = STEP,
     every_token: bool = EVERY,
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
-    from acpo.diagnose.everything import analyses
-    from acpo.diagnose.finding import one_line
+    from acpo.diagnose.figures import one_line
     from acpo.diagnose.report import html
-    from acpo.diagnose.source import describe, open_trace
+    from acpo.diagnose.tokens import describe
     from acpo.errors import ACPOError
+    from acpo.records import Trace
 
-    opened, folder = open_trace(trace, step), output or _folder(trace)
+    opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
-    for name, measure in analyses(opened, runs, every_token=every_token).items():
+    made = _analyses(opened, runs, every_token=every_token)
+    if annotations is not None:
+        made |= _of_first_errors(opened, annotations)
+    for name, measure in made.items():
         try:
-            findings.append(measure())
+            found = measure()
         except ACPOError as error:
             missing.append((name, str(error)))
             typer.secho(f"{name}: {one_line(str(error))}", fg="yellow", err=True)
-        else:
-            findings[-1].write(folder, command=_command())
+            continue
+        for finding in found if isinstance(found, list) else [found]:
+            finding.write(folder, command=_command())
+            findings.append(finding)
     page = html(findings, missing, source=describe(opened), command=_command())
     folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
     (folder / "report.html").write_text(page, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
+
+
+def _of_first_errors(trace: "Trace", path: Path) -> "dict[str, Analysis]":
+    from acpo.annotate.annotations import Annotations
+    from acpo.diagnose.blame import blame
+    from acpo.diagnose.first_error import first_error
+
+    opened = Annotations.read(path)
+    own = trace.of_step(opened.step)
+    return {
+        "blame": partial(blame, own, opened),
+        "first-error": partial(first_error, own, opened),
+    }
+
+
+def _analyses(trace: "Trace", runs: list[Path], *, every_token: bool) -> "dict[str, Analysis]":
+    """Every analysis of a trace, ready to be called, in the order of the report."""
+    from acpo.diagnose.alignment import alignment
+    from acpo.diagnose.coupling import coupling
+    from acpo.diagnose.dynamics import dynamics
+    from acpo.diagnose.envelope import envelope
+    from acpo.diagnose.gradients import gradients
+    from acpo.diagnose.mismatch import mismatch
+    from acpo.diagnose.trends import trends
+
+    made: dict[str, Analysis] = {
+        "gradients": partial(gradients, trace, every_token=every_token),
+        "mismatch": partial(mismatch, trace, every_token=every_token),
+        "alignment": partial(alignment, trace),
+        "envelope": partial(envelope, trace),
+        "coupling": partial(coupling, trace if "old_logp" in trace.columns else None),
+    }
+    if len({part["step"] for part in trace.parts}) > 1:
+        made["trends"] = partial(trends, trace)
+    return made | ({"dynamics": partial(dynamics, runs)} if runs else {})
+
+
+def _accept(verified_only: bool, all_proposals: bool) -> "Accept":
+    from acpo.annotate.evidence import Accept
+    from acpo.errors import ACPOError
+
+    if verified_only and all_proposals:
+        raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
+    if all_proposals:
+        return Accept.ALL_PROPOSALS
+    return Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
 
 
 def _folder(trace: Path | None) -> Path:
@@ -206,7 +291,7 @@ def _command() -> str:
 
 
 def _write(finding: "Finding", folder: Path) -> None:
-    from acpo.diagnose.finding import one_line
+    from acpo.diagnose.figures import one_line
 
     paths = finding.write(folder, command=_command())
     # Names from data may hold what a terminal would obey.

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acpo.diagnose.finding import Finding, Table, number, percent
-from acpo.diagnose.source import describe, require_temperatures
-from acpo.diagnose.stream import chunks
-from acpo.diagnose.style import REVERSED, legend, letter, look, panels
+from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
+from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.tokens import chunks, describe, require_temperatures
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceError
 
@@ -41,7 +40,8 @@ class Observed:
         candidates: aligned ones with positive advantage.
         reversing: those of them whose update reverses.
         moved: tokens whose ratio is not 1.
-        largest: the largest ratio.
+        smallest, largest: of the ratios.
+        gates: sum of f'(w) and tokens, for A > 0 and for A < 0.
         points: π_old(y) and w of some candidates.
     """
 
@@ -52,14 +52,21 @@ class Observed:
     moved: int = 0
     smallest: float = np.inf
     largest: float = 0.0
+    gates: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
     points: list[np.ndarray] = field(default_factory=list)
+
+    def gate(self, branch: int) -> str:
+        """The mean of f'(w), which is 1 at w = 1, on one branch."""
+        total, tokens = self.gates[branch]
+        return number(total / tokens) if tokens else "-"
 
 
 def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     """C(w), M+ and M-, and the region where an aligned positive update reverses.
 
     Args:
-        trace: with `logp`, `old_logp` and `is_mode`, to see how many tokens lie in the region.
+        trace: with `logp`, `old_logp` and `is_mode`, to see how many tokens lie in the region, as
+            they were sampled and after each further update on them that was recorded.
         gate: the objective's; the paper's unless given.
 
     Raises:
@@ -72,10 +79,14 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     if not math.isfinite(gate.offset):
         raise ACPOError(f"offset={gate.offset} must be a finite number")
     onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
-    seen = None if trace is None else _observe(trace, gate)
+    seen = {}
+    if trace is not None:
+        seen = {update: _observe(part, gate) for update, part in _by_update(trace).items()}
     settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
+    facts = _facts(gate, onset, seen, {} if trace is None else trace.header)
     return Finding(
         name="coupling",
+        headline=next((fact for fact in reversed(facts) if "reversal region" in fact), ""),
         title="Coupling away from the proximal point",
         source=f"{describe(trace)}; {settings}",
         reading=(
@@ -85,11 +96,17 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
             "reversed. (d): the pairs (π_old(y), w) where an aligned positive update reverses; "
             "above the dashed line π(y) > 1. Dots, if any: aligned positive-advantage tokens."
         ),
-        facts=_facts(gate, onset, seen),
-        tables=[_table(gate)],
+        facts=facts,
+        tables=[_table(gate), *([_update_table(seen)] if seen else [])],
         rows=_rows(gate),
+        extra={"updates": _update_rows(seen)} if seen else {},
         figure=_figure(gate, onset, seen),
     )
+
+
+def _by_update(trace: Trace) -> dict[int, Trace]:
+    """The trace as it was sampled, and what was scored again after updates on it."""
+    return {0: trace, **trace.after_updates()}
 
 
 def _observe(trace: Trace, gate: Gate) -> Observed:
@@ -104,6 +121,11 @@ def _observe(trace: Trace, gate: Gate) -> Observed:
         seen.tokens += len(w)
         seen.moved += int((log_ratio != 0).sum())
         seen.smallest, seen.largest = min(seen.smallest, w.min()), max(seen.largest, w.max())
+        for branch, (tau, own) in enumerate(
+            ((gate.tau_pos, chunk.advantage > 0), (gate.tau_neg, chunk.advantage < 0))
+        ):
+            half = np.tanh(tau * (w[own] - 1) / 2)
+            seen.gates[branch] += (1 - half**2).sum(), own.sum()  # f'(w) = 4σ(1 - σ)
         chosen = (chunk.columns["is_mode"] > 0) & (chunk.advantage > 0)
         seen.candidates += int(chosen.sum())
         # By the region, not by the sign of M+: near w = 1 that is rounding.
@@ -172,7 +194,42 @@ def _table(gate: Gate) -> Table:
     return Table("Aligned positive updates", head, rows)
 
 
-def _facts(gate: Gate, onset: float, seen: Observed | None) -> list[str]:
+def _update_rows(seen: dict[int, Observed]) -> list[dict[str, Any]]:
+    return [
+        {
+            "update": update,
+            "tokens": one.tokens,
+            "smallest_w": float(one.smallest),
+            "largest_w": float(one.largest),
+            "moved": one.moved,
+            "gate_pos": float(one.gates[0, 0] / max(one.gates[0, 1], 1)),
+            "gate_neg": float(one.gates[1, 0] / max(one.gates[1, 1], 1)),
+            "aligned_positive": one.candidates,
+            "reversed": one.reversing,
+        }
+        for update, one in seen.items()
+    ]
+
+
+def _update_table(seen: dict[int, Observed]) -> Table:
+    rows = [
+        [
+            str(update),
+            f"{one.tokens:,}",
+            f"{number(one.smallest)} to {number(one.largest)}",
+            percent(one.moved / one.tokens),
+            f"{one.gate(0)} / {one.gate(1)}",
+            f"{one.reversing:,} of {one.candidates:,}",
+        ]
+        for update, one in seen.items()
+    ]
+    head = ["updates before", "tokens", "w", "w ≠ 1", "mean f'(w), Â > 0 / Â < 0"]
+    return Table("By update on the same rollout", [*head, "aligned positive reversed"], rows)
+
+
+def _facts(
+    gate: Gate, onset: float, seen: dict[int, Observed], header: dict[str, Any]
+) -> list[str]:
     pos, neg, threshold = _couplings(np.array([1.0]), gate)
     facts = [f"At w = 1, C = {pos[0]:.4f} on the positive branch, {neg[0]:.4f} on the other."]
     if onset:
@@ -185,27 +242,42 @@ def _facts(gate: Gate, onset: float, seen: Observed | None) -> list[str]:
             "With this temperature and offset an aligned positive update reverses at w = 1 "
             f"already, where π(y) > {number(threshold[0])}."
         )
-    if seen is None:
-        return facts
-    facts.append(
-        f"In the trace w ranges from {number(seen.smallest)} to {number(seen.largest)}; it differs "
-        f"from 1 at {percent(seen.moved / seen.tokens)} of {seen.tokens:,} tokens."
-    )
-    if not seen.moved:
-        facts.append("The policy that was scored is the one that sampled: no update is off-policy.")
-    if seen.candidates:
+    for update, one in seen.items():
         facts.append(
-            f"{seen.reversing:,} of {seen.candidates:,} aligned positive-advantage tokens "
-            f"({percent(seen.reversing / seen.candidates, 4)}) lie in the reversal region."
+            f"{'In the trace' if not update else f'After {update} further updates'} w ranges from "
+            f"{number(one.smallest)} to {number(one.largest)}; it differs from 1 at "
+            f"{percent(one.moved / one.tokens)} of {one.tokens:,} tokens."
         )
-    else:
-        facts.append("No aligned token has a positive advantage.")
-    if seen.left_out:
-        facts.append(f"{seen.left_out:,} tokens without finite log-probabilities were left out.")
+        if one.candidates:
+            facts.append(
+                f"{one.reversing:,} of {one.candidates:,} aligned positive-advantage tokens "
+                f"({percent(one.reversing / one.candidates, 4)}) lie in the reversal region."
+            )
+        else:
+            facts.append("No aligned token has a positive advantage.")
+        if one.left_out:
+            facts.append(f"{one.left_out:,} tokens without finite log-probabilities were left out.")
+    if seen and not seen[0].moved and len(seen) == 1:
+        facts.append(_once(header))
     return facts
 
 
-def _figure(gate: Gate, onset: float, seen: Observed | None) -> "Figure":
+def _once(header: dict[str, Any]) -> str:
+    """What a trace in which w is 1 everywhere says about off-policy updates."""
+    if header.get("source") != "train":
+        return (
+            "The policy that was scored is the one that sampled, so w = 1 by construction: how far "
+            "training moves it, this trace cannot say."
+        )
+    if header.get("updates_per_rollout") == 1:
+        return "The run makes one update per rollout: no update is off-policy."
+    return (
+        "Each completion was scored once, before the first update on it, so w = 1 by construction. "
+        "Whether further updates on the same rollout are off-policy, this trace does not record."
+    )
+
+
+def _figure(gate: Gate, onset: float, seen: dict[int, Observed]) -> "Figure":
     figure, (couplings, plus, minus, region) = panels(4, columns=2, size=(4.2, 3.0))
     pos, neg, _ = _couplings(RATIOS, gate)
     for i, (name, tau, values) in enumerate(
@@ -237,10 +309,11 @@ def _figure(gate: Gate, onset: float, seen: Observed | None) -> "Figure":
     return figure
 
 
-def _draw_region(axes: "Axes", gate: Gate, onset: float, seen: Observed | None) -> None:
+def _draw_region(axes: "Axes", gate: Gate, onset: float, seen: dict[int, Observed]) -> None:
     top = 5.0
-    if seen is not None and seen.candidates:
-        old, w = np.concatenate(seen.points, axis=1)
+    points = [array for one in seen.values() for array in one.points]
+    if sum(one.candidates for one in seen.values()):
+        old, w = np.concatenate(points, axis=1)
         top = max(top, 1.1 * float(w.max(initial=0.0)))
         axes.scatter(
             old,

@@ -1,5 +1,11 @@
-"""Figures "training dynamics" and "ablation": curves of several runs, seeds as bands."""
+"""Figures "training dynamics" and "ablation": curves of several runs, seeds as bands.
 
+A run's curves are what its folder logged, in `trainer_state.json` and `report.json`.
+"""
+
+import json
+import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,13 +14,106 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acpo.diagnose.finding import Finding, Table, number
-from acpo.diagnose.runs import CURVES, Run, read_run
-from acpo.diagnose.style import legend, letter, look, panels, plain, say_empty
+from acpo.diagnose.figures import legend, letter, look, panels, plain, say_empty
+from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+STATE = "trainer_state.json"
+CURVES = {
+    "accuracy": re.compile("eval_rewards/.+/mean"),
+    "entropy": re.compile("entropy"),
+    "length": re.compile("completions/mean_length"),
+    "reward": re.compile("reward"),
+}
+"""Curves, and the logged quantity each is. Of several that match, the first is taken."""
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """One run.
+
+    Attributes:
+        path: its folder.
+        method: the objective; the folder's name if the run left no report.
+        seed: of the run, if it left a report.
+        curves: value by step, for each of CURVES; without those it did not log.
+    """
+
+    path: Path
+    method: str
+    seed: int | None
+    curves: dict[str, dict[int, float]]
+
+
+def read_run(path: Path) -> LoggedRun:
+    """Read a run's folder.
+
+    Raises:
+        ACPOError: There is no log, or it is not one.
+    """
+    state = _state_file(path)
+    history = _json(state).get("log_history")
+    if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
+        raise ACPOError(f"{state} has no log_history: is it a trainer's state?")
+    report = _json(path / "report.json") if (path / "report.json").exists() else {}
+    method, seed = report.get("method"), report.get("seed")
+    curves = {name: _curve(history, pattern) for name, pattern in CURVES.items()}
+    if not any(curves.values()):
+        raise ACPOError(f"{state} logged none of {', '.join(CURVES)}: set logging_steps")
+    return LoggedRun(
+        path,
+        method if isinstance(method, str) else path.resolve().name,
+        seed if isinstance(seed, int) else None,
+        {name: points for name, points in curves.items() if points},
+    )
+
+
+def _state_file(path: Path) -> Path:
+    """The finished run's state, or that of its newest checkpoint."""
+    checkpoints = [
+        (int(folder.name.removeprefix("checkpoint-")), folder)
+        for folder in path.glob("checkpoint-*")
+        if folder.name.removeprefix("checkpoint-").isdigit()
+    ]
+    for folder in (path, *(folder for _, folder in sorted(checkpoints, reverse=True))):
+        if (folder / STATE).is_file():
+            return folder / STATE
+    raise ACPOError(f"{path} holds no {STATE}: give the output_dir of `acpo train`")
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ACPOError(f"{file} cannot be read ({error}): the run is damaged") from error
+    if not isinstance(content, dict):
+        raise ACPOError(f"{file} holds no JSON object: the run is damaged")
+    return content
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if type(value) in (int, float) else math.nan
+    except OverflowError:  # JSON's integers have no end
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[int, float]:
+    names = [key for row in history for key in row if pattern.fullmatch(key)]
+    if not names:
+        return {}
+    points = {}
+    for row in history:
+        step, value = row.get("step"), row.get(names[0])
+        number = _number(value)
+        if type(step) is int and number is not None:
+            points[step] = number
+    return points
+
 
 LABELS = {
     "accuracy": "held-out accuracy",
@@ -77,8 +176,8 @@ def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
     )
 
 
-def _groups(runs: list[Run], by_run: bool) -> dict[str, list[Run]]:
-    groups: dict[str, list[Run]] = defaultdict(list)
+def _groups(runs: list[LoggedRun], by_run: bool) -> dict[str, list[LoggedRun]]:
+    groups: dict[str, list[LoggedRun]] = defaultdict(list)
     for run in runs:
         name = str(run.path) if by_run else run.method
         for other in groups[name]:
@@ -91,11 +190,11 @@ def _groups(runs: list[Run], by_run: bool) -> dict[str, list[Run]]:
     return dict(groups)
 
 
-def _seeds(runs: Sequence[Run] | np.ndarray) -> str:
+def _seeds(runs: Sequence[LoggedRun] | np.ndarray) -> str:
     return f"{len(runs)} {'seed' if len(runs) == 1 else 'seeds'}"
 
 
-def _band(group: str, runs: Sequence[Run], curve: str) -> Band | None:
+def _band(group: str, runs: Sequence[LoggedRun], curve: str) -> Band | None:
     """None if no run logged it."""
     logged = [run.curves[curve] for run in runs if curve in run.curves]
     if not logged:
@@ -119,6 +218,7 @@ def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
             linestyle=style.linestyle,
             marker=style.marker,
             markevery=max(1, len(band.steps) // 8),
+            linewidth=1.5 if len(band.steps) > 2 else 0,  # two points are no course
             markersize=3.5,
             label=f"{plain(group)} ({_seeds(band.values)})",
         )
@@ -149,7 +249,9 @@ def _rows(group: str, curve: str, band: Band) -> list[dict[str, Any]]:
     ]
 
 
-def _facts(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | None]) -> list[str]:
+def _facts(
+    groups: dict[str, list[LoggedRun]], bands: dict[tuple[str, str], Band | None]
+) -> list[str]:
     facts = []
     for group, runs in groups.items():
         parts = []
@@ -160,6 +262,12 @@ def _facts(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | Non
                 parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}{_of(band, runs)}")
         if parts:
             facts.append(f"{group} ({_seeds(runs)}), first to last logged: {'; '.join(parts)}.")
+        held_out = bands[group, "accuracy"]
+        if held_out is not None and len(held_out.steps) < 3:
+            facts.append(
+                f"{group}: held-out accuracy was logged at {len(held_out.steps)} steps only, which "
+                "are points and no curve: train with eval_strategy: steps and eval_steps."
+            )
         for curve in CURVES:
             band = bands[group, curve]
             if band and band.last > band.steps[-1]:
@@ -170,12 +278,12 @@ def _facts(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | Non
     return facts
 
 
-def _of(band: Band, runs: Sequence[Run]) -> str:
+def _of(band: Band, runs: Sequence[LoggedRun]) -> str:
     """How many runs logged it, where not all did."""
     return f" ({_seeds(band.values)} only)" if len(band.values) < len(runs) else ""
 
 
-def _table(groups: dict[str, list[Run]], bands: dict[tuple[str, str], Band | None]) -> Table:
+def _table(groups: dict[str, list[LoggedRun]], bands: dict[tuple[str, str], Band | None]) -> Table:
     rows = []
     for group, runs in groups.items():
         cells = []

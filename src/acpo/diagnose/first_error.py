@@ -1,41 +1,51 @@
 """Figures "Entropy around the first reasoning error" and "Full-trajectory entropy profiles"."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from acpo.annotate.annotations import Annotations
+from acpo.annotate.evidence import Accept, AlignedPair, Evidence, aligned_pairs
 from acpo.annotate.pairs import Trajectory, select
-from acpo.annotate.settled import Accept, AlignedPair, aligned_pairs
-from acpo.diagnose import first_error_tables as tables
-from acpo.diagnose.clusters import effect
-from acpo.diagnose.finding import Finding, Row, escape
-from acpo.diagnose.first_error_figures import aligned_figure, profile_figure
-from acpo.diagnose.source import describe
+from acpo.diagnose.clusters import Effect, effect
+from acpo.diagnose.error_alignment import (
+    EFFECTS,
+    QUANTITIES,
+    Aligned,
+    align,
+    measure,
+    of_the_fullest,
+    offset_rows,
+    one_of_each_prompt,
+    pair_rows,
+    profile_rows,
+    representative,
+    shared_prefixes,
+)
+from acpo.diagnose.figures import Look, legend, letter, look, panels, plain
+from acpo.diagnose.report import Finding, Row, Table, escape, number
+from acpo.diagnose.tokens import describe
 from acpo.errors import ACPOError
 from acpo.records import Trace
 
-QUANTITIES = tuple(tables.QUANTITIES)
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Effects = Mapping[tuple[str, str], Effect]
+"""By quantity and kind."""
+
+LOOKS = {
+    "wrong": Look(look(1).color, "-", "o"),
+    "right": Look(look(2).color, "--", "s"),
+}
 
 
 @dataclass(frozen=True)
-class Aligned:
-    """One quantity of all pairs, centred at the error.
-
-    Attributes:
-        offsets: `[T]` tokens from the error.
-        wrong: `[pairs, T]`, NaN where the completion has no token.
-        right: `[pairs, T]`, likewise.
-    """
-
-    offsets: np.ndarray
-    wrong: np.ndarray
-    right: np.ndarray
-
-
-@dataclass(frozen=True)
-class Settings:
+class ProfileSettings:
     """How profiles are compared.
 
     Attributes:
@@ -58,7 +68,7 @@ def first_error(
     annotations: Annotations,
     *,
     accept: Accept = Accept.SOUND,
-    settings: Settings | None = None,
+    settings: ProfileSettings | None = None,
 ) -> list[Finding]:
     """Compare wrong with right completions around the first error of the wrong ones.
 
@@ -74,7 +84,7 @@ def first_error(
     Raises:
         ACPOError: No place counts, or nothing lies on both sides of an error.
     """
-    settings = settings or Settings()
+    settings = settings or ProfileSettings()
     trace.require(*QUANTITIES)
     # Further away nothing has a token, and every offset takes memory.
     longest = int(np.diff(trace.starts).max())
@@ -89,7 +99,7 @@ def first_error(
             f"--window {settings.window} --every {settings.every}: no pair has tokens on both "
             "sides of its error"
         )
-    source = f"{describe(trace)}; step {selection.step}; {tables.evidence(pairs)}"
+    source = f"{describe(trace)}; step {selection.step}; {evidence(pairs)}"
     around = _around(pairs, aligned, measured, settings, source, outcomes)
     change = measured["entropy"]["change"]
     return [around, _profiles(trace, pairs, columns, change, settings, source)]
@@ -99,7 +109,7 @@ def _around(
     pairs: Sequence[AlignedPair],
     aligned: dict[str, Aligned],
     measured: dict[str, dict[str, np.ndarray]],
-    settings: Settings,
+    settings: ProfileSettings,
     source: str,
     outcomes: dict[str, int],
 ) -> Finding:
@@ -110,94 +120,25 @@ def _around(
         for what, values in kinds.items()
     }
     change = measured["entropy"]["change"]
-    shown = representative(_of_the_fullest(change, aligned["entropy"], settings.every))
-    rows = tables.offset_rows(aligned, prompts, seed=settings.seed)
+    shown = representative(of_the_fullest(change, aligned["entropy"], settings.every))
+    rows = offset_rows(aligned, prompts, seed=settings.seed)
     return Finding(
         name="first-error",
         title="Entropy around the first reasoning error",
         source=source,
         reading=_reading(settings, pairs[shown]),
-        facts=tables.facts(pairs, outcomes, effects),
-        tables=[tables.effect_table(effects)],
+        facts=facts(pairs, outcomes, effects),
+        tables=[effect_table(effects)],
         rows=rows,
         figure=aligned_figure(rows, aligned, shown),
         extra={
-            "effects": tables.effect_rows(effects),
-            "pairs": tables.pair_rows(pairs, measured),
+            "effects": effect_rows(effects),
+            "pairs": pair_rows(pairs, measured),
         },
     )
 
 
-def align(trace: Trace, pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Aligned:
-    """One quantity of every pair around its error."""
-    offsets = np.arange(-window, window + 1)
-    wrong = np.full((len(pairs), len(offsets)), np.nan)
-    right = np.full_like(wrong, np.nan)
-    for row, pair in enumerate(pairs):
-        sides = ((wrong, pair.wrong, pair.error), (right, pair.right, pair.corresponding))
-        for target, trajectory, place in sides:
-            own = of(trace, trajectory, values)
-            at = place.span.first + offsets
-            there = (at >= 0) & (at < len(own))
-            target[row, there] = own[at[there]]
-    return Aligned(offsets, wrong, right)
-
-
-def of(trace: Trace, trajectory: Trajectory, values: np.ndarray) -> np.ndarray:
-    """A completion's part of a column."""
-    return values[trace.starts[trajectory.row] : trace.starts[trajectory.row + 1]]
-
-
-def compared(aligned: Aligned, every: int) -> np.ndarray:
-    """`[pairs, T]` where both completions have a token."""
-    both = np.isfinite(aligned.wrong) & np.isfinite(aligned.right)
-    return both & (aligned.offsets % every == 0)
-
-
-def measure(aligned: Aligned, every: int) -> dict[str, np.ndarray]:
-    """`EFFECTS` of every pair; NaN where a side has no token.
-
-    Only offsets that both completions have are compared, so that the difference is always one
-    between tokens at the same distance from the error.
-    """
-    both = compared(aligned, every)
-    difference = aligned.wrong - aligned.right
-    before, after = both & (aligned.offsets < 0), both & (aligned.offsets > 0)
-
-    def change(values: np.ndarray) -> np.ndarray:
-        return _mean(values, after) - _mean(values, before)
-
-    return {
-        "change": change(difference),
-        "before": _mean(difference, before),
-        "at": _mean(difference, both & (aligned.offsets == 0)),
-        "after": _mean(difference, after),
-        "wrong": change(aligned.wrong),
-        "right": change(aligned.right),
-    }
-
-
-def _mean(values: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """`[pairs]` means over the offsets in `where`; NaN without any."""
-    count = where.sum(axis=1)
-    total = np.where(where, values, 0.0).sum(axis=1)
-    return np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
-
-
-def representative(values: np.ndarray) -> int:
-    """The pair in the middle: the lower median, the first of those that tie."""
-    known = np.flatnonzero(np.isfinite(values))
-    order = known[np.argsort(values[known], kind="stable")]
-    return int(order[(len(order) - 1) // 2])
-
-
-def _of_the_fullest(change: np.ndarray, aligned: Aligned, every: int) -> np.ndarray:
-    """The changes of the pairs with the most offsets to compare, NaN elsewhere."""
-    offsets = np.where(np.isfinite(change), compared(aligned, every).sum(axis=1), 0)
-    return np.where(offsets == offsets.max(), change, np.nan)
-
-
-def _reading(settings: Settings, shown: AlignedPair) -> str:
+def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
     only = f", multiples of {settings.every} only" if settings.every > 1 else ""
     return (
         "Wrong and right completions of the same prompt, centred at t = 0: the first token of the "
@@ -207,17 +148,10 @@ def _reading(settings: Settings, shown: AlignedPair) -> str:
         f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus "
         "right at each offset, mean over prompts with its 95% interval. Before: t = "
         f"-{settings.window} to -1, after: t = 1 to {settings.window}{only}, wherever both "
-        "completions have a token."
+        "completions have a token. Grey: how many prompts have the offset; (b, c, e, f) leave out "
+        "those that few have. Before the error, completions that share a prefix agree by "
+        "construction: that says nothing about the policy."
     )
-
-
-def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """A centred moving average, over fewer tokens at the ends."""
-    if not len(values):
-        return values
-    kernel = np.ones(min(width, len(values)))
-    total = np.convolve(values, kernel, mode="same")
-    return total / np.convolve(np.ones(len(values)), kernel, mode="same")
 
 
 def _profiles(
@@ -225,22 +159,23 @@ def _profiles(
     pairs: Sequence[AlignedPair],
     columns: dict[str, np.ndarray],
     change: np.ndarray,
-    settings: Settings,
+    settings: ProfileSettings,
     source: str,
 ) -> Finding:
-    chosen = [pairs[row] for row in _one_each(pairs, change)[: settings.profiles]]
+    chosen = [pairs[row] for row in one_of_each_prompt(pairs, change)[: settings.profiles]]
     rows = [
         row
         for name in QUANTITIES
         for pair in chosen
-        for row in _profile_rows(trace, pair, name, columns[name], settings.smooth)
+        for row in profile_rows(trace, pair, name, columns[name], settings.smooth)
     ]
     return Finding(
         name="first-error-profiles",
         title="Full-trajectory entropy profiles",
         source=source,
         reading=(
-            f"Entropy and δ over whole completions, averaged over {settings.smooth} tokens, of one "
+            f"Entropy and δ over whole completions, each token averaged with up to "
+            f"{settings.smooth - 1} before it and none across the error, of one "
             f"pair from each of the first {len(chosen)} prompts: the one whose change is the "
             "median of its prompt. Dotted lines: the first error of the wrong completion and the "
             "corresponding token of the right one. Profiles illustrate; the test is in "
@@ -252,33 +187,198 @@ def _profiles(
     )
 
 
-def _profile_rows(
-    trace: Trace, pair: AlignedPair, quantity: str, values: np.ndarray, width: int
-) -> list[Row]:
-    rows: list[Row] = []
-    sides = (("wrong", pair.wrong, pair.error), ("right", pair.right, pair.corresponding))
-    for side, trajectory, place in sides:
-        own = of(trace, trajectory, values)
-        for token, (value, level) in enumerate(zip(own, smoothed(own, width), strict=True)):
-            rows.append(
-                {
-                    "quantity": quantity,
-                    "prompt_id": pair.prompt_id,
-                    "side": side,
-                    "sample": trajectory.sample,
-                    "error": place.span.first,
-                    "token": token,
-                    "value": float(value),
-                    "smoothed": float(level),
-                }
-            )
-    return rows
+def evidence(pairs: Sequence[AlignedPair]) -> str:
+    """Who vouches for the places."""
+    counts = Counter(pair.evidence for pair in pairs)
+    said = {
+        Evidence.VERIFIED: "verified by a person",
+        Evidence.COMPUTED: "computed by the task's checker",
+        Evidence.PROPOSED: "proposed by a model and verified by NOBODY",
+    }
+    parts = [f"{counts[kind]} {text}" for kind, text in said.items() if counts[kind]]
+    return f"places of {len(pairs)} pairs: {', '.join(parts)}"
 
 
-def _one_each(pairs: Sequence[AlignedPair], change: np.ndarray) -> list[int]:
-    """The median pair of every prompt that has one with tokens on both sides, in order."""
-    members: dict[str, list[int]] = {}
-    for row, pair in enumerate(pairs):
-        if np.isfinite(change[row]):
-            members.setdefault(pair.prompt_id, []).append(row)
-    return [rows[representative(change[rows])] for rows in members.values()]
+def facts(
+    pairs: Sequence[AlignedPair],
+    outcomes: dict[str, int],
+    effects: Effects,
+) -> list[str]:
+    """What was compared, and whether the quantities rise."""
+    left_out = {name: n for name, n in outcomes.items() if name not in list(Evidence)}
+    facts = [
+        f"{len(pairs)} pairs of {_count([p.wrong for p in pairs])} wrong and "
+        f"{_count([p.right for p in pairs])} right completions, from "
+        f"{len({p.prompt_id for p in pairs})} prompts. Pairs share completions: the independent "
+        "units are the prompts."
+    ]
+    facts.append(
+        f"In {shared_prefixes(pairs)} of {len(pairs)} pairs both completions are the same text up "
+        "to the error: there no difference can show before it."
+    )
+    if left_out:
+        listed = ", ".join(f"{n} {name}" for name, n in left_out.items())
+        facts.append(f"Pairs left out: {listed}.")
+    for name in QUANTITIES:
+        facts.append(f"{name}: {_sentence(effects[name, 'change'])}")
+    few = effects["entropy", "change"].prompts
+    if few < 10:
+        facts.append(f"With {few} prompts the bootstrap intervals are too narrow; the test is not.")
+    return facts
+
+
+def _sentence(found: Effect) -> str:
+    """The answer to the question, in words that follow from the numbers."""
+    if found.p_value >= 0.05:
+        answer = "no rise after the error is shown"
+    else:
+        answer = "it " + ("rises" if found.mean > 0 else "falls") + " after the error"
+    return (
+        f"{answer}: after minus before, wrong minus right, {found.mean:+.4f} "
+        f"[{found.low:+.4f}, {found.high:+.4f}] over {found.pairs} pairs of {found.prompts} "
+        f"prompts, {_p(found)}, d = {number(found.size)} [{number(found.size_low)}, "
+        f"{number(found.size_high)}]."
+    )
+
+
+def _p(found: Effect) -> str:
+    return f"p = {found.p_value:.2g} ({'exact' if found.exact else 'Monte Carlo'} sign flips)"
+
+
+def _count(trajectories: Sequence[Trajectory]) -> str:
+    """How many, and how many different texts."""
+    rows = {trajectory.row: trajectory for trajectory in trajectories}
+    texts = {(t.prompt_id, t.completion) for t in rows.values()}
+    return f"{len(rows)} ({len(texts)} different)"
+
+
+def effect_table(effects: Effects) -> Table:
+    """Every effect, for the summary."""
+    head = ("quantity", "effect", "pairs", "prompts", "mean [95%]", "d [95%]", "p")
+    rows = [
+        (
+            name,
+            EFFECTS[what],
+            str(found.pairs),
+            str(found.prompts),
+            f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
+            f"{number(found.size)} [{number(found.size_low)}, {number(found.size_high)}]",
+            f"{found.p_value:.2g}",
+        )
+        for (name, what), found in effects.items()
+    ]
+    return Table("Effects, prompts counting equally", head, rows)
+
+
+def effect_rows(effects: Effects) -> list[Row]:
+    """Every effect, for the CSV."""
+    return [
+        {"quantity": name, "effect": EFFECTS[what], **found._asdict()}
+        for (name, what), found in effects.items()
+    ]
+
+
+def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: int) -> "Figure":
+    """A representative pair, means with spread, and the difference, for each quantity.
+
+    Args:
+        rows: One per quantity and offset.
+        aligned: All pairs, by quantity.
+        shown: The pair to show.
+    """
+    figure, axes = panels(3 * len(QUANTITIES), columns=3, size=(3.6, 2.5))
+    letter(axes, ["one pair", "mean ± std over pairs", "wrong − right, 95% over prompts"] * 2)
+    for row, (quantity, label) in enumerate(QUANTITIES.items()):
+        one, mean, difference = axes[3 * row : 3 * row + 3]
+        own = [row for row in rows if row["quantity"] == quantity and row["shown"]]
+        pair = aligned[quantity]
+        for side, values in (("wrong", pair.wrong[shown]), ("right", pair.right[shown])):
+            _line(one, pair.offsets, values, side)
+        _means(mean, own)
+        _difference(difference, own)
+        _counts(difference, own)
+        for each in (one, mean, difference):
+            each.axvline(0, color="0.3", linestyle=":", linewidth=1)
+            each.set_xlabel("tokens from the first error")
+        for each in (one, mean):
+            each.set_ylabel(label)
+            legend(each)
+        difference.set_ylabel(f"difference in {quantity}")
+    return figure
+
+
+def _line(axes: "Axes", x: np.ndarray, y: np.ndarray, side: str) -> None:
+    style = LOOKS[side]
+    known = np.isfinite(y)
+    axes.plot(
+        x[known], y[known], color=style.color, linestyle=style.linestyle, label=side, linewidth=1.3
+    )
+
+
+def _means(axes: "Axes", rows: Sequence[Row]) -> None:
+    t = np.array([row["t"] for row in rows])
+    for side, style in LOOKS.items():
+        mean = np.array([row[f"{side}_mean"] for row in rows])
+        std = np.nan_to_num([row[f"{side}_std"] for row in rows])
+        _line(axes, t, mean, side)
+        axes.fill_between(t, mean - std, mean + std, color=style.color, alpha=0.15, linewidth=0)
+
+
+def _difference(axes: "Axes", rows: Sequence[Row]) -> None:
+    t = np.array([row["t"] for row in rows])
+    low, high = (np.array([row[name] for row in rows]) for name in ("low", "high"))
+    axes.axhline(0, color="0.6", linewidth=0.8)
+    axes.fill_between(t, low, high, color=look(0).color, alpha=0.2, linewidth=0)
+    axes.plot(t, [row["difference"] for row in rows], color=look(0).color, linewidth=1.3)
+
+
+def _counts(axes: "Axes", rows: Sequence[Row]) -> None:
+    """How many prompts an offset is the mean of, behind it."""
+    behind = axes.twinx()
+    t, prompts = ([row[name] for row in rows] for name in ("t", "prompts"))
+    behind.bar(t, prompts, width=1.0, color="0.5", alpha=0.2, linewidth=0)
+    behind.set(ylabel="prompts", ylim=(0, 3 * max(prompts, default=1)))
+    behind.grid(visible=False)
+    behind.tick_params(labelsize=7)
+
+
+def profile_figure(rows: Sequence[Row]) -> "Figure":
+    """Full profiles: one column of panels per prompt, one row per quantity."""
+    prompts = list(dict.fromkeys(row["prompt_id"] for row in rows))
+    columns = min(4, len(prompts))
+    strips = -(-len(prompts) // columns)
+    figure, axes = panels(2 * strips * columns, columns=columns, size=(3.0, 1.9))
+    for place in range(2 * strips * columns):
+        strip, column = divmod(place, columns)
+        quantity = list(QUANTITIES)[strip % 2]
+        prompt = (strip // 2) * columns + column
+        if prompt >= len(prompts):
+            axes[place].set_axis_off()
+            continue
+        own = [
+            row
+            for row in rows
+            if row["prompt_id"] == prompts[prompt] and row["quantity"] == quantity
+        ]
+        _profile(axes[place], own, quantity)
+        if place == 0:
+            legend(axes[place])
+        if quantity == "entropy":
+            axes[place].set_title(plain(f"prompt {prompts[prompt]}", 30), fontsize=8)
+    return figure
+
+
+def _profile(axes: "Axes", rows: Sequence[Row], quantity: str) -> None:
+    for side, style in LOOKS.items():
+        own = [row for row in rows if row["side"] == side]
+        if not own:
+            continue
+        _line(
+            axes,
+            np.array([row["token"] for row in own]),
+            np.array([row["smoothed"] for row in own]),
+            side,
+        )
+        axes.axvline(own[0]["error"], color=style.color, linestyle=":", linewidth=1.2)
+    axes.set_ylabel(quantity)
+    axes.set_xlabel("token")

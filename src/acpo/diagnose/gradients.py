@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from acpo.diagnose import geometry
-from acpo.diagnose.finding import Finding, Table, number, percent
-from acpo.diagnose.series import Series, decade_axis
-from acpo.diagnose.source import describe
-from acpo.diagnose.stream import Survey, chunks, survey
-from acpo.diagnose.style import REVERSED, draw_series, legend, letter, look, panels, say_empty
+from acpo.diagnose.figures import (
+    REVERSED,
+    Series,
+    decade_axis,
+    draw_series,
+    legend,
+    letter,
+    look,
+    panels,
+    say_empty,
+)
+from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.tokens import Survey, chunks, describe, survey
 from acpo.errors import ACPOError
 from acpo.records import Trace
 
@@ -34,7 +42,7 @@ READING = (
 )
 
 
-class Key(NamedTuple):
+class SignalKey(NamedTuple):
     """A series: what is measured, of what, on which tokens."""
 
     panel: str
@@ -68,21 +76,23 @@ def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = F
             chosen = t.is_mode == is_aligned
             _signals(series, _pick(t, chosen), group, h_max)
             _composites(series, _pick(t, chosen & positive), group, h_max)
+    facts = _facts(series, counted)
     return Finding(
         name="gradients",
+        headline=next((fact for fact in facts if "reverses" in fact), ""),
         title="Logit-space gradient geometry",
         source=f"{describe(trace)}; ē = H / H_max with H_max = {h_max:.4f} nats",
         reading=READING,
-        facts=_facts(series, counted),
+        facts=facts,
         tables=[_signal_table(series), _reversal_table(series)],
         rows=[row for one in series.values() for row in one.rows()],
         figure=_figure(series),
     )
 
 
-def _empty_series(counted: Survey) -> dict[Key, Series]:
+def _empty_series(counted: Survey) -> dict[SignalKey, Series]:
     keys = [
-        Key(panel, signal, group)
+        SignalKey(panel, signal, group)
         for panel, signals in (
             ("cosine", SIGNALS),
             ("norm_ratio", SIGNALS),
@@ -108,20 +118,22 @@ def _pick(t: geometry.TokenScalars, chosen: np.ndarray) -> geometry.TokenScalars
     return geometry.TokenScalars(*(column[chosen] for column in t))
 
 
-def _signals(series: dict[Key, Series], t: geometry.TokenScalars, group: str, h_max: float) -> None:
+def _signals(
+    series: dict[SignalKey, Series], t: geometry.TokenScalars, group: str, h_max: float
+) -> None:
     for signal, direction in (
         ("delta", geometry.surrogate(t)),
         ("entropy", geometry.shannon(t, h_max)),
     ):
-        series[Key("cosine", signal, group)].add(t.delta, direction.cosine)
-        series[Key("norm_ratio", signal, group)].add(t.delta, direction.ratio)
+        series[SignalKey("cosine", signal, group)].add(t.delta, direction.cosine)
+        series[SignalKey("norm_ratio", signal, group)].add(t.delta, direction.ratio)
 
 
 def _composites(
-    series: dict[Key, Series], t: geometry.TokenScalars, group: str, h_max: float
+    series: dict[SignalKey, Series], t: geometry.TokenScalars, group: str, h_max: float
 ) -> None:
     for multiplier, update in composites(t, h_max):
-        series[Key("composite_cosine", multiplier, group)].add(t.delta, update.cosine)
+        series[SignalKey("composite_cosine", multiplier, group)].add(t.delta, update.cosine)
 
 
 def composites(t: geometry.TokenScalars, h_max: float) -> Iterator[tuple[str, geometry.Direction]]:
@@ -134,15 +146,15 @@ def composites(t: geometry.TokenScalars, h_max: float) -> Iterator[tuple[str, ge
     yield "2+delta", geometry.surrogate_composite(t, offset=2, slope=1, coupling=COUPLING)
 
 
-def _facts(series: dict[Key, Series], counted: Survey) -> list[str]:
-    delta = series[Key("norm_ratio", "delta", "aligned")]
-    entropy = series[Key("norm_ratio", "entropy", "aligned")]
+def _facts(series: dict[SignalKey, Series], counted: Survey) -> list[str]:
+    delta = series[SignalKey("norm_ratio", "delta", "aligned")]
+    entropy = series[SignalKey("norm_ratio", "entropy", "aligned")]
     facts = [
         f"{counted.tokens:,} tokens, {percent(counted.aligned / counted.tokens, 1)} of them "
         "mode-aligned."
     ]
     if delta.tokens:
-        cosine = series[Key("cosine", "delta", "aligned")]
+        cosine = series[SignalKey("cosine", "delta", "aligned")]
         facts += [
             f"Aligned, the gradient of δ is anti-parallel to g_local (cosine {cosine.low:.6f} to "
             f"{cosine.high:.6f}) and at most {number(delta.high)} times as long.",
@@ -152,7 +164,7 @@ def _facts(series: dict[Key, Series], counted: Survey) -> list[str]:
     for name, title in MULTIPLIERS.items():
         parts = []
         for group in GROUPS:
-            one = series[Key("composite_cosine", name, group)]
+            one = series[SignalKey("composite_cosine", name, group)]
             if one.tokens:
                 parts.append(f"{percent(one.reversed)} of {one.tokens:,} {group}")
         if parts:
@@ -162,18 +174,18 @@ def _facts(series: dict[Key, Series], counted: Survey) -> list[str]:
         facts.append(
             "No token has a positive advantage: (c) and (d) are empty. --every-token fills them."
         )
-    undefined = sum(series[Key("cosine", "delta", group)].undefined for group in GROUPS)
+    undefined = sum(series[SignalKey("cosine", "delta", group)].undefined for group in GROUPS)
     if undefined:
         facts.append(f"At {undefined:,} tokens p_max is 1 in float32: no gradient, no direction.")
     return facts + counted.note()
 
 
-def _signal_table(series: dict[Key, Series]) -> Table:
+def _signal_table(series: dict[SignalKey, Series]) -> Table:
     rows = []
     for signal, symbol in SIGNALS.items():
         for group in GROUPS:
-            cosine = series[Key("cosine", signal, group)]
-            ratio = series[Key("norm_ratio", signal, group)]
+            cosine = series[SignalKey("cosine", signal, group)]
+            ratio = series[SignalKey("norm_ratio", signal, group)]
             rows.append(
                 [
                     symbol,
@@ -188,18 +200,18 @@ def _signal_table(series: dict[Key, Series]) -> Table:
     return Table("Signal against g_local", [*head, "ratio > 1"], rows)
 
 
-def _reversal_table(series: dict[Key, Series]) -> Table:
+def _reversal_table(series: dict[SignalKey, Series]) -> Table:
     rows = []
     for multiplier, title in MULTIPLIERS.items():
         for group in GROUPS:
-            one = series[Key("composite_cosine", multiplier, group)]
+            one = series[SignalKey("composite_cosine", multiplier, group)]
             shown = [f"{one.tokens:,}", number(one.mean), number(one.low), percent(one.reversed)]
             rows.append([title, group, *shown])
     head = ["multiplier", "tokens are", "tokens", "mean cosine", "least cosine", "reversed"]
     return Table("Positive-advantage updates against g_local", head, rows)
 
 
-def _figure(series: dict[Key, Series]) -> "Figure":
+def _figure(series: dict[SignalKey, Series]) -> "Figure":
     figure, grid = panels(4, columns=2, size=(4.2, 3.0))
     local = r"g_{\mathrm{local}}"
     contents: list[tuple[str, Sequence[str], str]] = [
@@ -231,10 +243,10 @@ def _figure(series: dict[Key, Series]) -> "Figure":
 
 
 def _draw_panel(
-    axes: "Axes", series: dict[Key, Series], panel: str, signals: Sequence[str]
+    axes: "Axes", series: dict[SignalKey, Series], panel: str, signals: Sequence[str]
 ) -> None:
     names = {**SIGNALS, **MULTIPLIERS}
-    keys = [Key(panel, signal, group) for signal in signals for group in GROUPS]
+    keys = [SignalKey(panel, signal, group) for signal in signals for group in GROUPS]
     shown = [key for key in keys if series[key].tokens]
     for key in shown:
         # One look per quantity and group in all panels.

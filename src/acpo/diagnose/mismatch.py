@@ -5,11 +5,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from acpo.diagnose import geometry
-from acpo.diagnose.finding import Finding, Table, number, percent
-from acpo.diagnose.series import Series, linear_axis
-from acpo.diagnose.source import describe, require_temperatures
-from acpo.diagnose.stream import Survey, chunks, survey
-from acpo.diagnose.style import REVERSED, draw_series, legend, letter, look, panels, say_empty
+from acpo.diagnose.figures import (
+    REVERSED,
+    Series,
+    draw_series,
+    legend,
+    letter,
+    linear_axis,
+    look,
+    panels,
+    say_empty,
+)
+from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.tokens import Survey, chunks, describe, require_temperatures, survey
 from acpo.records import Trace
 
 if TYPE_CHECKING:
@@ -26,7 +34,7 @@ MULTIPLIERS = {
 }
 
 
-class Key(NamedTuple):
+class BranchKey(NamedTuple):
     branch: str
     routing: str
 
@@ -57,12 +65,14 @@ def mismatch(
             picked = geometry.TokenScalars(*(column[chosen] for column in t))
             coupling = 2 / (tau_pos if positive else tau_neg)
             update = unrouted(picked, positive=positive, coupling=coupling)
-            series[Key(branch, "unrouted")].add(picked.gap, update.cosine)
+            series[BranchKey(branch, "unrouted")].add(picked.gap, update.cosine)
             routed = geometry.routed(picked, positive=positive)
-            series[Key(branch, "routed")].add(picked.gap, routed.cosine)
+            series[BranchKey(branch, "routed")].add(picked.gap, routed.cosine)
     limit = mismatch_reversal_gap(tau_neg)
+    facts = _facts(series, counted, limit)
     return Finding(
         name="mismatch",
+        headline=next((fact for fact in facts if "Unrouted, non-positive" in fact), ""),
         title="Directional agreement under mode mismatch",
         source=f"{describe(trace)}; w = 1, τ_pos = {tau_pos:g}, τ_neg = {tau_neg:g}",
         reading=(
@@ -71,7 +81,7 @@ def mismatch(
             f"distribution allows that (Δ ≥ (2 - τ)/(2 + τ) = {limit:.4f}). (b): share of reversed "
             "updates per bin of the gap. Tokens of completions with advantage 0 are left out."
         ),
-        facts=_facts(series, counted, limit),
+        facts=facts,
         tables=[_table(series)],
         rows=[row for one in series.values() for row in one.rows()],
         figure=_figure(series, limit),
@@ -85,18 +95,18 @@ def unrouted(t: geometry.TokenScalars, *, positive: bool, coupling: float) -> ge
     return geometry.surrogate_composite(t, offset=1, slope=-1, coupling=coupling)
 
 
-def _empty_series(counted: Survey) -> dict[Key, Series]:
+def _empty_series(counted: Survey) -> dict[BranchKey, Series]:
     return {
         key: Series(
             key._asdict(),
             AXIS,
             counted.expected(aligned=False, positive=BRANCHES[key.branch]),
         )
-        for key in (Key(*pair) for pair in MULTIPLIERS)
+        for key in (BranchKey(*pair) for pair in MULTIPLIERS)
     }
 
 
-def _facts(series: dict[Key, Series], counted: Survey, limit: float) -> list[str]:
+def _facts(series: dict[BranchKey, Series], counted: Survey, limit: float) -> list[str]:
     mismatched = counted.tokens - counted.aligned
     facts = [
         f"{mismatched:,} of {counted.tokens:,} tokens "
@@ -110,7 +120,7 @@ def _facts(series: dict[Key, Series], counted: Survey, limit: float) -> list[str
             f"updates reversed; cosine {number(one.low)} to {number(one.high)}."
         )
         facts.append(text[0].upper() + text[1:])
-    negative = series[Key("non-positive", "unrouted")]
+    negative = series[BranchKey("non-positive", "unrouted")]
     full = np.flatnonzero(negative.below_zero)
     if len(full):
         facts.append(
@@ -125,9 +135,9 @@ def _facts(series: dict[Key, Series], counted: Survey, limit: float) -> list[str
     return facts + counted.note()
 
 
-def _table(series: dict[Key, Series]) -> Table:
-    negative = series[Key("non-positive", "unrouted")]
-    positive = series[Key("positive", "unrouted")]
+def _table(series: dict[BranchKey, Series]) -> Table:
+    negative = series[BranchKey("non-positive", "unrouted")]
+    positive = series[BranchKey("positive", "unrouted")]
     rows = [
         [
             f"{AXIS.edges[i]:.2f} to {AXIS.edges[i + 1]:.2f}",
@@ -147,7 +157,7 @@ def _share(one: Series, i: int) -> str:
     return percent(one.below_zero[i] / one.count[i]) if one.count[i] else "-"
 
 
-def _figure(series: dict[Key, Series], limit: float) -> "Figure":
+def _figure(series: dict[BranchKey, Series], limit: float) -> "Figure":
     figure, (left, right) = panels(2, columns=2, size=(4.2, 3.1))
     left.axhspan(-1.08, 0, color=REVERSED, zorder=0)
     left.set_ylim(-1.08, 1.08)
@@ -158,9 +168,9 @@ def _figure(series: dict[Key, Series], limit: float) -> "Figure":
         axes.set(xlim=(0, 1), xlabel=r"$\Delta = p_{\max} - p(y)$")
     shown = [key for key, one in series.items() if one.tokens]
     for i, key in enumerate(MULTIPLIERS):
-        if Key(*key) in shown:
-            draw_series(left, series[Key(*key)], MULTIPLIERS[key], look(i))
-            _draw_shares(right, series[Key(*key)], MULTIPLIERS[key], i)
+        if BranchKey(*key) in shown:
+            draw_series(left, series[BranchKey(*key)], MULTIPLIERS[key], look(i))
+            _draw_shares(right, series[BranchKey(*key)], MULTIPLIERS[key], i)
     if shown:
         legend(left, loc="lower right")
         legend(right, loc="upper right")

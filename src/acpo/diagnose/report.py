@@ -1,13 +1,150 @@
-"""All analyses in one HTML file that needs nothing beside it."""
+"""What an analysis yields, the files it becomes, and all of them in one HTML page."""
 
 import base64
-from collections.abc import Sequence
+import csv
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 
-from acpo.diagnose.finding import Finding, one_line
+from acpo.diagnose.figures import one_line, render_png, save_pdf
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A small table of the summary.
+
+    Attributes:
+        title: what it shows.
+        head: names of the columns.
+        rows: cells, as they are printed.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One analysis, done.
+
+    Attributes:
+        name: of its files.
+        title: of its section.
+        source: what was looked at.
+        reading: what the figure shows, and how to read it.
+        facts: the outcome in numbers, a sentence each.
+        tables: more numbers.
+        rows: the CSV: what the figure is drawn from.
+        figure: the figure.
+        extra: further CSV files, by the suffix of their name.
+        headline: the one fact to begin with; the first unless given.
+    """
+
+    name: str
+    title: str
+    source: str
+    reading: str
+    facts: Sequence[str]
+    rows: Sequence[Row]
+    figure: "Figure"
+    tables: Sequence[Table] = ()
+    extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)
+    headline: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The finding in one sentence."""
+        return self.headline or next(iter(self.facts), "")
+
+    @cached_property
+    def png(self) -> bytes:
+        """The figure, rendered."""
+        return render_png(self.figure)
+
+    def write(self, folder: Path, *, command: str = "") -> list[Path]:
+        """Write NAME.csv, NAME.png, NAME.pdf and NAME.md.
+
+        Args:
+            folder: where to; made if need be.
+            command: what was typed, for the summary.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
+        paths[0].write_text(csv_text(self.rows), encoding="utf-8")
+        paths[1].write_bytes(self.png)
+        save_pdf(self.figure, paths[2])
+        paths[3].write_text(self.markdown(command), encoding="utf-8")
+        for suffix, rows in self.extra.items():
+            paths.append(folder / f"{self.name}-{suffix}.csv")
+            paths[-1].write_text(csv_text(rows), encoding="utf-8")
+        return paths
+
+    def markdown(self, command: str = "") -> str:
+        """The summary."""
+        lines = [f"# {self.title}", "", escape(self.source), "", f"![]({self.name}.png)", ""]
+        lines += [self.reading, "", *(f"- {escape(fact)}" for fact in self.facts), ""]
+        for table in self.tables:
+            lines += [f"**{table.title}**", ""]
+            lines += ["| " + " | ".join(map(escape, row)) + " |" for row in (table.head,)]
+            lines += ["|" + "---|" * len(table.head)]
+            lines += ["| " + " | ".join(map(escape, row)) + " |" for row in table.rows]
+            lines += [""]
+        if command:
+            lines += ["Made by", "", f"    {one_line(command)}", ""]
+        return "\n".join(lines)
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Rows as CSV under the union of their keys; numbers with nine digits."""
+    stream = StringIO()
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(keys)
+    for row in rows:
+        writer.writerow([_cell(row.get(key, "")) for key in keys])
+    return stream.getvalue()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.9g}"
+    # A spreadsheet must not take a model's or a run's name for a formula.
+    text = str(value)
+    return (
+        f"'{text}"
+        if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r")
+        else text
+    )
+
+
+def escape(text: str) -> str:
+    """Text from data as Markdown that says just that."""
+    return re.sub(r"([\\`*_\[\]<>|#$&~])", r"\\\1", one_line(text))
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """`12.34%`, or a dash for NaN."""
+    return "-" if math.isnan(share) else f"{100 * share:.{digits}f}%"
+
+
+def number(value: float) -> str:
+    """Four significant digits, or a dash for NaN."""
+    return "-" if math.isnan(value) else f"{value:.4g}"
 
 
 def html(

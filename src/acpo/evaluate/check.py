@@ -1,16 +1,110 @@
 """Whether benchmarks are what they declare, and what of them stands in a training set."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from acpo.evaluate.data import DataError, LoadedBenchmark, load, require_declared
-from acpo.evaluate.judges import Judges, gold_completion
-from acpo.evaluate.overlap import Overlap, asked, overlaps_of
+from acpo.tasks.grading import Judges, gold_completion
+from acpo.tasks.questions import Questions, load_questions, require_declared
+from acpo.tasks.sources import DataError
+from acpo.tasks.task import Row
+from acpo.tasks.templates import fill, get_template
 
 # A question whose n-grams stand in one training row to this share is that question restated.
 RESTATED = 0.5
+# LaTeX that changes how a formula looks, not what it says.
+_LAYOUT = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|textstyle|mathrm|mathbf|mathit|text|textbf|"
+    r"textit|emph|operatorname|quad|qquad|[,;:!> ])(?![a-zA-Z])"
+)
+_DFRAC = re.compile(r"\\[dt]frac(?![a-zA-Z])")
+# A letter run, a digit run, or one character of a script written without spaces.
+_WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
+
+
+class Overlap(NamedTuple):
+    """A question of a benchmark that shares words with a row of the training set.
+
+    Attributes:
+        question: The question.
+        row: The row of the training set that shares most of it, from 0.
+        share: Share of the question's n-grams that stand in that row.
+        rows: Rows of the training set that share at least one n-gram with it.
+    """
+
+    question: str
+    row: int
+    share: float
+    rows: int
+
+
+def words(text: str) -> list[str]:
+    """`text` in lower case, without layout and punctuation."""
+    text = _DFRAC.sub(r"\\frac", _LAYOUT.sub(" ", text))
+    return _WORD.findall(text.lower())
+
+
+def ngrams(text: str, size: int) -> set[tuple[str, ...]]:
+    """Every run of `size` words; a shorter text is one run of its own."""
+    found = words(text)
+    if len(found) < size:
+        return {tuple(found)} if found else set()
+    return {tuple(found[start : start + size]) for start in range(len(found) - size + 1)}
+
+
+def asked(benchmark: Questions, row: Row) -> str:
+    """What a row asks, without the prompt template around it, where the two can be told apart."""
+    template = get_template(benchmark.task.test_template or benchmark.task.template)
+    if not row.get("problem"):
+        fields = [name for name in ("raw_problem", "new_problem") if row.get(name)]
+        return "\n".join(str(row[name]) for name in fields) or fill(template, row)
+    return str(row["problem"])
+
+
+def overlaps(benchmark: Questions, training: Iterable[str], *, size: int = 13) -> list[Overlap]:
+    """Questions that share at least one n-gram with a training row, the most shared first."""
+    return overlaps_of([benchmark], training, size=size)[0]
+
+
+def overlaps_of(
+    benchmarks: Sequence[Questions], training: Iterable[str], *, size: int = 13
+) -> list[list[Overlap]]:
+    """`overlaps` of several benchmarks in one pass over the training set."""
+    grams = [
+        [ngrams(asked(benchmark, question.row), size) for question in benchmark.questions]
+        for benchmark in benchmarks
+    ]
+    index: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+    for which, questions in enumerate(grams):
+        for number, own in enumerate(questions):
+            for gram in own:
+                index[gram].append((which, number))
+    # Short questions are one gram of their own length, so rows are cut at those lengths as well.
+    lengths = sorted({len(gram) for gram in index})
+    shared: dict[tuple[int, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for row, text in enumerate(training):
+        found = words(text)
+        cut = {
+            tuple(found[start : start + length])
+            for length in lengths
+            for start in range(len(found) - length + 1)
+            if length == size or len(found) == length
+        }
+        for gram in cut:
+            for place in index.get(gram, ()):
+                shared[place][row] += 1
+    results: list[list[Overlap]] = [[] for _ in benchmarks]
+    for (which, number), rows in shared.items():
+        best = max(rows, key=lambda row: (rows[row], -row))
+        share = rows[best] / len(grams[which][number])
+        name = benchmarks[which].questions[number].id
+        results[which].append(Overlap(name, best, share, len(rows)))
+    for result in results:
+        result.sort(key=lambda entry: (-entry.share, entry.question))
+    return results
 
 
 @dataclass(frozen=True)
@@ -25,7 +119,7 @@ class Check:
         overlaps: Questions that share an n-gram with the training set, the most shared first.
     """
 
-    benchmark: LoadedBenchmark
+    benchmark: Questions
     problem: str
     gold_right: int
     gold: int
@@ -42,7 +136,7 @@ class Check:
     def plain(self) -> dict[str, Any]:
         """Everything but the texts, ready for JSON."""
         return {
-            "benchmark": self.benchmark.spec.name,
+            "benchmark": self.benchmark.task.name,
             "rows": len(self.benchmark.questions),
             "problem": self.problem or None,
             "gold_right": self.gold_right,
@@ -59,7 +153,7 @@ class Check:
         rows = {question.id: question.row for question in self.benchmark.questions}
         return [
             {
-                "benchmark": self.benchmark.spec.name,
+                "benchmark": self.benchmark.task.name,
                 **entry._asdict(),
                 "question_text": asked(self.benchmark, rows[entry.question]),
                 "training_text": training[entry.row],
@@ -77,7 +171,7 @@ def check(
     workers: int | None = None,
 ) -> list[Check]:
     """Check every named benchmark, against the questions of a training set where given."""
-    loaded = [load(name, data_dir, check=False) for name in names]
+    loaded = [load_questions(name, data_dir, check=False) for name in names]
     found = overlaps_of(loaded, training, size=ngram)
     with Judges(workers) as judges:
         return [
@@ -86,17 +180,16 @@ def check(
         ]
 
 
-def _verified_gold(benchmark: LoadedBenchmark, judges: Judges) -> tuple[int, int]:
-    judge = benchmark.spec.judge
+def _verified_gold(benchmark: Questions, judges: Judges) -> tuple[int, int]:
     futures = [
-        judges.verify(judge, text, question.row)
+        judges.verify(benchmark.task, text, question.row)
         for question in benchmark.questions
-        if (text := gold_completion(judge, question.row)) is not None
+        if (text := gold_completion(benchmark.task, question.row)) is not None
     ]
     return sum(future.result().correct for future in futures), len(futures)
 
 
-def _problem(benchmark: LoadedBenchmark) -> str:
+def _problem(benchmark: Questions) -> str:
     try:
         require_declared(benchmark)
     except DataError as error:

@@ -1,6 +1,5 @@
 """`acpo eval` and `acpo data`. Light to import: everything heavy is imported by the verbs."""
 
-import os
 import re
 import warnings
 from enum import StrEnum
@@ -30,6 +29,17 @@ class Form(StrEnum):
     JSON = "json"
 
 
+class TableForm(StrEnum):
+    MARKDOWN = "markdown"
+    LATEX = "latex"
+    CSV = "csv"
+
+
+class Failed(StrEnum):
+    EXCLUDE = "exclude"
+    WRONG = "wrong"
+
+
 class ModelOrVerb(TyperGroup):
     """`acpo eval MODEL` is `acpo eval run MODEL`: what is no verb is a model."""
 
@@ -41,18 +51,27 @@ class ModelOrVerb(TyperGroup):
 
 eval_app = typer.Typer(
     cls=ModelOrVerb,
-    help="Evaluate a model: `acpo eval MODEL`. Compare two: `acpo eval compare A B`.",
+    help="Evaluate a model: `acpo eval MODEL`. Then: `acpo eval compare A B`, `acpo eval table`.",
     no_args_is_help=True,
 )
 data_app = typer.Typer(help="Look at benchmark and training data.", no_args_is_help=True)
 
-BENCHMARKS = typer.Option(PAPER_BENCHMARKS, help="Names, or paths of .jsonl files, with commas.")
+BENCHMARKS = typer.Option(
+    PAPER_BENCHMARKS,
+    help="Tasks, with commas: names, my_tasks.py:NAME, gym:NAME, data files.",
+)
+FAILED = typer.Option(
+    Failed.EXCLUDE, help="Samples that could not be drawn are left out, or count as wrong."
+)
 DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl (default: download once).")
+NAMED_ROWS = 20
 
 
 @eval_app.command("run")
 def run_eval(
-    model: str = typer.Argument(help="Hub id, folder, or the name a server has it under."),
+    model: str = typer.Argument(
+        help="Hub id, folder (an adapter's, too), .gguf, package:NAME/PATH, or a server's name."
+    ),
     benchmarks: str = BENCHMARKS,
     k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
     limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),
@@ -83,6 +102,7 @@ def run_eval(
     trace: Path | None = typer.Option(
         None, help="transformers: score the samples into a trace in this folder."
     ),
+    failed: Failed = FAILED,
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
     remote: str | None = typer.Option(None, help="SandboxFusion-compatible server for code."),
     unsafe_local: bool = typer.Option(
@@ -91,11 +111,12 @@ def run_eval(
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
     from acpo.errors import ACPOError
-    from acpo.evaluate.backends import Sampling, make_backend
-    from acpo.evaluate.data import load
-    from acpo.evaluate.judges import Judges
+    from acpo.evaluate.backends import Sampling
+    from acpo.evaluate.backends.by_name import make_backend
     from acpo.evaluate.run import plan
     from acpo.evaluate.terminal import evaluate
+    from acpo.tasks.grading import Judges
+    from acpo.tasks.questions import load_questions
     from acpo.verify import batch
 
     chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
@@ -113,11 +134,15 @@ def run_eval(
     chat = prompt_format is PromptFormat.CHAT
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
     _warn_of_equal_samples(temperature, k)
-    plans = [plan(load(name, data_dir), k, limit) for name in _names(benchmarks)]
+    plans = [
+        plan(load_questions(name, data_dir, limit=limit), k, limit) for name in _names(benchmarks)
+    ]
+    if len({one.name for one in plans}) < len(plans):
+        raise ACPOError(f"--benchmarks {benchmarks}: two of the same name: rename one")
     source = make_backend(chosen, model, sampling, **options)
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
         folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
-        evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed)
+        evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:
         from acpo.evaluate.traces import trace_samples
 
@@ -130,6 +155,7 @@ def compare(
     a: Path = typer.Argument(help="Folder of a run."),
     b: Path = typer.Argument(help="Folder of another run."),
     form: Form = typer.Option(Form.MARKDOWN, "--format", help="What to print."),
+    failed: Failed = FAILED,
 ) -> None:
     """A minus B, paired by question, with an interval and a sign test."""
     import json
@@ -137,12 +163,39 @@ def compare(
     from acpo.evaluate.report import comparison_latex, comparison_markdown
     from acpo.evaluate.summary import compare_runs
 
-    result = compare_runs(a, b)
+    result = compare_runs(a, b, failed=failed)
     if form is Form.JSON:
         typer.echo(json.dumps(result, indent=1))
     else:
         render = comparison_latex if form is Form.LATEX else comparison_markdown
         typer.echo(render(result))
+
+
+@eval_app.command("table")
+def table(
+    runs: list[str] = typer.Argument(
+        help="Folders of runs: DIR, METHOD=DIR or MODEL/METHOD=DIR.", metavar="DIR..."
+    ),
+    form: TableForm = typer.Option(TableForm.MARKDOWN, "--format", help="What to print."),
+    failed: Failed = FAILED,
+) -> None:
+    """The paper's main table: methods x benchmarks x models, with intervals."""
+    from acpo.evaluate.table import read_table
+
+    typer.echo(read_table(runs, failed=failed).render(form), nl=False)
+
+
+@data_app.command("show")
+def show_data(
+    task: str = typer.Argument(help="A name, my_tasks.py:NAME, gym:NAME, or a data file."),
+    data_dir: Path | None = DATA_DIR,
+    data: str | None = typer.Option(None, help="Training problems: a file or hub id."),
+    n: int = typer.Option(3, "--n", min=1, help="Problems."),
+) -> None:
+    """A few problems: prompt, gold, and what the grader says to the gold and to a wrong answer."""
+    from acpo.evaluate.terminal import show_task
+
+    show_task(task, data_dir=data_dir, data=data, count=n)
 
 
 @data_app.command("check")
@@ -151,31 +204,39 @@ def check_data(
     data_dir: Path | None = DATA_DIR,
     train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
     train_field: str = typer.Option("problem", help="Field of its question."),
+    train_gold: str = typer.Option("answer", help="Field of its gold answer, where it has one."),
     ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
     as_json: bool = typer.Option(False, "--json", help="Print everything but the texts as JSON."),
     output: Path | None = typer.Option(None, help="Write every overlap with its texts, as JSONL."),
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
 ) -> None:
-    """Rows, checksums, gold answers that verify, and overlap with a training set."""
+    """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     import json
 
     from acpo.evaluate.check import check
     from acpo.evaluate.terminal import print_checks
     from acpo.jsonl import read_jsonl
     from acpo.verify import batch
+    from acpo.verify.references import bad_references
 
-    training = batch.column(read_jsonl(train), train_field, "--train-field") if train else []
+    rows = read_jsonl(train) if train else []
+    training = batch.column(rows, train_field, "--train-field")
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
         typer.echo(json.dumps([entry.plain() for entry in checks], indent=1))
     else:
         print_checks(checks, train=train, ngram=ngram)
+    bad = bad_references(rows, train_gold, workers)
+    if bad:
+        typer.echo(f"{train}: {len(bad)} of {len(rows)} rows cannot be judged against", err=True)
+    for number, reason in bad[:NAMED_ROWS]:
+        typer.echo(f"  row {number}: {reason}", err=True)
     if output is not None:
-        rows = [row for entry in checks for row in entry.texts(training)]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        overlaps = [row for entry in checks for row in entry.texts(training)]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in overlaps]
         output.write_text("".join(lines), encoding="utf-8")
-    if not all(entry.sound for entry in checks):
+    if bad or not all(entry.sound for entry in checks):
         raise typer.Exit(1)
 
 
@@ -206,9 +267,6 @@ def _names(benchmarks: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in benchmarks.split(",") if name.strip()))
     if not names:
         raise ACPOError("--benchmarks is empty: name at least one")
-    stems = [os.path.splitext(os.path.basename(name))[0] for name in names]
-    if len(set(stems)) < len(stems):
-        raise ACPOError(f"--benchmarks {benchmarks}: two of the same name: rename a file")
     return names
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
-from acpo.evaluate.benchmarks import Judge
-from acpo.evaluate.data import LoadedBenchmark, load
 from acpo.tasks import Cleaning, Problem, get_task, get_template, load_problems
+from acpo.tasks.questions import Questions, load_questions
+from acpo.tasks.task import CODE, MATH
 from acpo.tasks.templates import fill
 
 
@@ -47,10 +47,13 @@ def write_verl(
         data_dir: folder with the benchmarks' files; None downloads them once.
     """
     chosen = get_task(task)
-    if chosen.name == "chain":
-        raise ACPOError("--task chain is made on the fly for the quickstart; verl needs a data set")
-    loaded = [load(name, data_dir) for name in benchmarks]
-    for name, count in Counter(benchmark.spec.name for benchmark in loaded).items():
+    if chosen.endless:
+        raise ACPOError(f"--task {task} is made on the fly; verl needs a data set")
+    loaded = [load_questions(name, data_dir) for name in benchmarks]
+    for judged in (chosen, *(benchmark.task for benchmark in loaded)):
+        if judged.grader not in (MATH, CODE):
+            raise ACPOError(f"{judged.reference!r} has a grader of its own, which verl cannot call")
+    for name, count in Counter(benchmark.task.name for benchmark in loaded).items():
         if count > 1:
             raise ACPOError(
                 f"--benchmarks has {count} called {name!r}, which verl would score as one; rename "
@@ -64,18 +67,25 @@ def write_verl(
         )
     template = get_template(chosen.template)
     train = [
-        _row(chosen.name, fill(template, problem.text), problem.answer, Judge.MATH, "train", index)
+        _row(
+            chosen.name,
+            fill(template, problem.row),
+            problem.answer if chosen.grader == MATH else json.dumps(problem.row),
+            str(chosen.grader),
+            "train",
+            index,
+        )
         for index, problem in enumerate(kept)
     ]
     validation = [row for benchmark in loaded for row in _benchmark_rows(benchmark)]
     folder.mkdir(parents=True, exist_ok=True)
     _write(train, folder / "train.parquet")
     _write(validation, folder / "validation.parquet")
-    counts = {benchmark.spec.name: len(benchmark.questions) for benchmark in loaded}
+    counts = {benchmark.task.name: len(benchmark.questions) for benchmark in loaded}
     return Written(cleaning, len(problems) - len(kept), len(train), counts)
 
 
-def _unasked(problems: list[Problem], benchmarks: Sequence[LoadedBenchmark]) -> list[Problem]:
+def _unasked(problems: list[Problem], benchmarks: Sequence[Questions]) -> list[Problem]:
     """Training problems that no benchmark asks word for word."""
 
     def words(text: str) -> str:
@@ -89,14 +99,14 @@ def _unasked(problems: list[Problem], benchmarks: Sequence[LoadedBenchmark]) -> 
     return [problem for problem in problems if words(problem.text) not in asked]
 
 
-def _benchmark_rows(benchmark: LoadedBenchmark) -> list[dict[str, Any]]:
-    spec = benchmark.spec
+def _benchmark_rows(benchmark: Questions) -> list[dict[str, Any]]:
+    task = benchmark.task
     return [
         _row(
-            spec.name,
+            task.name,
             question.prompt,
-            question.row["answer"] if spec.judge is Judge.MATH else json.dumps(question.row),
-            spec.judge,
+            question.row["answer"] if task.grader == MATH else json.dumps(question.row),
+            str(task.grader),
             "validation",
             index,
         )
@@ -104,15 +114,13 @@ def _benchmark_rows(benchmark: LoadedBenchmark) -> list[dict[str, Any]]:
     ]
 
 
-def _row(
-    source: str, prompt: str, gold: str, judge: Judge, split: str, index: int
-) -> dict[str, Any]:
+def _row(source: str, prompt: str, gold: str, judge: str, split: str, index: int) -> dict[str, Any]:
     return {
         "data_source": source,
         "prompt": [{"role": "user", "content": prompt}],
-        "ability": judge.value,
+        "ability": judge,
         "reward_model": {"style": "rule", "ground_truth": gold},
-        "extra_info": {"judge": judge.value, "split": split, "index": index},
+        "extra_info": {"judge": judge, "split": split, "index": index},
     }
 
 

@@ -1,10 +1,11 @@
 """The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from acpo.evaluate.benchmarks import BENCHMARKS, PAPER
+from acpo.tasks import PAPER, TASKS
 
 _LATEX_SPECIAL = str.maketrans(
     {
@@ -23,11 +24,12 @@ _LATEX_SPECIAL = str.maketrans(
 
 
 def write_reports(summary: dict[str, Any], folder: Path) -> None:
-    """Write summary.json, report.md, table.tex and intervals.png."""
+    """Write summary.json, report.md, table.tex, intervals.png and curves.png."""
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
     picture(summary, folder / "intervals.png")
+    draw_curves(summary, folder / "curves.png")
 
 
 def markdown(summary: dict[str, Any]) -> str:
@@ -36,6 +38,7 @@ def markdown(summary: dict[str, Any]) -> str:
     rows += ["Percent, with 95% intervals clustered by question.", ""]
     for name, entry in summary["benchmarks"].items():
         rows += [f"## {title(name)}", "", *_rate_rows(entry), ""]
+        rows += _failed_rows(entry)
         rows += ["| question | correct | decided |", "|---|---|---|"]
         rows += [
             f"| {line['id']} | {line['correct']} | {line['decided']} |"
@@ -59,8 +62,19 @@ def score_rows(summary: dict[str, Any]) -> list[str]:
     return rows
 
 
+def _failed_rows(entry: dict[str, Any]) -> list[str]:
+    """Samples that could not be drawn, by name."""
+    failed = entry["failed"]["samples"]
+    if not failed:
+        return []
+    counted = {"exclude": "left out", "wrong": "counted as wrong"}[entry["failed"]["counted_as"]]
+    lines = [f"- {one['question']}, sample {one['sample']}: {one['reason']}" for one in failed]
+    return [f"{len(failed)} samples could not be drawn and are {counted}:", "", *lines, ""]
+
+
 def _rate_rows(entry: dict[str, Any]) -> list[str]:
-    passes = ", ".join(f"pass@{k} {interval(value)}" for k, value in entry["pass"].items())
+    shown = [k for k in entry["pass"] if int(k).bit_count() == 1 or int(k) == entry["k"]]
+    passes = ", ".join(f"pass@{k} {interval(entry['pass'][k])}" for k in shown)
     verdicts = ", ".join(
         f"{name} {share:.1%}" for name, share in entry["verdicts"].items() if share
     )
@@ -82,19 +96,16 @@ def latex(summary: dict[str, Any]) -> str:
     known = [value for value in values if value is not None]
     mean = sum(known) / len(known) if len(known) == len(PAPER) else None
     cells = " & ".join("--" if value is None else f"${value:.2f}$" for value in [*values, mean])
-    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{@{{}}l{'c' * (len(PAPER) + 1)}@{{}}}}",
-            r"\toprule",
-            rf"\textbf{{Model}} & {head} & \textbf{{Average}} \\",
-            r"\midrule",
-            rf"{str(summary['model']).translate(_LATEX_SPECIAL)} & {cells} \\",
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    heads = ["Model", *map(title, PAPER), "Average"]
+    return tabular("l", heads, [rf"{latex_text(str(summary['model']))} & {cells} \\"])
+
+
+def tabular(names: str, heads: Sequence[str], rows: Sequence[str]) -> str:
+    """A table in LaTeX: its columns of names, then one centred column per score."""
+    bold = " & ".join(rf"\textbf{{{latex_text(head)}}}" for head in heads)
+    layout = names + "c" * (len(heads) - len(names))
+    top = [rf"\begin{{tabular}}{{@{{}}{layout}@{{}}}}", r"\toprule", rf"{bold} \\", r"\midrule"]
+    return "\n".join([*top, *rows, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def picture(summary: dict[str, Any], path: Path) -> None:
@@ -112,6 +123,36 @@ def picture(summary: dict[str, Any], path: Path) -> None:
     axes.set(xlim=(0, 100), xlabel="mean@k, percent, 95% interval", title=str(summary["model"]))
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+CURVES = {"pass": ("pass@k", "#1f4e79"), "majority_at": ("maj@k", "#c8553d")}
+
+
+def draw_curves(summary: dict[str, Any], path: Path) -> None:
+    """pass@k and maj@k for every k, one panel per benchmark, with bands of 95%."""
+    from matplotlib.figure import Figure
+
+    entries = [(name, e) for name, e in summary["benchmarks"].items() if e["k"] > 1]
+    if not entries:
+        return
+    figure = Figure(figsize=(3.4 * len(entries), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(entries), squeeze=False, sharey=True)[0]
+    for axes, (name, entry) in zip(panels, entries, strict=True):
+        for key, (label, color) in CURVES.items():
+            known = [(int(k), value) for k, value in entry[key].items() if value]
+            if not known:
+                continue
+            ks = [k for k, _ in known]
+            low, middle, high = (
+                [100 * value[part] for _, value in known] for part in ("low", "value", "high")
+            )
+            axes.plot(ks, middle, label=label, color=color, marker=".")
+            axes.fill_between(ks, low, high, color=color, alpha=0.18, linewidth=0)
+        axes.set(xlabel="k", title=title(name), ylim=(0, 100))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("percent, 95% bands")
+    panels[0].legend()
     figure.savefig(path, dpi=150)
 
 
@@ -144,24 +185,17 @@ def comparison_latex(result: dict[str, Any]) -> str:
         cells.append(_latex_interval(entry["difference"]) if entry else "--")
     complete = all(name in result["benchmarks"] for name in PAPER)
     cells.append(_latex_interval(result["average"]) if complete else "--")
-    head = " & ".join(rf"\textbf{{{title(name)}}}" for name in PAPER)
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{@{{}}{'c' * len(cells)}@{{}}}}",
-            r"\toprule",
-            rf"{head} & \textbf{{Average}} \\",
-            r"\midrule",
-            " & ".join(cells) + r" \\",
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
-    )
+    return tabular("", [*map(title, PAPER), "Average"], [" & ".join(cells) + r" \\"])
+
+
+def latex_text(text: str) -> str:
+    """Text with what LaTeX would read escaped."""
+    return text.translate(_LATEX_SPECIAL)
 
 
 def title(name: str) -> str:
     """What tables call a benchmark."""
-    return BENCHMARKS[name].title if name in BENCHMARKS else name
+    return TASKS[name].title if name in TASKS else name
 
 
 def interval(estimate: dict[str, float] | None, *, sign: bool = False) -> str:

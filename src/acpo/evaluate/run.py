@@ -10,26 +10,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from acpo.evaluate.backends import Backend, Completion, Request, Sampling, SamplingError
-from acpo.evaluate.data import LoadedBenchmark, Question
-from acpo.evaluate.judges import Judges, vote
+from acpo.evaluate.backends import (
+    Backend,
+    Completion,
+    Failure,
+    Request,
+    Sampling,
+    SamplingError,
+)
 from acpo.evaluate.samples import Key, SampleFile
+from acpo.tasks.grading import Judges, vote
+from acpo.tasks.questions import Question, Questions
+from acpo.tasks.task import Task
+from acpo.tasks.templates import get_template
 from acpo.verify.verdict import Outcome, Verdict
 
 Watcher = Callable[[str, bool | None], None]
+Arrivals = queue.SimpleQueue[Completion | BaseException | None]
+
+_MOST_FAILURES = 5
+"""Different questions that fail one after the other, and then it is the server that has failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """One benchmark of a run: its questions, and how many samples of each are wanted."""
 
-    benchmark: LoadedBenchmark
+    benchmark: Questions
     k: int
     questions: tuple[Question, ...]
 
     @property
+    def task(self) -> Task:
+        return self.benchmark.task
+
+    @property
     def name(self) -> str:
-        return self.benchmark.spec.name
+        return self.task.name
 
     def wanted(self) -> Iterator[tuple[Question, Key]]:
         for question in self.questions:
@@ -37,9 +54,9 @@ class Plan:
                 yield question, (question.id, index)
 
 
-def plan(benchmark: LoadedBenchmark, k: int | None = None, limit: int | None = None) -> Plan:
+def plan(benchmark: Questions, k: int | None = None, limit: int | None = None) -> Plan:
     """`k` samples (the benchmark's own number if None) of the first `limit` questions."""
-    return Plan(benchmark, k or benchmark.spec.k, benchmark.questions[:limit])
+    return Plan(benchmark, k or benchmark.task.k, benchmark.questions[:limit])
 
 
 def run_settings(plan: Plan, backend: Backend, sampling: Sampling, seed: int) -> dict[str, Any]:
@@ -50,8 +67,9 @@ def run_settings(plan: Plan, backend: Backend, sampling: Sampling, seed: int) ->
         "seed": seed,
         "benchmark": plan.name,
         "data": plan.benchmark.checksum,
-        "judge": str(plan.benchmark.spec.judge),
-        "prompt": plan.benchmark.spec.prompt,
+        "judge": plan.task.judge,
+        "prompt": get_template(plan.task.test_template or plan.task.template),
+        **({"judge_identity": dict(plan.task.identity)} if plan.task.identity else {}),
     }
 
 
@@ -106,6 +124,8 @@ class _Run:
         self._watch = watch
         self._pending: set[Future[Verdict]] = set()
         self._failures: list[BaseException] = []
+        self._in_trouble: set[tuple[str, str]] = set()
+        self._last_failure: str | None = None
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -113,8 +133,8 @@ class _Run:
         requests, unjudged = self._missing(seed)
         if requests or unjudged:
             for wanted in self._plans.values():
-                self._judges.prepare(wanted.benchmark.spec.judge)
-        arrived: queue.SimpleQueue[Completion | BaseException | None] = queue.SimpleQueue()
+                self._judges.prepare(wanted.task)
+        arrived: Arrivals = queue.SimpleQueue()
         if requests:
             # A thread of its own: a full verifier must not keep samples from coming or being kept.
             threading.Thread(
@@ -136,17 +156,23 @@ class _Run:
             raise self._failures[0]
         if item is not None:
             self._give_up(item)
+        if self._last_failure is not None and not self._kept():
+            raise SamplingError(self._last_failure)
 
     def _sample(
         self,
         backend: Backend,
         requests: Sequence[Request],
-        arrived: "queue.SimpleQueue[Completion | BaseException | None]",
+        arrived: Arrivals,
     ) -> None:
         try:
-            for completion in backend.sample(requests):
-                self._keep(completion)
-                arrived.put(completion)
+            for item in backend.sample(requests):
+                if isinstance(item, Failure):
+                    self._note_failure(item)
+                else:
+                    self._in_trouble.clear()
+                    self._keep(item)
+                    arrived.put(item)
             arrived.put(None)
         except BaseException as error:  # raised again in the thread of `complete`
             arrived.put(error)
@@ -166,9 +192,24 @@ class _Run:
                     self._watch(name, _correct(file.samples[key]["verdict"]))
         return requests, unjudged
 
+    def _note_failure(self, failure: Failure) -> None:
+        """Go on without a sample, unless it is the server that fails."""
+        name, question, key = failure.key
+        samples = self._files[name].samples
+        if "failed" not in samples.get(key, {}):
+            self._in_trouble.add((name, question.id))
+        if len(self._in_trouble) >= _MOST_FAILURES:
+            raise SamplingError(failure.reason)
+        self._files[name].append_sample(key, {"prompt": question.prompt, "failed": failure.reason})
+        self._last_failure = failure.reason
+        self._watch(name, None)
+
     def _keep(self, completion: Completion) -> None:
         name, question, key = completion.key
-        sampled = {} if completion.ids is None else {"ids": completion.ids}
+        sampled: dict[str, Any] = {} if completion.ids is None else {"ids": completion.ids}
+        if completion.fingerprint is not None:
+            sampled["fingerprint"] = completion.fingerprint
+            self._require_same(name, completion.fingerprint)
         self._files[name].append_sample(
             key,
             {
@@ -181,9 +222,20 @@ class _Run:
             },
         )
 
+    def _require_same(self, name: str, fingerprint: str) -> None:
+        """Refuse a server that says it is another one than that of the samples kept."""
+        for sample in self._files[name].samples.values():
+            if "fingerprint" in sample:
+                if sample["fingerprint"] != fingerprint:
+                    raise SamplingError(
+                        f"{name}: the server says it is {fingerprint!r}, and samples of "
+                        f"{sample['fingerprint']!r} are kept: use another --output"
+                    )
+                return
+
     def _judge(self, name: str, question: Question, key: Key, text: str) -> None:
-        judge = self._plans[name].benchmark.spec.judge
-        future = self._judges.verify(judge, text, question.row)
+        task = self._plans[name].task
+        future = self._judges.verify(task, text, question.row)
         with self._lock:
             self._pending.add(future)
 
@@ -193,7 +245,7 @@ class _Run:
                 fields = {
                     "verdict": str(verdict.outcome),
                     "detail": verdict.detail,
-                    "answer": vote(judge, text),
+                    "answer": vote(task, text),
                     "verify_seconds": round(verdict.seconds, 4),
                 }
                 self._files[name].append_verdict(key, fields)
@@ -207,13 +259,18 @@ class _Run:
 
         future.add_done_callback(judged)
 
+    def _kept(self) -> int:
+        return sum(
+            "completion" in s for file in self._files.values() for s in file.samples.values()
+        )
+
     def _give_up(self, failure: BaseException) -> None:
         if not isinstance(failure, SamplingError):
             raise failure
-        kept = sum(len(file.samples) for file in self._files.values())
         total = sum(len(p.questions) * p.k for p in self._plans.values())
         raise SamplingError(
-            f"{failure}\n{kept} of {total} samples are kept; the same command continues from them"
+            f"{failure}\n{self._kept()} of {total} samples are kept; the same command continues "
+            "from them"
         ) from failure
 
 

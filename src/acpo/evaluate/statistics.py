@@ -5,10 +5,11 @@ A question is the unit of chance: its samples share its difficulty, so `k` sampl
 that the benchmark was drawn from.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acpo.intervals import Estimate, mean_interval, share_interval
 
@@ -21,13 +22,13 @@ class QuestionCounts:
         id: The question.
         correct: Samples judged correct.
         decided: Samples judged at all; one that nothing could judge says nothing of the model.
-        majority: The share of the most frequent answers that is correct; None without a vote.
+        wrong_votes: How many samples stand behind each wrong answer.
     """
 
     id: str
     correct: int
     decided: int
-    majority: float | None = None
+    wrong_votes: tuple[int, ...] = ()
 
 
 class Comparison(NamedTuple):
@@ -77,10 +78,51 @@ def pass_probability(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def majority_accuracy(counts: Sequence[QuestionCounts]) -> Estimate | None:
-    """majority@k: how often the most frequent answer is correct; ties count by their share."""
-    values = [entry.majority for entry in counts if entry.majority is not None]
+def majority_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
+    """maj@k: the chance that the most frequent answer of `k` samples is correct, over questions.
+
+    None where a question has fewer than `k` decided samples, as with `pass_at`.
+    """
+    if not counts or any(entry.decided < k for entry in counts):
+        return None
+    values = [majority_probabilities(entry)[k - 1] for entry in counts]
     return share_interval(values, draws=len(values))
+
+
+@functools.lru_cache(maxsize=4096)
+def majority_probabilities(entry: QuestionCounts) -> list[float]:
+    """maj@1 to maj@n of one question: exact, over all ways to draw k of its n samples.
+
+    Correct samples agree however they are written; ties count by their share; samples without an
+    answer do not vote, and when none has one the vote is wrong. For a winning count j, the draws in
+    which every wrong answer has fewer than j votes, or as many and ties, are the coefficients of a
+    product of polynomials, one per answer, in the number of samples drawn and the number of ties.
+    """
+    import numpy as np
+
+    n = entry.decided
+    silent = n - entry.correct - sum(entry.wrong_votes)
+    total = np.zeros(n + 1)
+    for j in range(1, entry.correct + 1):
+        ties = n // j
+        ways = np.zeros((n + 1, ties + 1))
+        ways[j, 0] = math.comb(entry.correct, j)
+        for size in entry.wrong_votes:
+            below = [math.comb(size, drawn) for drawn in range(min(size, j - 1) + 1)]
+            grown = _shifted_sum(ways, below)
+            if size >= j:
+                grown[j:, 1:] += math.comb(size, j) * ways[: n + 1 - j, :-1]
+            ways = grown
+        ways = _shifted_sum(ways, [math.comb(silent, drawn) for drawn in range(silent + 1)])
+        total += ways @ (1.0 / np.arange(1, ties + 2))
+    return [float(total[k] / math.comb(n, k)) for k in range(1, n + 1)]
+
+
+def _shifted_sum(ways: Any, factors: Sequence[int]) -> Any:
+    grown = factors[0] * ways
+    for drawn, factor in enumerate(factors[1:], 1):
+        grown[drawn:] += factor * ways[: len(ways) - drawn]
+    return grown
 
 
 def compare(a: Sequence[QuestionCounts], b: Sequence[QuestionCounts]) -> Comparison | None:

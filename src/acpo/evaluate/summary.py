@@ -1,86 +1,92 @@
 """From samples on disk to the numbers of one run."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.benchmarks import BENCHMARKS, PAPER, Judge
 from acpo.evaluate.samples import Key, read_samples
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.intervals import Estimate
+from acpo.tasks import BENCHMARKS, PAPER
+from acpo.tasks.task import MATH
 from acpo.verify.verdict import UNDECIDED, Outcome
 
 Samples = dict[Key, dict[str, Any]]
 
 
-def question_counts(samples: Samples, k: int | None = None) -> list[QuestionCounts]:
-    """Counts per question, in the order of the file, over the first `k` samples of each."""
+def question_counts(
+    samples: Samples, k: int | None = None, *, failed: str = "exclude"
+) -> list[QuestionCounts]:
+    """Counts per question, in the order of the file, over the first `k` samples of each.
+
+    Args:
+        samples: What `read_samples` returns.
+        k: How many samples; None for all.
+        failed: What a sample is that could not be drawn: `exclude`, or `wrong`.
+    """
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (question, index), sample in samples.items():
+        if is_failed(sample) and failed == "wrong":
+            sample = {"verdict": Outcome.INCORRECT}
         if "verdict" in sample and (k is None or index < k):
             grouped[question].append(sample)
     return [_count(question, group) for question, group in grouped.items()]
 
 
+def is_failed(sample: dict[str, Any]) -> bool:
+    """Whether a sample could not be drawn."""
+    return "failed" in sample and "completion" not in sample
+
+
 def _count(question: str, group: list[dict[str, Any]]) -> QuestionCounts:
     decided = [sample for sample in group if sample["verdict"] not in UNDECIDED]
     correct = sum(sample["verdict"] == Outcome.CORRECT for sample in decided)
-    return QuestionCounts(question, correct, len(decided), majority(decided))
+    wrong = Counter(
+        sample["answer"]
+        for sample in decided
+        if sample["verdict"] != Outcome.CORRECT and sample.get("answer") is not None
+    )
+    return QuestionCounts(question, correct, len(decided), tuple(sorted(wrong.values())))
 
 
-def majority(samples: Sequence[dict[str, Any]]) -> float | None:
-    """The share of the most frequent answers that is correct; None without samples.
-
-    Correct samples agree however they are written. Samples without an answer do not vote; when
-    none has one, the vote is wrong.
-    """
-    if not samples:
-        return None
-    votes: Counter[tuple[bool, str | None]] = Counter()
-    for sample in samples:
-        if sample["verdict"] == Outcome.CORRECT:
-            votes[True, None] += 1
-        elif sample.get("answer") is not None:
-            votes[False, sample["answer"]] += 1
-    if not votes:
-        return 0.0
-    most = max(votes.values())
-    winners = [answer for answer, count in votes.items() if count == most]
-    return sum(correct for correct, _ in winners) / len(winners)
-
-
-def summarise(samples: Samples, *, votes: bool) -> dict[str, Any]:
+def summarise(samples: Samples, *, votes: bool, failed: str = "exclude") -> dict[str, Any]:
     """Every number of one benchmark, ready for JSON.
 
     Args:
         samples: What `read_samples` returns.
         votes: Whether answers can be compared, so that a majority means something.
+        failed: As in `question_counts`.
     """
-    counts = question_counts(samples)
+    counts = question_counts(samples, failed=failed)
     judged = [sample for sample in samples.values() if "verdict" in sample]
     k = max((entry.decided for entry in counts), default=0)
-    passes = {
-        str(size): _plain(statistics.pass_at(counts, size))
-        for size in sorted({2**power for power in range(k.bit_length())} | {k})
-        if size
-    }
+    sizes = range(1, k + 1)
+    majority = {str(n): _plain(statistics.majority_at(counts, n)) for n in sizes if votes}
     tokens = [sample["tokens"] for sample in judged if sample.get("tokens") is not None]
     return {
         "questions": len(counts),
         "samples": len(judged),
         "k": k,
         "mean": _plain(statistics.mean_accuracy(counts)),
-        "pass": passes,
-        "majority": _plain(statistics.majority_accuracy(counts)) if votes else None,
+        "pass": {str(n): _plain(statistics.pass_at(counts, n)) for n in sizes},
+        "majority": majority.get(str(k)),
+        "majority_at": majority,
         "truncated": _share(sum(s.get("finish") == "length" for s in judged), len(judged)),
         "verdicts": {
             str(outcome): _share(sum(s["verdict"] == outcome for s in judged), len(judged))
             for outcome in Outcome
         },
         "tokens": round(sum(tokens) / len(tokens), 1) if tokens else None,
+        "failed": {
+            "counted_as": failed,
+            "samples": [
+                {"question": question, "sample": index, "reason": sample["failed"]}
+                for (question, index), sample in samples.items()
+                if is_failed(sample)
+            ],
+        },
         "per_question": [
             {"id": entry.id, "correct": entry.correct, "decided": entry.decided} for entry in counts
         ],
@@ -98,20 +104,23 @@ def read_run(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
     return {name: found[name] for name in dict.fromkeys([*order, *found])}
 
 
-def summarise_run(folder: Path) -> dict[str, Any]:
+def summarise_run(folder: Path, *, failed: str = "exclude") -> dict[str, Any]:
     """The summary of a folder of samples: settings, numbers per benchmark, and their average."""
     benchmarks = {}
     model = ""
     for name, (settings, samples) in read_run(folder).items():
         model = settings.get("model", "")
-        votes = settings.get("judge") == Judge.MATH
-        benchmarks[name] = {"settings": settings, **summarise(samples, votes=votes)}
+        votes = settings.get("judge") == MATH or any(
+            sample.get("answer") is not None for sample in samples.values()
+        )
+        numbers = summarise(samples, votes=votes, failed=failed)
+        benchmarks[name] = {"settings": settings, **numbers}
     means = [Estimate(**entry["mean"]) for entry in benchmarks.values() if entry["mean"]]
     average = _plain(statistics.average(means)) if means else None
     return {"model": model, "benchmarks": benchmarks, "average": average}
 
 
-def compare_runs(a: Path, b: Path) -> dict[str, Any]:
+def compare_runs(a: Path, b: Path, *, failed: str = "exclude") -> dict[str, Any]:
     """A minus B per benchmark that both have, paired by question, and the average difference.
 
     Raises:
@@ -126,7 +135,9 @@ def compare_runs(a: Path, b: Path) -> dict[str, Any]:
         (settings_a, samples_a), (settings_b, samples_b) = ours[name], theirs[name]
         if settings_a.get("data") != settings_b.get("data"):
             raise ACPOError(f"{name}: {a} and {b} ran on different questions: they do not pair")
-        result = statistics.compare(question_counts(samples_a), question_counts(samples_b))
+        result = statistics.compare(
+            question_counts(samples_a, failed=failed), question_counts(samples_b, failed=failed)
+        )
         if result is None:
             continue
         differing = sorted(

@@ -19,10 +19,14 @@ from rich.table import Table
 
 from acpo.evaluate.backends import Backend, Sampling
 from acpo.evaluate.check import Check
-from acpo.evaluate.judges import Judges
 from acpo.evaluate.report import interval, title, write_reports
 from acpo.evaluate.run import Plan, run
 from acpo.evaluate.summary import summarise_run
+from acpo.tasks import get_task, get_template, load_problems
+from acpo.tasks.grading import Judges, gold_completion
+from acpo.tasks.questions import load_questions
+from acpo.tasks.task import Pinned, Row, Task
+from acpo.tasks.templates import fill
 
 _LISTED = 20
 
@@ -35,6 +39,7 @@ def evaluate(
     output: Path,
     sampling: Sampling,
     seed: int,
+    failed: str = "exclude",
 ) -> None:
     """Run under a progress bar, write the reports, print the scores."""
     columns = (
@@ -48,7 +53,7 @@ def evaluate(
     with Progress(*columns, console=Console(stderr=True)) as bar:
         watch = _Watch(bar, plans)
         run(plans, backend, judges, output=output, sampling=sampling, seed=seed, watch=watch)
-    summary = summarise_run(output)
+    summary = summarise_run(output, failed=failed)
     write_reports(summary, output)
     _print_scores(summary, output)
 
@@ -85,7 +90,56 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
     table.add_row("average", "", "", interval(summary["average"]))
     console = Console()
     console.print(table)
+    for name, entry in summary["benchmarks"].items():
+        _print_failed(name, entry["failed"], console)
     console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
+
+
+def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
+    samples = failed["samples"]
+    if not samples:
+        return
+    counted = "are left out" if failed["counted_as"] == "exclude" else "count as wrong"
+    questions = ", ".join(dict.fromkeys(one["question"] for one in samples))
+    console.print(
+        f"{title(name)}: {len(samples)} samples could not be drawn and {counted} (questions "
+        f"{questions}): {samples[0]['reason']}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def show_task(name: str, *, data_dir: Path | None, data: str | None, count: int) -> None:
+    """Problems of a task with prompt, gold, and the grader's word on right and wrong answers."""
+    console = Console(highlight=False, soft_wrap=True)
+    task, problems = _some_problems(name, data_dir, data, count)
+    with Judges(1) as judges:
+        for number, (prompt, row) in enumerate(problems, 1):
+            console.print(f"{task.title} {number}", style="bold", markup=False)
+            console.print(prompt, markup=False)
+            gold = gold_completion(task, row)
+            tries = [("gold", gold), ("wrong", WRONG)] if gold is not None else [("wrong", WRONG)]
+            for what, text in tries:
+                verdict = judges.verify(task, text, row).result()
+                said = f"{verdict.outcome} ({verdict.detail or 'no reason given'})"
+                console.print(f"  {what}: {text!r} -> {said}", markup=False)
+            console.print()
+
+
+WRONG = "\\boxed{wrong} <answer>wrong</answer> wrong"
+
+
+def _some_problems(
+    name: str, data_dir: Path | None, data: str | None, count: int
+) -> tuple[Task, list[tuple[str, Row]]]:
+    task = get_task(name)
+    if data is None and (task.test is not None or task.endless or task.problems is None):
+        asked = load_questions(name, data_dir, check=False, limit=count).questions[:count]
+        return task, [(question.prompt, question.row) for question in asked]
+    template = get_template(task.template)
+    problems, _ = load_problems(task, data)
+    return task, [(fill(template, one.row), one.row) for one in problems[:count]]
 
 
 def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> None:
@@ -93,12 +147,12 @@ def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> 
     heads = [f"share a {ngram}-gram", "share half of them"] if train else []
     table = Table("benchmark", "rows", "as declared", "gold verifies", *heads)
     for entry in checks:
-        spec = entry.benchmark.spec
+        task = entry.benchmark.task
         counts = [len(entry.overlaps), entry.restated] if train else []
         table.add_row(
-            title(spec.name),
+            title(task.name),
             str(len(entry.benchmark.questions)),
-            entry.problem or ("yes" if spec.checksum else "own file"),
+            entry.problem or ("yes" if isinstance(task.test, Pinned) else "own"),
             f"{entry.gold_right} of {entry.gold}",
             *map(str, counts),
         )

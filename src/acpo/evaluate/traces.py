@@ -14,7 +14,7 @@ from acpo.evaluate.samples import Key, read_samples
 from acpo.objectives import get_method
 from acpo.records import TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, score, trace_rows
+from acpo.scoring.rollouts import SampledCompletion, score, trace_rows
 from acpo.verify.verdict import Outcome, Verdict
 
 Samples = dict[Key, dict[str, Any]]
@@ -159,7 +159,7 @@ def _is_whole(sample: dict[str, Any]) -> bool:
 
 def _rollouts(
     samples: Samples, source: TransformersBackend, answers: Mapping[str, Any]
-) -> tuple[list[Rollout], int]:
+) -> tuple[list[SampledCompletion], int]:
     questions: dict[str, list[int]] = defaultdict(list)
     for question, number in samples:
         questions[question].append(number)
@@ -178,7 +178,7 @@ def _rollouts(
             sample = samples[question, number]
             verdict, answer = sample.get("verdict"), answers.get(question)
             rollouts.append(
-                Rollout(
+                SampledCompletion(
                     prompt_id=question,
                     sample=number,
                     prompt_ids=prompt,

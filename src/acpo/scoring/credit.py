@@ -21,7 +21,8 @@ def token_credit(
 ) -> tuple[Tensor, Tensor]:
     """(credit, advantage) of every token of a batch of completions.
 
-    Quantiles and maxima of methods that look at other tokens are those of this batch.
+    Quantiles and maxima of methods that look at other tokens are those of this batch. A completion
+    with a statistic that is not finite has NaN, and counts for nobody else's.
 
     Args:
         method: a row of the table.
@@ -33,20 +34,25 @@ def token_credit(
         group_size: completions per prompt.
     """
     width = int(lengths.max(initial=0))
-    mask = torch.arange(width)[None] < torch.from_numpy(lengths)[:, None]  # [B, T]
+    there = torch.arange(width)[None] < torch.from_numpy(lengths)[:, None]  # [B, T]
 
     def table(column: Tensor) -> Tensor:
-        return torch.zeros(mask.shape, dtype=column.dtype).masked_scatter_(mask, column)
+        return torch.zeros(there.shape, dtype=column.dtype).masked_scatter_(there, column)
+
+    known = (stats.logp + stats.log_pmax + stats.entropy + old_logp).isfinite()
+    finite = (table(known) | ~there).all(1, keepdim=True)  # [B, 1]
+    mask = there & finite
+    stats = TokenStats(*(table(column).masked_fill(~finite, 0) for column in stats))
 
     batch = prepare_batch(
         method,
-        stats=TokenStats(*map(table, stats)),
-        old_logp=table(old_logp),
+        stats=stats,
+        old_logp=table(old_logp).masked_fill(~finite, 0),
         advantages=advantages,
         mask=mask,
         tokens=table(tokens),
         group_size=group_size,
-        old_entropy=table(stats.entropy),
+        old_entropy=stats.entropy,
         ref_logp=None,
         beta=0.0,
         entropy_max=None,
@@ -60,4 +66,6 @@ def token_credit(
         sequence_mean=batch.sequence_mean,
         entropy_max=batch.entropy_max,
     )
-    return credit.value[mask], batch.advantages[mask]
+    found = (credit.value, batch.advantages)
+    of_token, advantage = (column.masked_fill(~finite, torch.nan)[there] for column in found)
+    return of_token, advantage

@@ -1,12 +1,13 @@
 """From sampled completions to the rows and columns of a trace."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.head import TokenDistribution, distribution_stats, language_model_head
@@ -19,7 +20,7 @@ TOKENS_PER_PASS = 16_384
 
 
 @dataclass(frozen=True)
-class Rollout:
+class SampledCompletion:
     """One completion as it was sampled.
 
     Attributes:
@@ -50,7 +51,7 @@ def prompt_id(prompt_ids: Sequence[int]) -> str:
 
 def score(
     model: Any,
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[SampledCompletion],
     *,
     temperature: float,
     top_k: int,
@@ -87,7 +88,7 @@ def score(
 
 
 def trace_rows(
-    rollouts: Sequence[Rollout],
+    rollouts: Sequence[SampledCompletion],
     scored: TokenDistribution,
     pieces: Pieces,
     *,
@@ -140,8 +141,68 @@ def trace_rows(
     return rows, columns
 
 
+def recorded_rows(
+    *,
+    prompt_ids: Sequence[Sequence[int]],
+    completion_ids: Sequence[Sequence[int]],
+    answers: Sequence[str | None],
+    rewards: Sequence[float | None],
+    advantages: Tensor,
+    stats: TokenStats,
+    old_logp: Tensor,
+    pieces: Pieces,
+    method: Method,
+    group_size: int,
+    ends: Collection[int],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """What `TraceWriter.append` takes, of what a trainer holds at an update.
+
+    Before the first update on a rollout it is appended with its `step`; before the k-th further one
+    once more, with the same `step` and `update=k`. Some of the groups are enough there.
+
+    Args:
+        prompt_ids, completion_ids: tokens of B completions, whole groups, consecutive.
+        answers, rewards: of each; None where there is none.
+        advantages: `[B]`.
+        stats: `[N]` under the policy about to be updated, completions one after another.
+        old_logp: `[N]` under the policy that sampled.
+        pieces: of the policy's tokenizer.
+        method: whose credit is recorded.
+        group_size: completions per prompt.
+        ends: tokens that end a completion.
+    """
+    rollouts = [
+        SampledCompletion(
+            prompt_id=prompt_id(prompt),
+            sample=number % group_size,
+            prompt_ids=prompt,
+            completion_ids=completion,
+            truncated=not completion or completion[-1] not in ends,
+            answer=answer,
+            reward=reward,
+        )
+        for number, (prompt, completion, answer, reward) in enumerate(
+            zip(prompt_ids, completion_ids, answers, rewards, strict=True)
+        )
+    ]
+    rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
+    credit, token_advantage = token_credit(
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        tokens=torch.from_numpy(columns["token_id"]),
+        lengths=np.array([len(completion) for completion in completion_ids]),
+        advantages=advantages,
+        group_size=group_size,
+    )
+    columns |= statistic_columns(stats)
+    columns |= {"old_logp": old_logp.numpy(), "credit": credit.numpy()}
+    columns["advantage"] = token_advantage.numpy()
+    return rows, columns
+
+
 def placed_rows(
-    rollouts: Sequence[Rollout], advantages: Sequence[float], pieces: Pieces
+    rollouts: Sequence[SampledCompletion], advantages: Sequence[float], pieces: Pieces
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rollouts as rows, and the columns that say which token stands where."""
     rows = []
@@ -186,7 +247,7 @@ def statistic_columns(stats: TokenStats) -> dict[str, Any]:
     }
 
 
-def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
+def _batches(rollouts: Sequence[SampledCompletion], batch_size: int) -> list[list[int]]:
     """Rollouts that go together: of similar length, so that they pad little."""
 
     def length(number: int) -> int:
@@ -202,7 +263,7 @@ def _batches(rollouts: Sequence[Rollout], batch_size: int) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+def _states(model: Any, rollouts: Sequence[SampledCompletion]) -> tuple[torch.Tensor, torch.Tensor]:
     """`[N, H]` states that predict the completion tokens, and those tokens."""
     sequences = [[*r.prompt_ids, *r.completion_ids] for r in rollouts]
     width = max(map(len, sequences))
@@ -217,7 +278,7 @@ def _states(model: Any, rollouts: Sequence[Rollout]) -> tuple[torch.Tensor, torc
     return torch.cat(states), torch.cat(tokens)
 
 
-def _require_ids(model: Any, rollouts: Sequence[Rollout]) -> None:
+def _require_ids(model: Any, rollouts: Sequence[SampledCompletion]) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     for rollout in rollouts:
         where = f"prompt {rollout.prompt_id}, sample {rollout.sample}"
@@ -231,7 +292,7 @@ def _require_ids(model: Any, rollouts: Sequence[Rollout]) -> None:
             )
 
 
-def _require_finite(rollout: Rollout, scored: TokenDistribution) -> None:
+def _require_finite(rollout: SampledCompletion, scored: TokenDistribution) -> None:
     bad = ~(torch.isfinite(scored.logp) & torch.isfinite(scored.entropy))
     if not bad.any():
         return

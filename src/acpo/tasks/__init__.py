@@ -1,23 +1,30 @@
-"""Prompts, gold answers and rewards of each data set, and the procedural task."""
+"""Problems, prompts and graders: the tasks that come with the package, and everybody's own."""
 
-from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems, chain_reward
-from acpo.tasks.problems import Cleaning, Columns, Problem
-from acpo.tasks.registry import TASKS, Task, get_task, import_reward, load_problems
+from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems
+from acpo.tasks.grading import reward_function
+from acpo.tasks.problems import Cleaning, Problem, load_problems
+from acpo.tasks.registry import BENCHMARKS, PAPER, TASKS, get_task, import_reward
+from acpo.tasks.task import Columns, Task
 from acpo.tasks.templates import TEMPLATES, get_template
+from acpo.verify.verdict import Outcome, Verdict
 
 __all__ = [
+    "BENCHMARKS",
+    "PAPER",
     "TASKS",
     "TEMPLATES",
     "ChainProblem",
     "Cleaning",
     "Columns",
     "Mistakes",
+    "Outcome",
     "Problem",
     "Task",
+    "Verdict",
     "chain_problems",
-    "chain_reward",
     "get_task",
     "get_template",
     "import_reward",
     "load_problems",
+    "reward_function",
 ]

@@ -13,6 +13,9 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
+from acpo.tasks.task import Task
+
+HELD_OUT_SEED = 1
 
 ALPHABET = "0123456789+-*=:"
 """Every character a prompt or a completion may contain."""
@@ -162,6 +165,34 @@ def chain_reward(
         float(read_answer(completion) == gold)
         for completion, gold in zip(completions, answer, strict=True)
     ]
+
+
+def chain_task(steps: int = 5) -> Task:
+    """The task of chains with so many operations."""
+    if steps < 1:
+        raise ACPOError(f"chain_steps={steps} must be at least 1")
+    return Task(
+        name="chain",
+        title="Last-digit chains",
+        problems=lambda seed: _rows(steps, seed),
+        template="plain",
+        grader=lambda completion, row: read_answer(completion) == row["answer"],
+        extract=read_answer,
+        gold=lambda row: ChainProblem.parse(row["problem"]).solution,
+        in_process=True,
+        pool=20_000,
+        held_out_seed=HELD_OUT_SEED,
+    )
+
+
+def _rows(steps: int, seed: int) -> Iterator[dict[str, str]]:
+    for problem in _stream(steps, seed):
+        yield {"problem": problem.prompt, "answer": problem.answer}
+
+
+def held_out_chains(count: int, *, steps: int) -> list[ChainProblem]:
+    """Chains that neither the warm start nor any training run ever sees."""
+    return chain_problems(count, steps=steps, seed=HELD_OUT_SEED)
 
 
 @dataclass(frozen=True)

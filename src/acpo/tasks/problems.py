@@ -1,33 +1,33 @@
 """Rows to problems: which column is what, what the gold answer is, and which rows must go."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
-from acpo.tasks.sources import Row, column, has_column
+from acpo.tasks.sources import column, has_column, mappings, read_rows
+from acpo.tasks.task import Columns, Row, Task
+from acpo.tasks.templates import DAPO, fill, get_template, strip
+
+MOST_REPEATS = 20
+"""Endless problems that repeat this often for each new one have run out."""
 
 
 class Problem(NamedTuple):
-    """A question and its gold answer."""
+    """A question, its gold answer, and the row they come from.
+
+    Attributes:
+        text: what is asked, without the template.
+        answer: the gold; empty where a grader of one's own needs none.
+        row: every column, and `problem` and `answer` where they are known.
+    """
 
     text: str
     answer: str
-
-
-class Columns(NamedTuple):
-    """Where a data set keeps its problems and answers.
-
-    Attributes:
-        problem: the column with the question, or with chat messages that end in it.
-        answer: the column with the answer.
-        gold: how the answer stands in it; a key of `GOLD`.
-    """
-
-    problem: str
-    answer: str
-    gold: str = "text"
+    row: Row
 
 
 @dataclass(frozen=True)
@@ -58,67 +58,163 @@ class Cleaning:
         )
 
 
-def read_problems(
-    rows: Sequence[Row], columns: Sequence[Columns], *, source: str
+def load_problems(
+    task: Task,
+    data: str | None = None,
+    *,
+    config: str | None = None,
+    split: str = "train",
+    columns: Columns | None = None,
 ) -> tuple[list[Problem], Cleaning]:
-    """The distinct problems of a data set, compared without the white space around them.
+    """The distinct problems of a task's data, compared without the white space around them.
 
     Args:
-        rows: as read.
-        columns: layouts to try, in order; the first whose columns exist is used.
-        source: named in errors.
+        task: from `get_task`; its problems end.
+        data: a file or hub id; None for the task's own.
+        config: the hub data set's configuration; None for the task's own.
+        split: the hub data set's split.
+        columns: where problem and answer are, when not where the task expects them.
 
     Raises:
-        ACPOError: when no layout fits, a problem is empty, or no problem has an answer.
+        ACPOError: for data that is missing, empty, or without the columns.
     """
-    layout = find_layout(rows, columns, source=source)
-    kept, cleaning = clean(_read(rows, layout, source))
+    source = data or task.problems
+    if source is None:
+        raise ACPOError(
+            f"task={task.name!r} has no data of its own to train on; set data to a file or hub id"
+        )
+    assert not callable(source)
+    rows: Sequence[Row]
+    if isinstance(source, str):
+        own = task.config if source == task.problems else None
+        rows = read_rows(source, config=config or own, split=split)
+    else:
+        source, rows = task.reference, mappings(source, f"task={task.reference!r}")
+        if not rows:
+            raise ACPOError(f"task={source!r}: its problems are an empty list")
+    layout = find_layout(
+        rows, (columns,) if columns else task.columns, source=source, needed=task.needs_gold
+    )
+    kept, cleaning = clean(
+        (
+            _problem(row, layout, task, f"data={source!r}, row {number}")
+            for number, row in enumerate(rows, 1)
+        ),
+        needs_gold=task.needs_gold,
+    )
     if not kept:
         raise ACPOError(f"data={source!r}: nothing to train on. {cleaning}")
     return kept, cleaning
 
 
-def _read(rows: Iterable[Row], layout: Columns, source: str) -> Iterator[Problem]:
-    """One problem per row; its answer is empty where the row has none."""
-    read_gold = GOLD[layout.gold]
-    for number, row in enumerate(rows, 1):
-        where = f"data={source!r}, row {number}"
-        text = _text(_value(row, layout.problem, where)).strip()
-        if not text:
-            raise ACPOError(f"{where}: {layout.problem!r} is empty; remove the row")
-        answer = _value(row, layout.answer, where)
-        yield Problem(text, "" if answer is None else read_gold(str(answer)).strip())
+def endless_problems(
+    task: Task, count: int, *, seed: int, exclude: Collection[str] = ()
+) -> list[Problem]:
+    """`count` distinct problems of a task that makes them on the fly, the same for the same seed.
 
-
-def find_layout(rows: Sequence[Row], columns: Sequence[Columns], *, source: str) -> Columns:
-    """The first layout whose columns the first row has."""
-    for layout in columns:
-        if has_column(rows[0], layout.problem) and has_column(rows[0], layout.answer):
-            return layout
-    wanted = " or ".join(f"{layout.problem!r} and {layout.answer!r}" for layout in columns)
+    Raises:
+        ACPOError: when the stream ends, or repeats itself, before that.
+    """
+    assert callable(task.problems)
+    found: dict[str, Problem] = {}
+    banned = set(exclude)
+    rows = task.problems(seed)
+    where = f"task={task.reference!r}"
+    for number, row in enumerate(islice(rows, MOST_REPEATS * count + 1000), 1):
+        if not isinstance(row, Mapping):
+            raise ACPOError(f"{where}: its problems gave {row!r}; each must be a mapping")
+        layout = _fitting(row, task.columns, needed=task.needs_gold)
+        problem = _problem(row, layout, task, f"{where}, problem {number}")
+        if problem.text not in banned:
+            found.setdefault(problem.text, problem)
+        if len(found) == count:
+            return list(found.values())
     raise ACPOError(
-        f"data={source!r} has columns {', '.join(rows[0])}; expected {wanted}. "
-        "Set problem_column and answer_column"
+        f"{where}: only {len(found)} different problems came of {number if found else 0}, and "
+        f"{count} are asked for; lower max_problems or held_out, or make the settings wider"
     )
 
 
-def clean(problems: Iterable[Problem]) -> tuple[list[Problem], Cleaning]:
-    """One problem per text; texts without an answer or with different ones are left out."""
-    answers: dict[str, list[str]] = defaultdict(list)
+def canonical(
+    row: Row, layout: Columns | None, where: str, *, needed: bool, cut: str | None = None
+) -> dict[str, Any]:
+    """`row` with its question under `problem` and its gold under `answer`, where it has them."""
+    clean_row = dict(row)
+    if layout is None:
+        return clean_row
+    value = _value(row, layout.problem, where, needed=True)
+    text = _text(value)
+    clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
+    gold = _value(row, layout.answer, where, needed=needed)
+    if gold is not None:
+        clean_row["answer"] = GOLD[layout.gold](str(gold)).strip()
+    elif "answer" in clean_row:
+        clean_row["answer"] = ""
+    return clean_row
+
+
+def find_layout(
+    rows: Sequence[Row], columns: Sequence[Columns], *, source: str, needed: bool = True
+) -> Columns | None:
+    """The first layout whose columns the first row has; None where none fits and none has to."""
+    layout = _fitting(rows[0], columns, needed=needed)
+    if layout is None and needed:
+        names = [dict.fromkeys(getattr(one, part) for one in columns) for part in Columns._fields]
+        missing = next(
+            (name for name in names[:2] if not any(has_column(rows[0], one) for one in name)),
+            names[0],
+        )
+        raise ACPOError(
+            f"data={source!r}: row 1 has no {' or '.join(missing)}, only {', '.join(rows[0])}; a "
+            "problem needs what is asked and the expected answer. Set problem_column and "
+            "answer_column of the recipe, or columns of the task"
+        )
+    return layout
+
+
+def _fitting(row: Row, columns: Sequence[Columns], *, needed: bool) -> Columns | None:
+    fitting = (
+        layout
+        for layout in columns
+        if has_column(row, layout.problem) and has_column(row, layout.answer)
+    )
+    partly = (layout for layout in columns if not needed and has_column(row, layout.problem))
+    return next(fitting, next(partly, None))
+
+
+def _problem(row: Row, layout: Columns | None, task: Task, where: str) -> Problem:
+    clean_row = canonical(row, layout, where, needed=task.needs_gold)
+    if task.template == "dapo":  # upstream ships its prompts with the template around them
+        clean_row["problem"] = strip(DAPO, clean_row["problem"])
+    text = clean_row.get("problem") if layout else fill(get_template(task.template), clean_row)
+    if not text:
+        name = layout.problem if layout else "prompt"
+        raise ACPOError(f"{where}: {name!r} is empty; remove the row")
+    return Problem(str(text), str(clean_row.get("answer", "")), clean_row)
+
+
+def clean(
+    problems: Iterable[Problem], *, needs_gold: bool = True
+) -> tuple[list[Problem], Cleaning]:
+    """One problem per text; texts without a needed answer, or with different ones, are left out."""
+    first: dict[str, Problem] = {}  # rows of the others are let go: a set may come many times over
+    answers: dict[str, set[str]] = defaultdict(set)
+    rows: Counter[str] = Counter()
     unanswered = 0
     for problem in problems:
-        if problem.answer:
-            answers[problem.text].append(problem.answer)
-        else:
+        if not problem.answer and needs_gold:
             unanswered += 1
-    conflicts = {text: found for text, found in answers.items() if len(set(found)) > 1}
-    kept = [Problem(text, found[0]) for text, found in answers.items() if text not in conflicts]
-    rows = sum(map(len, answers.values()))
-    conflicting_rows = sum(map(len, conflicts.values()))
+            continue
+        first.setdefault(problem.text, problem)
+        answers[problem.text].add(problem.answer)
+        rows[problem.text] += 1
+    conflicts = {text for text, found in answers.items() if needs_gold and len(found) > 1}
+    kept = [problem for text, problem in first.items() if text not in conflicts]
+    conflicting_rows = sum(rows[text] for text in conflicts)
     report = Cleaning(
-        rows=rows + unanswered,
+        rows=rows.total() + unanswered,
         unanswered=unanswered,
-        repeated=rows - conflicting_rows - len(kept),
+        repeated=rows.total() - conflicting_rows - len(kept),
         conflicting=len(conflicts),
         conflicting_rows=conflicting_rows,
         kept=len(kept),
@@ -126,10 +222,21 @@ def clean(problems: Iterable[Problem]) -> tuple[list[Problem], Cleaning]:
     return kept, report
 
 
-def _value(row: Row, name: str, where: str) -> Any:
+def split_off(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems; which are held out depends on nothing but the problems."""
+    if not 0 <= count < len(problems):
+        raise ACPOError(f"held_out={count} must be below the number of problems, {len(problems)}")
+    held = set(random.Random(0).sample(range(len(problems)), count))
+    training = [problem for index, problem in enumerate(problems) if index not in held]
+    return training, [problems[index] for index in sorted(held)]
+
+
+def _value(row: Row, name: str, where: str, *, needed: bool) -> Any:
     try:
         return column(row, name)
     except KeyError:
+        if not needed:
+            return None
         raise ACPOError(f"{where}: column {name!r} is missing; other rows have it") from None
 
 
@@ -141,7 +248,9 @@ def _text(value: Any) -> str:
 
 
 def _after_hashes(answer: str) -> str:
-    """GSM8K's form: what follows the last `####`, without thousands separators."""
+    """The answer; in GSM8K's form what follows the last `####`, without thousands separators."""
+    if "####" not in answer:
+        return answer
     return answer.rpartition("####")[2].strip().replace(",", "")
 
 
@@ -152,9 +261,5 @@ def _boxed(solution: str) -> str:
     return (extract_answer(solution) or "") if "\\boxed" in solution else ""
 
 
-GOLD: dict[str, Callable[[str], str]] = {
-    "text": str,
-    "hashes": _after_hashes,
-    "boxed": _boxed,
-}
+GOLD: dict[str, Callable[[str], str]] = {"text": _after_hashes, "boxed": _boxed}
 """How to read the gold answer from its column."""

@@ -1,156 +1,278 @@
-"""The tasks by name: where their problems are, how they are put, and what rewards an answer."""
+"""The tasks by name, and those of the user: what every command means by a task."""
 
+import dataclasses
 import difflib
+import hashlib
 import importlib
-import random
+import importlib.util
+import re
 import sys
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.tasks.chain import ChainProblem, chain_problems
-from acpo.tasks.problems import Cleaning, Columns, Problem, read_problems
-from acpo.tasks.sources import read_rows
-from acpo.tasks.templates import DAPO, strip
+from acpo.jsonl import read_jsonl
+from acpo.tasks.chain import chain_task
+from acpo.tasks.sources import FORMATS, DataError
+from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
 
-MATH_REWARD = "acpo.verify.rewards.math_correct"
-LOCAL = Columns("problem", "answer")
-
-
-@dataclass(frozen=True)
-class Task:
-    """Problems with gold answers, and the reward for an answer.
-
-    Attributes:
-        name: what a recipe says.
-        title: what people call it.
-        reward: dotted path of the reward function `f(prompts, completions, **columns)`.
-        template: what stands around a problem, see `acpo.tasks.templates`.
-        source: the hub data set used when the recipe names no `data`; None when it has to.
-        config: that data set's configuration.
-        columns: layouts the data may come in, tried in order.
-        held_out_split: the split that accuracy is measured on, where the data set has one.
-    """
-
-    name: str
-    title: str
-    reward: str
-    template: str
-    source: str | None = None
-    config: str | None = None
-    columns: tuple[Columns, ...] = (LOCAL,)
-    held_out_split: str | None = None
-
-
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        Task("chain", "Last-digit chains", "acpo.tasks.chain.chain_reward", "plain"),
-        Task(
-            "dapo_math",
-            "DAPO-Math-17k",
-            MATH_REWARD,
-            "dapo",
-            "BytedTsinghua-SIA/DAPO-Math-17k",
-            columns=(
-                LOCAL,
-                Columns("prompt", "reward_model.ground_truth"),
-                Columns("prompt", "solution"),
-            ),
-        ),
-        Task(
-            "gsm8k",
-            "GSM8K",
-            MATH_REWARD,
-            "gsm8k",
-            "openai/gsm8k",
-            "main",
-            (Columns("question", "answer", "hashes"), Columns("problem", "answer", "hashes")),
-            "test",
-        ),
-        Task(
-            "math",
-            "MATH",
-            MATH_REWARD,
-            "boxed",
-            "DigitalLearningGmbH/MATH-lighteval",
-            columns=(LOCAL, Columns("problem", "solution", "boxed")),
-            held_out_split="test",
-        ),
-        Task("custom", "Your own problems", MATH_REWARD, "boxed"),
-    )
+GYM = "gym:"
+_PINNED = {
+    row["name"]: {**row, "test": Pinned(**row["test"])}
+    for row in read_jsonl(Path(__file__).with_name("benchmarks.jsonl"))
 }
+BENCHMARKS = tuple(_PINNED)
+"""Tasks whose questions are published and pinned, in `benchmarks.jsonl`."""
+
+_ENTRIES = (
+    chain_task(),
+    Task(
+        name="dapo_math",
+        title="DAPO-Math-17k",
+        problems="BytedTsinghua-SIA/DAPO-Math-17k",
+        template="dapo",
+        columns=(
+            Columns("problem", "answer"),
+            Columns("prompt", "reward_model.ground_truth"),
+            Columns("prompt", "solution"),
+        ),
+    ),
+    Task(
+        **_PINNED["gsm8k"],
+        title="GSM8K",
+        problems="openai/gsm8k",
+        config="main",
+        held_out_split="test",
+        template="gsm8k",
+        test_template="boxed",
+        k=1,
+    ),
+    Task(
+        name="math",
+        title="MATH",
+        problems="DigitalLearningGmbH/MATH-lighteval",
+        columns=(*USUAL, Columns("problem", "solution", "boxed")),
+        held_out_split="test",
+    ),
+    Task(name="custom", title="Your own problems"),
+    *(Task(**fields) for name, fields in _PINNED.items() if name != "gsm8k"),
+)
+TASKS: dict[str, Task] = {
+    entry.name: dataclasses.replace(entry, reference=entry.name) for entry in _ENTRIES
+}
+PAPER = ("aime24", "aime25", "math500", "hmmt25", "beyondaime", "humaneval_pro")
+"""The columns of the paper's table, in its order."""
 
 
-def get_task(name: str) -> Task:
-    """A task by its name.
-
-    Raises:
-        ACPOError: for an unknown name; the nearest is suggested.
-    """
-    if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ACPOError(f"task={name!r} is unknown; {hint}choose from {', '.join(TASKS)}")
-    return TASKS[name]
-
-
-def load_problems(
-    task: Task,
-    data: str | None = None,
-    *,
-    config: str | None = None,
-    split: str = "train",
-    columns: Columns | None = None,
-) -> tuple[list[Problem], Cleaning]:
-    """The distinct problems of a task's data.
+def get_task(reference: str) -> Task:
+    """The task behind what a recipe, `--task` or `--benchmarks` says.
 
     Args:
-        task: from `get_task`.
-        data: a file or hub id; None for the task's own.
-        config: the hub data set's configuration; None for the task's own.
-        split: the hub data set's split.
-        columns: where problem and answer are, when not where the task expects them.
+        reference: a name of `TASKS`; `my_tasks.py:NAME` or `my_tasks.yaml:NAME` for one of the
+            user's own; `gym:NAME` for one of reasoning-gym's; or a data file. `chain`, `gym:` and
+            functions of a Python file that return a task take settings: `gym:NAME?KEY=VALUE&...`.
 
     Raises:
-        ACPOError: for data that is missing, empty, or without the columns.
+        ACPOError: for an unknown name (the nearest is suggested), or a file that does not fit.
     """
-    source = data or task.source
-    if source is None:
-        raise ACPOError(f"task={task.name!r} has no data of its own; set data to a file or hub id")
-    config = config or (task.config if source == task.source else None)
-    rows = read_rows(source, config=config, split=split)
-    problems, cleaning = read_problems(rows, (columns,) if columns else task.columns, source=source)
-    if task.template == "dapo":  # upstream ships its prompts with the template around them
-        problems = [problem._replace(text=strip(DAPO, problem.text)) for problem in problems]
-    return problems, cleaning
+    base, _, query = reference.partition("?")
+    settings = _settings(query, reference)
+    file, _, name = base.rpartition(":")
+    if base in TASKS:
+        task = TASKS[base]
+        if settings and base != "chain":
+            raise ACPOError(f"task={reference!r}: {base} takes no settings")
+        if settings:
+            if settings.keys() != {"steps"} or type(settings["steps"]) is not int:
+                raise ACPOError(f"task={reference!r}: it takes steps=N")
+            task = chain_task(settings["steps"])
+    elif base.startswith(GYM):
+        from acpo.tasks.gym import gym_task
+
+        task = gym_task(base.removeprefix(GYM), settings)
+    elif file.endswith(".py"):
+        task = _from_python(Path(file), name, settings, reference)
+    elif file.endswith((".yaml", ".yml")):
+        task = _from_yaml(Path(file), name, reference)
+    elif Path(base).suffix in FORMATS:
+        task = _own_file(Path(base))
+    else:
+        raise ACPOError(_unknown(reference))
+    name = task.name or name
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ACPOError(f"task={reference!r}: use letters, digits, '.', '_' and '-' in its name")
+    return dataclasses.replace(task, name=name, title=task.title or name, reference=reference)
 
 
-def split_off(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """(training, held-out) problems; which are held out depends on nothing but the problems."""
-    if not 0 <= count < len(problems):
-        raise ACPOError(f"held_out={count} must be below the number of problems, {len(problems)}")
-    held = set(random.Random(0).sample(range(len(problems)), count))
-    training = [problem for index, problem in enumerate(problems) if index not in held]
-    return training, [problems[index] for index in sorted(held)]
+def _settings(query: str, reference: str) -> dict[str, Any]:
+    import yaml
+
+    settings = {}
+    for part in filter(None, query.split("&")):
+        key, equals, value = part.partition("=")
+        if not equals or not key.isidentifier():
+            raise ACPOError(f"task={reference!r}: {part!r} is not KEY=VALUE")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            settings[key] = value
+    return settings
 
 
-HELD_OUT_SEED = 1
+def _unknown(name: str) -> str:
+    folded = name.lower().replace("-", "").replace("_", "")
+    spellings = {known.replace("_", ""): known for known in TASKS}
+    near = difflib.get_close_matches(folded, spellings, n=1, cutoff=0.4)
+    hint = f"did you mean {spellings[near[0]]!r}? " if near else ""
+    return (
+        f"task={name!r} is unknown; {hint}Known are {', '.join(TASKS)}; others are "
+        f"my_tasks.py:NAME, gym:NAME, or a file that ends in {', '.join(FORMATS)}"
+    )
 
 
-def held_out_chains(count: int, *, steps: int) -> list[ChainProblem]:
-    """Chains that neither the warm start nor any training run ever sees."""
-    return chain_problems(count, steps=steps, seed=HELD_OUT_SEED)
+def _own_file(path: Path) -> Task:
+    """A data file as a task: code, where its rows are code problems, else math."""
+    from acpo.tasks.sources import read_rows
+    from acpo.verify.problem import ProblemError, read_problem
+
+    if not path.is_file():
+        raise DataError(f"benchmark {str(path)!r}: no such file")
+    row = dict(read_rows(str(path))[0])
+    name = re.sub(r"[^\w.-]+", "_", path.stem)
+    own = Task(problems=str(path), name=name, title=path.stem)
+    try:
+        read_problem(row)
+    except ProblemError:
+        return own
+    pair = "new_problem" in row and "raw_problem" in row
+    return dataclasses.replace(own, grader=CODE, k=1, template="code_pair" if pair else "code")
+
+
+def _from_python(path: Path, name: str, settings: dict[str, Any], reference: str) -> Task:
+    made = getattr(load_file(path, f"task={reference!r}"), name, None)
+    if callable(made) and not isinstance(made, Task):
+        try:
+            made = made(**settings)
+        except Exception as error:
+            raise ACPOError(f"task={reference!r}: {blame(error, path)}") from error
+    elif settings:
+        raise ACPOError(f"task={reference!r}: {name} is no function, so it takes no settings")
+    if not isinstance(made, Task):
+        raise ACPOError(
+            f"task={reference!r}: {name} is {type(made).__name__} in {path}; make it an "
+            "acpo.tasks.Task"
+        )
+    return dataclasses.replace(made, identity={"file": _hash(path), **made.identity})
+
+
+YAML_KEYS = ("problems", "test", "template", "test_template", "grader", "columns", "k", "title")
+
+
+def _from_yaml(path: Path, name: str, reference: str) -> Task:
+    import yaml
+
+    where = f"task={reference!r}"
+    try:
+        entry = yaml.safe_load(path.read_text(encoding="utf-8"))[name]
+        fields = dict(entry)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ACPOError(f"{where}: {path} has no entry {name!r} ({error})") from error
+    if "gym" in fields:
+        from acpo.tasks.gym import gym_task
+
+        return gym_task(fields.pop("gym"), fields)
+    for key in fields:
+        if key not in YAML_KEYS:
+            raise ACPOError(f"{where}: {key!r} is unknown; use gym, {', '.join(YAML_KEYS)}")
+    for key in ("problems", "test"):
+        value = fields.get(key)
+        if isinstance(value, str) and Path(value).suffix in FORMATS:
+            fields[key] = str(path.parent / value)
+    identity = {"file": _hash(path)}
+    grader = str(fields.get("grader", "math"))
+    if ":" in grader:
+        file, _, function = grader.rpartition(":")
+        fields["grader"] = load_function(path.parent / file, function, f"{where}: grader")
+        identity["grader"] = _hash(path.parent / file)
+    if "columns" in fields:
+        fields["columns"] = (_yaml_columns(fields["columns"], where),)
+    return Task(**fields, identity=identity)
+
+
+def _yaml_columns(value: Any, where: str) -> Columns:
+    try:
+        return Columns(**value)
+    except TypeError:
+        raise ACPOError(f"{where}: columns={value!r}; give problem and answer") from None
+
+
+def load_function(path: Path, name: str, what: str) -> Callable[..., Any]:
+    """A function of a Python file of the user's."""
+    found = getattr(load_file(path, what), name, None)
+    if not callable(found):
+        raise ACPOError(f"{what}: {path} has no function {name!r}")
+    return found
+
+
+_FILES: dict[Path, ModuleType] = {}
+
+
+def load_file(path: Path, what: str) -> ModuleType:
+    """A Python file of the user's as a module; files beside it can be imported.
+
+    Raises:
+        ACPOError: it is not there, or running it fails; its own line is named.
+    """
+    whole = path.resolve()
+    if whole in _FILES:
+        return _FILES[whole]
+    if not whole.is_file():
+        raise ACPOError(f"{what}: no file {str(path)!r}")
+    if str(whole.parent) not in sys.path:
+        sys.path.insert(0, str(whole.parent))
+    spec = importlib.util.spec_from_file_location(whole.stem, whole)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(whole.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ACPOError(f"{what}: {blame(error, path)}") from error
+    _FILES[whole] = module
+    return module
+
+
+def blame(error: BaseException, path: Path) -> str:
+    """What was raised, at the last line of the user's own file."""
+    return f"{line_of(error, path)}: {type(error).__name__}: {error}"
+
+
+def line_of(error: BaseException, path: Path) -> str:
+    """The last line of a file that an error went through, as `file:line`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    return f"{path}:{line or (own[-1] if own else '?')}"
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def import_reward(path: str) -> Callable[..., Any]:
-    """The reward function at a dotted path; modules in the working directory are found.
+    """The reward function at a dotted path, or `my_rewards.py:NAME`.
+
+    Modules in the working directory are found.
 
     Raises:
         ACPOError: when there is no such module or function.
     """
+    file, _, function = path.rpartition(":")
+    if file.endswith(".py"):
+        return load_function(Path(file), function, "reward_funcs")
     module_name, _, name = path.rpartition(".")
     if not module_name:
         raise ACPOError(f"reward_funcs: {path!r} is not a dotted path like 'my_rewards.exact'")

@@ -1,16 +1,23 @@
-"""Rows from where they lie: a JSONL, JSON, Parquet or CSV file, or a data set on the hub."""
+"""Rows from where they lie: a file, a data set on the hub, or a pinned file on GitHub."""
 
 import json
+import os
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
+from acpo.tasks.task import Pinned, Row
 
-Row = Mapping[str, Any]
+FORMATS = (".jsonl", ".json", ".parquet", ".csv")
+_DOWNLOAD_SECONDS = 60.0
 
-_READERS = (".jsonl", ".json", ".parquet", ".csv")
+
+class DataError(ACPOError):
+    """Rows that are missing, incomplete, or not what the task declares."""
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Sequence[Row]:
@@ -26,10 +33,10 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     """
     path = Path(source)
     rows: Sequence[Row]
-    if path.suffix in _READERS:
+    if path.suffix in FORMATS:
         rows = _read_file(path)
     elif path.exists():
-        raise ACPOError(f"data={source!r} must end in one of {', '.join(_READERS)}")
+        raise ACPOError(f"data={source!r} must end in one of {', '.join(FORMATS)}")
     else:
         rows = _read_hub(source, config, split)
     if not len(rows):
@@ -63,14 +70,15 @@ def _read_json(path: Path) -> list[Row]:
         raise ACPOError(f"data={str(path)!r}: {error}") from error
     if not isinstance(rows, list):
         raise ACPOError(f"data={str(path)!r} must hold a list of rows, not a {type(rows).__name__}")
-    return _mappings(rows, path)
+    return mappings(rows, f"data={str(path)!r}")
 
 
-def _mappings(rows: Iterable[Any], path: Path) -> list[Row]:
+def mappings(rows: Iterable[Any], where: str) -> list[Row]:
+    """The rows, each of which has to have columns."""
     rows = list(rows)
     for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ACPOError(f"data={str(path)!r}, row {number}: expected an object, found {row!r}")
+        if not isinstance(row, Mapping):
+            raise ACPOError(f"{where}, row {number}: expected an object, found {row!r}")
     return rows
 
 
@@ -109,3 +117,48 @@ def has_column(row: Row, name: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
+    """The rows of a published benchmark: from a folder of copies, or fetched once per user.
+
+    Args:
+        name: the task's.
+        source: where it is published.
+        folder: holds `NAME.jsonl`; None fetches.
+
+    Raises:
+        DataError: the file cannot be had, or is not JSON.
+    """
+    if folder is not None:
+        for stem in (name, f"{name}_test"):
+            if (folder / f"{stem}.jsonl").is_file():
+                return list(read_jsonl(folder / f"{stem}.jsonl"))
+        raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
+    text = _download(name, source)
+    try:
+        if text.lstrip().startswith("["):
+            return list(json.loads(text))
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
+    except json.JSONDecodeError as error:
+        raise DataError(f"{name}: {source.url} is not JSON: {error}") from error
+
+
+def _download(name: str, source: Pinned) -> str:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acpo"
+    kept = home / f"{name}-{source.commit[:12]}"
+    if kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    try:
+        with urllib.request.urlopen(source.url, timeout=_DOWNLOAD_SECONDS) as reply:
+            text: str = reply.read().decode("utf-8")
+    except (urllib.error.URLError, OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{name}: cannot fetch {source.url} ({error}). Without a network, put {name}.jsonl "
+            "into a folder and pass it as --data-dir"
+        ) from error
+    home.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_suffix(f".{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(kept)
+    return text

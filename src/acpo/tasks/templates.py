@@ -1,6 +1,10 @@
-"""What stands around a problem in its prompt, so that the verifier can find the answer."""
+"""What stands around a problem in its prompt, so that the grader can find the answer."""
+
+import re
 
 from acpo.errors import ACPOError
+from acpo.tasks.sources import column
+from acpo.tasks.task import Row
 
 DAPO = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -13,29 +17,63 @@ GSM8K = (
     "{problem}\n\nReason step by step. End with a line of the form #### N, where N is the answer "
     "as a number."
 )
+CODE = "Solve this in Python. Answer with one Python code block.\n\n{problem}"
+CODE_PAIR = (
+    "Write a Python solution to the following two problems. The solution of the second one calls "
+    "the first.\n\n```python\n{raw_problem}\n{new_problem}\n```\n\n"
+    "Answer with one Python code block that holds both functions, complete, and the imports they "
+    "need."
+)
 
-TEMPLATES = {"dapo": DAPO, "boxed": BOXED, "gsm8k": GSM8K, "plain": "{problem}"}
-"""Templates by name. A recipe may also give its own text, with `{problem}` in it."""
+TEMPLATES = {
+    "dapo": DAPO,
+    "boxed": BOXED,
+    "gsm8k": GSM8K,
+    "code": CODE,
+    "code_pair": CODE_PAIR,
+    "plain": "{problem}",
+}
+"""Templates by name. A recipe or task may also give its own text, with `{column}` in it."""
+
+_NAMES = re.compile(r"\{\{([\w.]+)\}\}|\{([A-Za-z_][\w.]*)\}")
 
 
 def get_template(template: str) -> str:
     """The text of a named template, or `template` itself where it is one.
 
     Raises:
-        ACPOError: for an unknown name, or a text in which `{problem}` does not occur once.
+        ACPOError: for an unknown name, or a text in which no column stands.
     """
     text = TEMPLATES.get(template, template)
-    if text.count("{problem}") != 1:
+    if not any(match[2] for match in _NAMES.finditer(text)):
         raise ACPOError(
             f"template={template!r} is neither one of {', '.join(TEMPLATES)} nor a text that "
-            "contains {problem} once"
+            "contains {problem} or another column"
         )
     return text
 
 
-def fill(template: str, problem: str) -> str:
-    """The prompt for one problem. Braces in the problem stay as they are."""
-    return template.replace("{problem}", problem)
+def fill(template: str, row: Row) -> str:
+    """The prompt for one row: `{name}` is its column, `{{name}}` the text `{name}`.
+
+    Braces in the row's own values, and empty ones, stay as they are.
+
+    Raises:
+        ACPOError: for a column that the row does not have.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match[1]:
+            return f"{{{match[1]}}}"
+        try:
+            return str(column(row, match[2]))
+        except KeyError:
+            raise ACPOError(
+                f"template has {{{match[2]}}}, but the row has {', '.join(row)}; for the text "
+                f"itself write {{{{{match[2]}}}}}"
+            ) from None
+
+    return _NAMES.sub(value, template)
 
 
 def strip(template: str, prompt: str) -> str:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems
-from acpo.tasks.registry import held_out_chains
+from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems, held_out_chains
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 if TYPE_CHECKING:

@@ -7,16 +7,18 @@ import typer
 
 
 def trace(
-    model: str = typer.Argument(help="Hub id, folder, .gguf file, or package:NAME/PATH."),
+    model: str = typer.Argument(
+        help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH."
+    ),
     samples: Path | None = typer.Option(
         None, help="Score what this folder of `acpo eval` holds instead of sampling."
     ),
-    task: str = typer.Option("custom", help="Where prompts and verdicts come from; see docs."),
+    task: str = typer.Option("custom", help="A name, my_tasks.py:NAME, gym:NAME, or a data file."),
     data: str | None = typer.Option(None, help="File or hub id (default: the task's own)."),
     split: str = typer.Option("train", help="The hub data set's split."),
     problem_column: str | None = typer.Option(None, help="Column of the problem."),
     answer_column: str | None = typer.Option(None, help="Column of the gold answer."),
-    template: str | None = typer.Option(None, help="A name, or a text with {problem}."),
+    template: str | None = typer.Option(None, help="A name, or a text with {column}."),
     chat: bool | None = typer.Option(None, help="Chat template (default: if there is one)."),
     system: str | None = typer.Option(None, help="System message of a chat prompt."),
     chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),
@@ -33,8 +35,7 @@ def trace(
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
     """Sample, verify and score groups of completions, token by token, into a trace."""
-    from acpo.trace.terminal import trace_and_print, trace_samples_and_print
-    from acpo.trace.write import Options
+    from acpo.trace.write import TraceOptions, trace_and_print, trace_samples_and_print
     from acpo.train.recipe import TaskArguments
 
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
@@ -60,5 +61,30 @@ def trace(
         system_prompt=system,
         chain_steps=chain_steps,
     )
-    options = Options(n, group, temperature, max_tokens, top_k, method, seed, step)
+    options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, device=device, batch_size=batch_size)
+
+
+def import_rollouts(
+    source: Path = typer.Argument(help="verl's rollout_data_dir, or TRL's completions folder."),
+    model: str = typer.Option(..., help="Scores them: hub id, folder, .gguf, package:NAME/PATH."),
+    output: Path = typer.Option(..., help="Folder of the trace."),
+    method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
+    temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
+    top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
+    device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
+    batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
+) -> None:
+    """Score what another trainer sampled, and write it as a trace."""
+    from acpo.trace import imports
+
+    imports.import_rollouts(
+        source,
+        output,
+        model=model,
+        method=method,
+        temperature=temperature,
+        top_k=top_k,
+        device=device,
+        batch_size=batch_size,
+    )

@@ -1,5 +1,6 @@
-"""Groups of completions of a task's problems, sampled and verified."""
+"""Groups of completions of a task's problems."""
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,38 +11,45 @@ from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
-from acpo.scoring.rollouts import Rollout, prompt_id
-from acpo.tasks.registry import MATH_REWARD, Task, import_reward
-from acpo.train.data import TrainingData, build_data
+from acpo.scoring.rollouts import SampledCompletion, prompt_id
+from acpo.tasks.grading import ROW
+from acpo.tasks.task import Task
+from acpo.train.data import TrainingData, build_data, recipe_task
 from acpo.train.recipe import TaskArguments
-from acpo.verify import math
-from acpo.verify.verdict import Outcome
 
 
 @dataclass(frozen=True)
-class Question:
-    """A prompt as the model reads it, and its gold answer."""
+class Prompt:
+    """A prompt as the model reads it, its gold answer, and its row as JSON."""
 
     prompt_ids: list[int]
     answer: str
+    row: str
 
 
 def choose_questions(
     arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
-) -> tuple[Task, list[Question]]:
+) -> tuple[Task, list[Prompt]]:
     """`count` of the task's problems, drawn with the seed, laid out as training lays them out.
 
     Raises:
         ACPOError: for data that does not fit the task, or has fewer problems.
     """
-    if arguments.task == "chain":  # made to order
+    if recipe_task(arguments).endless:  # made to order
         arguments.max_problems = count
     data: TrainingData = build_data(arguments, tokenizer, seed=seed)
     if count > len(data.train):
         raise ACPOError(f"--n {count}: the data has {len(data.train)} problems")
     chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
     rows = data.train.select(chosen)
-    return data.task, [Question(_tokens(row["prompt"], tokenizer), row["answer"]) for row in rows]
+    return data.task, [
+        Prompt(
+            _tokens(row["prompt"], tokenizer),
+            row["answer"],
+            row.get(ROW) or json.dumps({"answer": row["answer"]}),
+        )
+        for row in rows
+    ]
 
 
 def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
@@ -54,14 +62,14 @@ def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
 def sample_rollouts(
     source: TransformersBackend,
     model: Any,
-    questions: Sequence[Question],
+    questions: Sequence[Prompt],
     sampling: Sampling,
     *,
     group: int,
     seed: int,
     batch_size: int,
     watch: Callable[[], None] = lambda: None,
-) -> list[Rollout]:
+) -> list[SampledCompletion]:
     """`group` completions of each question, groups consecutive, without verdicts.
 
     Args:
@@ -84,10 +92,10 @@ def sample_rollouts(
         for sample in range(group):
             own_seed = sample_seed(seed, "trace", (name, sample))
             jobs.append(Job((number, sample), question.prompt_ids, own_seed))
-    found: dict[tuple[int, int], Rollout] = {}
+    found: dict[tuple[int, int], SampledCompletion] = {}
     for key, tokens, finish, _, end in decoder.run(jobs):
         question = questions[key[0]]
-        found[key] = Rollout(
+        found[key] = SampledCompletion(
             prompt_id=prompt_id(question.prompt_ids),
             sample=key[1],
             prompt_ids=question.prompt_ids,
@@ -97,14 +105,3 @@ def sample_rollouts(
         )
         watch()
     return [found[key] for key in sorted(found)]
-
-
-def verify(task: Task, texts: Sequence[str], answers: Sequence[str]) -> list[tuple[Any, Any]]:
-    """(reward, verdict) of every completion; both None where there is no verdict."""
-    if task.reward == MATH_REWARD:
-        verdicts = math.shared_pool().verify_all(list(zip(texts, answers, strict=True)))
-        return [(verdict.reward(), str(verdict.outcome)) for verdict in verdicts]
-    reward = import_reward(task.reward)
-    values = reward(prompts=[""] * len(texts), completions=list(texts), answer=list(answers))
-    outcomes = {True: str(Outcome.CORRECT), False: str(Outcome.INCORRECT)}
-    return [(v, None if v is None else outcomes[v > 0]) for v in values]

@@ -63,10 +63,10 @@ class Recorder:
         return heard
 
     def _hear(self, prompts: Any, completions: Any, values: Any) -> None:
-        if not self.listening:
-            return
-        for prompt, completion, value in zip(prompts, completions, values, strict=True):
-            if value is not None:
+        if not self.listening or not isinstance(values, Sequence):
+            return  # the trainer puts into words what is wrong with other values
+        for prompt, completion, value in zip(prompts, completions, values, strict=False):
+            if isinstance(value, (int, float)):
                 text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 self.samples.append(Sample(text, completion_text(completion), value > 0))
 

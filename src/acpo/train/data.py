@@ -1,31 +1,34 @@
 """A recipe's problems as the prompts the trainer reads."""
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
-from acpo.tasks.chain import chain_problems
-from acpo.tasks.problems import Columns, Problem
-from acpo.tasks.registry import (
-    Task,
-    get_task,
-    held_out_chains,
-    import_reward,
-    load_problems,
-    split_off,
-)
+from acpo.tasks.grading import ROW, reward_function
+from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
+from acpo.tasks.registry import get_task, import_reward, line_of
+from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
+from acpo.verify.rewards import CODE_PROMPT
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-CHAIN_PROBLEMS = 20_000
-"""Chains generated when `max_problems` is unset."""
-
 Prompt = str | list[dict[str, str]]
+
+RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
+"""Columns the trainer fills itself; the user's of these names reach the grader alone."""
+
+TRAINING_SEEDS = 1000
+"""Endless problems to train on come from the recipe's seed plus this: others are kept aside."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class TrainingData:
 
     Attributes:
         task: the task.
-        train: rows with `prompt` and `answer`.
+        train: rows with `prompt`, `answer` and every column of the data.
         held_out: likewise, never trained on; None when the recipe holds nothing out.
         rewards: the reward functions, correctness first.
         notes: what happened to the data, one sentence each.
@@ -48,50 +51,110 @@ class TrainingData:
 
 
 def build_data(
-    arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase", *, seed: int = 0
+    arguments: TaskArguments,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    seed: int = 0,
+    prompts: int | None = None,
 ) -> TrainingData:
     """Load the recipe's problems and lay them out as prompts.
+
+    Args:
+        arguments: the recipe's.
+        tokenizer: the policy's.
+        seed: of problems made on the fly.
+        prompts: how many the run uses, where that is known.
 
     Raises:
         ACPOError: for data, columns or templates that do not fit; see `acpo.tasks`.
     """
-    task = get_task(arguments.task)
+    task = recipe_task(arguments)
     _check_arguments(task, arguments)
     notes: list[str] = []
-    training, held_out = _problems(task, arguments, seed, notes)
+    training, held_out = _problems(task, arguments, seed, prompts, notes)
     prompt = prompt_maker(arguments, tokenizer)
+    graded = arguments.reward_funcs is None and task.grader != MATH
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
-        from datasets import Dataset
-
-        rows = [
-            {
-                "prompt": prompt(problem.text),
-                "answer": problem.answer,
-            }
-            for problem in problems
-        ]
+        rows = [_row(problem, prompt(problem.row), graded) for problem in problems]
         if arguments.max_prompt_tokens is not None:
             rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
-        return Dataset.from_list(rows)
+        return _as_dataset(rows)
 
+    functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
     return TrainingData(
         task=task,
         train=dataset(training, "training"),
         held_out=dataset(held_out, "held-out") if held_out else None,
-        rewards=[import_reward(path) for path in arguments.reward_funcs or [task.reward]],
+        rewards=functions or [reward_function(task)],
         notes=notes,
     )
 
 
+def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same reward function; what it raises names the line of its own file."""
+    file = Path(getattr(getattr(reward, "__code__", None), "co_filename", "?"))
+
+    @contextlib.contextmanager
+    def telling() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
+            raise kind(f"{error}, at {line_of(error, file)}") from error
+
+    @functools.wraps(reward)
+    async def called_async(*args: Any, **columns: Any) -> Any:
+        with telling():
+            return await reward(*args, **columns)
+
+    @functools.wraps(reward)
+    def called(*args: Any, **columns: Any) -> Any:
+        with telling():
+            return reward(*args, **columns)
+
+    return called_async if inspect.iscoroutinefunction(reward) else called
+
+
+def recipe_task(arguments: TaskArguments) -> Task:
+    """The task of a recipe."""
+    steps = arguments.chain_steps
+    return get_task(f"chain?steps={steps}" if arguments.task == "chain" else arguments.task)
+
+
 def prompt_maker(
     arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase"
-) -> Callable[[str], Prompt]:
-    """From a problem's text to the prompt of the recipe."""
-    task = get_task(arguments.task)
+) -> Callable[[Row], Prompt]:
+    """From a problem's row to the prompt of the recipe."""
+    task = recipe_task(arguments)
     template = get_template(arguments.template or task.template)
     chat = _uses_chat(task, arguments, tokenizer)
-    return lambda text: _prompt(fill(template, text), chat, arguments.system_prompt)
+    return lambda row: _prompt(fill(template, row), chat, arguments.system_prompt)
+
+
+def _row(problem: Problem, prompt: Prompt, graded: bool) -> dict[str, Any]:
+    columns = {name: value for name, value in problem.row.items() if name not in RESERVED}
+    if isinstance(own := problem.row.get("prompt"), str):
+        columns[CODE_PROMPT] = own
+    whole = {ROW: json.dumps(problem.row, default=str)} if graded else {}
+    return {**columns, "prompt": prompt, "answer": problem.answer, **whole}
+
+
+def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
+    """The rows as a data set; a column whose values have no common type becomes JSON."""
+    import pyarrow as pa
+    from datasets import Dataset
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        values = [row.get(name) for row in rows]
+        try:
+            pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            values = [json.dumps(value, default=str) for value in values]
+        columns[name] = values
+    return Dataset.from_dict(columns)
 
 
 def _check_arguments(task: Task, arguments: TaskArguments) -> None:
@@ -101,20 +164,22 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
             raise ACPOError(f"{name}={value} must be positive, or left out")
     if arguments.held_out < 0:
         raise ACPOError(f"held_out={arguments.held_out} must not be negative")
-    if task.name != "chain":
+    if not task.endless:
         return
     for name in ("data", "held_out_data", "problem_column", "answer_column"):
         value = getattr(arguments, name)
         if value is not None:
-            raise ACPOError(f"{name}={value!r}: task='chain' makes its own problems; leave it out")
+            raise ACPOError(
+                f"{name}={value!r}: task={task.name!r} makes its own problems; leave it out"
+            )
 
 
 def _problems(
-    task: Task, arguments: TaskArguments, seed: int, notes: list[str]
+    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems."""
-    if task.name == "chain":
-        return _chains(arguments, seed, notes)
+    if task.endless:
+        return _endless(task, arguments, seed, prompts, notes)
     columns = _columns(arguments)
     problems, cleaning = load_problems(
         task,
@@ -139,18 +204,25 @@ def _problems(
     return problems[: arguments.max_problems], held
 
 
-def _chains(
-    arguments: TaskArguments, seed: int, notes: list[str]
+def _endless(
+    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
 ) -> tuple[list[Problem], list[Problem]]:
-    steps, count = arguments.chain_steps, arguments.max_problems or CHAIN_PROBLEMS
-    held = held_out_chains(arguments.held_out, steps=steps) if arguments.held_out else []
-    # The training seed moves on by a fixed distance: 1 and 2 are the held-out and warm-start ones.
-    training = chain_problems(count, steps=steps, seed=1000 + seed, exclude=held)
-    notes.append(f"chains of {steps} steps: {len(training)} to train on, {len(held)} held out")
-    return (
-        [Problem(problem.prompt, problem.answer) for problem in training],
-        [Problem(problem.prompt, problem.answer) for problem in held],
+    count = arguments.max_problems or task.pool or prompts
+    if count is None:
+        raise ACPOError(
+            f"task={task.reference!r} never runs out of problems: set max_steps, or max_problems "
+            "for passes over so many"
+        )
+    held: list[Problem] = []
+    if arguments.held_out:
+        held = endless_problems(task, arguments.held_out, seed=task.held_out_seed)
+    training = endless_problems(
+        task, count, seed=TRAINING_SEEDS + seed, exclude={problem.text for problem in held}
     )
+    notes.append(
+        f"{task.title}, made on the fly: {len(training)} to train on, {len(held)} held out"
+    )
+    return training, held
 
 
 def _columns(arguments: TaskArguments) -> Columns | None:
@@ -180,8 +252,11 @@ def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
 
 
 def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Tokens of each prompt, as the trainer will feed it."""
-    return [len(ids) for ids in tokenizer([as_text(p, tokenizer) for p in prompts])["input_ids"]]
+    """Tokens of each prompt, as the trainer will feed it: under the chat template, if it is one."""
+    prompts = list(prompts)
+    plain = not prompts or isinstance(prompts[0], str)  # a chat template writes special tokens
+    texts = [as_text(prompt, tokenizer) for prompt in prompts]
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
 def as_text(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:

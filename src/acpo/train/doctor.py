@@ -8,20 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.engines.trl.rewards import checked_reward
-from acpo.engines.trl.safety import check_output_folder, prompt_room
+from acpo.engines.trl.safety import check_output_folder
 from acpo.errors import ACPOError
-from acpo.tasks.chain import ChainProblem
-from acpo.train.data import TrainingData, build_data, prompt_lengths
-from acpo.train.plan import BatchPlan, count_parameters, plan_batches, training_bytes
-from acpo.train.policy import load_tokenizer, resolve_model
+from acpo.train.checks import (
+    check_files,
+    check_lengths,
+    check_model,
+    check_packages,
+    gold_answers,
+)
+from acpo.train.data import TrainingData, as_text, build_data, prompt_lengths
+from acpo.train.plan import (
+    BatchPlan,
+    count_parameters,
+    plan_batches,
+    prompts_used,
+    training_bytes,
+)
 from acpo.train.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-GOLD_SAMPLE = 200
-"""Problems whose gold answers are put to the reward function."""
 
 GIB = 1 << 30
 
@@ -73,21 +82,25 @@ def examine(
 
     findings = Findings()
     # Recipes for GPUs are refused where there is none; they can be examined all the same.
-    elsewhere = [] if torch.cuda.is_available() else ["--use_cpu", "true"]
-    recipe = read_recipe(path, [*elsewhere, *overrides])
+    elsewhere = not torch.cuda.is_available()
+    flags = ["--use_cpu", "true"] if elsewhere else []
+    recipe = read_recipe(path, [*flags, *overrides])
+    check_packages(recipe, elsewhere=elsewhere)
     processes = processes or recipe.config.world_size
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
-    try:
-        check_output_folder(str(recipe.output_dir))
-        name = resolve_model(recipe.model_name, recipe.output_dir)
-        tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
-        data = build_data(recipe.task, tokenizer, seed=recipe.config.seed)
-    except ACPOError as error:
-        findings.problem(str(error))
-        return False
+    check_output_folder(str(recipe.output_dir))
+    name = resolve_model(recipe.model_name, recipe.output_dir)
+    tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
+    check_model(recipe, name, tokenizer)
+    check_files(name)
+    used = prompts_used(recipe, processes)
+    data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
+    check_lengths(recipe, data, tokenizer, name)
+    if elsewhere and "use_cpu" not in recipe.given:
+        findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
     plan = plan_batches(recipe, len(data.train), processes)
     _check_data(findings, data, plan)
-    _check_prompts(findings, recipe, data, tokenizer, name)
+    _check_prompts(findings, data, tokenizer)
     _check_rewards(findings, data)
     _check_batches(findings, recipe, plan, processes)
     _check_memory(findings, recipe, name, processes)
@@ -107,53 +120,30 @@ def _check_data(findings: Findings, data: TrainingData, plan: BatchPlan) -> None
 
 
 def _check_prompts(
-    findings: Findings,
-    recipe: Recipe,
-    data: TrainingData,
-    tokenizer: "PreTrainedTokenizerBase",
-    name: str,
+    findings: Findings, data: TrainingData, tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
-    from transformers import AutoConfig
-
     findings.section("prompts")
     lengths = prompt_lengths(data.train["prompt"], tokenizer)
     first = data.train[0]["prompt"]
     kind = "plain text" if isinstance(first, str) else "chat"
-    text = (
-        first
-        if isinstance(first, str)
-        else tokenizer.apply_chat_template(first, tokenize=False, add_generation_prompt=True)
-    )
     findings.fine(
         f"{kind}; {statistics.median(lengths):.0f} tokens in the middle, {max(lengths)} at most"
     )
-    findings.fine(f"the first one: {text!r}")
+    findings.fine(f"the first one: {as_text(first, tokenizer)!r}")
     if tokenizer.pad_token == tokenizer.eos_token:
         findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
-    room = prompt_room(config, recipe.config)
-    if room is not None and max(lengths) > room:
-        findings.problem(
-            f"the longest prompt has {max(lengths)} tokens, but max_completion_length="
-            f"{recipe.config.max_completion_length} leaves room for {room} in the model's context; "
-            + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
-        )
-
-
-def gold_completion(data: TrainingData, row: dict[str, Any]) -> str:
-    """A completion that gives the gold answer in the form the reward function looks for."""
-    if data.task.name == "chain":
-        return ChainProblem.parse(row["prompt"]).solution
-    return f"\\boxed{{{row['answer']}}}"
 
 
 def _check_rewards(findings: Findings, data: TrainingData) -> None:
     findings.section("reward")
-    rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
+    tried = gold_answers(data)
+    every = [row for row, _ in tried]
+    known = [(row, gold) for row, gold in tried if gold is not None]
+    rows = [row for row, _ in known]
     reward = checked_reward(data.rewards[0])
     try:
-        right = _rewards(reward, rows, [gold_completion(data, row) for row in rows])
-        wrong = _rewards(reward, rows, [""] * len(rows))
+        right = _rewards(reward, rows, [gold for _, gold in known]) if rows else []
+        wrong = _rewards(reward, every, [""] * len(every))
     except ACPOError as error:
         findings.problem(str(error))
         return
@@ -164,9 +154,12 @@ def _check_rewards(findings: Findings, data: TrainingData) -> None:
     ]
     unjudged = [row["answer"] for row, value in zip(rows, right, strict=True) if value is None]
     earning = len(rows) - len(refused) - len(unjudged)
-    (findings.fine if earning else findings.problem)(
-        f"{earning} of {len(rows)} gold answers earn a reward"
-    )
+    if rows:
+        (findings.fine if earning else findings.problem)(
+            f"{earning} of {len(rows)} gold answers earn a reward"
+        )
+    else:
+        findings.note("the rows have no gold answers, so the reward was not tried on any")
     if refused:
         findings.problem(
             f"{len(refused)} gold answers earn none, such as {refused[0]!r}: the model could never "
@@ -229,7 +222,9 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
     from transformers import AutoConfig
 
     findings.section("memory")
-    config = AutoConfig.from_pretrained(name, trust_remote_code=recipe.config.trust_remote_code)
+    config = AutoConfig.from_pretrained(
+        adapter_base(name) or name, trust_remote_code=recipe.config.trust_remote_code
+    )
     parameters = count_parameters(config)
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")

@@ -1,18 +1,20 @@
 """`acpo train`: a recipe in, a trained model and a report out."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from acpo.engines.trl.rewards import checked_reward
+from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder
+from acpo.train.checks import check_lengths, check_model, check_packages
 from acpo.train.data import TrainingData, build_data
-from acpo.train.policy import load_tokenizer, resolve_model
-from acpo.train.progress import LiveProgress
+from acpo.train.plan import prompts_used
 from acpo.train.recipe import Recipe, read_recipe
 from acpo.train.report import Report, draw_curves, measured, summary
 
@@ -49,6 +51,53 @@ class TrainingClock(TrainerCallback):
         if self.began is not None:
             self.seconds = time.perf_counter() - self.began[0]
             self.cpu_seconds = time.process_time() - self.began[1]
+
+
+class LiveProgress(TrainerCallback):
+    """One line for the whole run; where there is no terminal, a line now and then.
+
+    Args:
+        reward: name of the reward function whose mean is shown.
+        is_accuracy: whether that mean is the share of right answers.
+        lines: how many lines to print when the output is not a terminal.
+    """
+
+    def __init__(self, reward: str, *, is_accuracy: bool, lines: int = 10) -> None:
+        self.is_accuracy = is_accuracy
+        self.key, self.lines = f"rewards/{reward}/mean", lines
+        self.bar: tqdm | None = None
+        self.shown = ""
+        self.next_line = 0.0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            terminal = sys.stderr.isatty()
+            self.bar = tqdm(
+                total=state.max_steps,
+                initial=state.global_step,
+                desc="training",
+                unit="update",
+                disable=not terminal,
+            )
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs = kwargs.get("logs") or {}
+        if self.bar is None or logs.get(self.key) is None:
+            return
+        mean = logs[self.key]
+        self.shown = f"accuracy {mean:.1%}" if self.is_accuracy else f"reward {mean:.3f}"
+        self.bar.set_postfix_str(self.shown)
+        if self.bar.disable and state.global_step >= self.next_line:
+            self.next_line = state.global_step + state.max_steps / self.lines
+            print(f"update {state.global_step}/{state.max_steps}  {self.shown}", flush=True)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.bar is not None:
+            self.bar.close()
 
 
 def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
@@ -96,12 +145,17 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     from acpo import ACPOTrainer
 
     config, model = recipe.config, recipe.model
+    check_packages(recipe)
     name = resolve_model(recipe.model_name, recipe.output_dir)
     tokenizer = load_tokenizer(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
-    data = build_data(recipe.task, tokenizer, seed=config.seed)
+    used = prompts_used(recipe, config.world_size)
+    spare = 8 if choose else 1  # a study leaves most of them to another phase
+    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
     data = choose(data) if choose else data
+    check_model(recipe, name, tokenizer)
+    check_lengths(recipe, data, tokenizer, name)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,
@@ -112,9 +166,15 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     if data.held_out is not None:
         _check_evaluation(config)
     recorder = Recorder()
-    rewards = [recorder.around(checked_reward(data.rewards[0])), *data.rewards[1:]]
+    rewards = [recorder.around(data.rewards[0]), *data.rewards[1:]]
+    adapter = adapter_base(name) is not None
+    if adapter and model.use_peft:
+        raise ACPOError(
+            f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
+            "already: leave use_peft out to train it on, or name its base model"
+        )
     trainer: Any = ACPOTrainer(
-        model=name,
+        model=load_model(name, trainable=True, **config.model_init_kwargs) if adapter else name,
         reward_funcs=rewards,
         args=config,
         train_dataset=data.train,
@@ -158,6 +218,7 @@ def _finish(run: Run) -> Report:
     before, after = (run.probe.before, run.probe.after) if run.probe else ([], [])
     report = Report(
         recipe=str(run.recipe.path),
+        model=run.recipe.model_name,
         method=config.method,
         seed=config.seed,
         updates=state.global_step,

@@ -63,6 +63,14 @@ def plan_batches(recipe: Recipe, problems: int, processes: int) -> BatchPlan:
     )
 
 
+def prompts_used(recipe: Recipe, processes: int) -> int | None:
+    """Prompts of a run whose length does not depend on the data; None where it does."""
+    if recipe.config.max_steps <= 0:
+        return None
+    plan = plan_batches(recipe, problems=1, processes=processes)
+    return plan.rollouts * plan.prompts
+
+
 def count_parameters(config: "PreTrainedConfig") -> int:
     """Parameters of the model a configuration describes, without allocating it."""
     import torch

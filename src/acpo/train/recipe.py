@@ -1,12 +1,17 @@
 """A recipe: one YAML file, overridden from the command line, read by TRL's own parser."""
 
+import contextlib
+import dataclasses
 import difflib
+import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
+from acpo.train.checks import check_dtype, check_ranges, check_types
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -22,13 +27,13 @@ def _option(text: str, default: Any = None) -> Any:
 class TaskArguments:
     """What to train on and what to report; everything else is `ACPOConfig` and `ModelConfig`."""
 
-    task: str = _option("The task: a name in `acpo.tasks.TASKS`.", "custom")
+    task: str = _option("A name, my_tasks.py:NAME, gym:NAME?KEY=VALUE, or a data file.", "custom")
     data: str | None = _option("A .jsonl, .json, .parquet or .csv file, or a hub id.")
     data_config: str | None = _option("The hub data set's configuration.")
     data_split: str = _option("The hub data set's split.", "train")
     problem_column: str | None = _option("Column of the problem; dots reach into objects.")
     answer_column: str | None = _option("Column of the gold answer.")
-    template: str | None = _option("A name in `acpo.tasks.TEMPLATES`, or a text with {problem}.")
+    template: str | None = _option("A name in `acpo.tasks.TEMPLATES`, or a text with {column}.")
     chat: bool | None = _option("Prompt through the chat template. Unset: if there is one.")
     system_prompt: str | None = _option("The system message of a chat prompt.")
     max_prompt_tokens: int | None = _option("Leave out, and count, problems above this length.")
@@ -38,7 +43,8 @@ class TaskArguments:
     held_out_data: str | None = _option("A file or hub id with the held-out problems.")
     held_out_split: str | None = _option("Its split, when on the hub. Unset: the task's, or test.")
     reward_funcs: list[str] | None = field(
-        default=None, metadata={"help": "Dotted paths. Unset: the task's own reward."}
+        default=None,
+        metadata={"help": "Dotted paths, my_rewards.py:NAME. Unset: the task's grader."},
     )
     report: bool = _option("Write curves.png and report.json, and print a summary.", True)
     try_next: str | None = _option("The command to suggest at the end.")
@@ -84,14 +90,17 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     values = _read_yaml(path)
     parser = _parser()
-    known = {action.dest for action in parser._actions}
+    actions = {action.dest: action for action in parser._actions}
+    known = set(actions)
     for key in values:
         if key != "env" and key not in known:
             _refuse_unknown(key, known, where=f"{path}: ")
+    check_types(values, actions, f"{path}: ")
     names = [text[2:].partition("=")[0] for text in overrides if text.startswith("--")]
     for name in names:
         if name.replace("-", "_") not in known:
             _refuse_unknown(name, known, where="--")
+    check_ranges({**values, **_scalars(overrides)})
     arguments = ["--config", str(path), *overrides]
     if "output_dir" not in values:
         arguments[2:2] = ["--output_dir", f"runs/{path.stem}"]
@@ -99,12 +108,83 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         task, config, model = parser.parse_args_and_config(arguments)
     except ACPOError:
         raise
-    except ValueError as error:  # what transformers and TRL refuse
-        raise ACPOError(f"{path}: {error}") from error
+    except (ValueError, TypeError) as error:  # what transformers and TRL refuse
+        raise ACPOError(f"{path}: {' '.join(str(error).split())}") from error
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
+    check_dtype(model.dtype)
     given = frozenset([*values, *(name.replace("-", "_") for name in names)])
     return Recipe(path, task, config, model, given)
+
+
+def _scalars(overrides: Sequence[str]) -> dict[str, Any]:
+    """`--key value` and `--key=value` as numbers, where they are some."""
+    found: dict[str, Any] = {}
+    for text, following in itertools.pairwise((*overrides, "")):
+        if text.startswith("--"):
+            key, equals, value = text[2:].partition("=")
+            with contextlib.suppress(ValueError):
+                number = float(value if equals else following)
+                found[key.replace("-", "_")] = int(number) if number.is_integer() else number
+    return found
+
+
+def resolved(recipe: Recipe) -> str:
+    """The recipe with its overrides as YAML; what follows from it stands below, as comments."""
+    import yaml
+
+    given: dict[str, Any] = {"output_dir": str(recipe.output_dir)}
+    follows = {
+        f"{recipe.config.method}: {k}": v for k, v in recipe.config.objective.options.items()
+    }
+    for part in (recipe.model, recipe.task, recipe.config):
+        for entry in dataclasses.fields(part):
+            value = getattr(part, entry.name)
+            value = getattr(value, "value", value)
+            if entry.name in recipe.given:
+                given.setdefault(entry.name, value)
+            elif (
+                entry.name not in given
+                and isinstance(value, (int, float, str))
+                and value != _default(entry)
+            ):
+                follows.setdefault(entry.name, value)
+    text = yaml.safe_dump(json.loads(json.dumps(given, default=str)), sort_keys=False)
+    return text + "".join(f"# {key}: {value}\n" for key, value in follows.items())
+
+
+def _default(entry: dataclasses.Field[Any]) -> Any:
+    if entry.default_factory is not dataclasses.MISSING:
+        return entry.default_factory()
+    return entry.default
+
+
+def option_groups() -> dict[str, list[tuple[str, str]]]:
+    """Every option of a recipe with its help, by what it is about."""
+    from transformers import TrainingArguments
+    from trl import GRPOConfig, ModelConfig
+
+    from acpo import ACPOConfig
+
+    groups: dict[str, list[tuple[str, str]]] = {}
+    seen: set[str] = set()
+    for title, part in (
+        ("Data and report", TaskArguments),
+        ("Model", ModelConfig),
+        ("Training", TrainingArguments),
+        ("Sampling and rewards", GRPOConfig),
+        ("Method and update", ACPOConfig),
+    ):
+        own = [entry for entry in dataclasses.fields(part) if entry.name not in seen and entry.init]
+        seen |= {entry.name for entry in own}
+        rows = [(entry.name, _help(entry)) for entry in own]
+        groups[title] = sorted(rows) if part is not TaskArguments else rows
+    order = ("Data and report", "Model", "Method and update", "Sampling and rewards", "Training")
+    return {title: groups[title] for title in order}
+
+
+def _help(entry: dataclasses.Field[Any]) -> str:
+    return " ".join(str(entry.metadata.get("help", "")).split())
 
 
 def _parser() -> Any:

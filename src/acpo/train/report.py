@@ -28,6 +28,7 @@ class Report:
 
     Attributes:
         recipe: the recipe's path.
+        model: what was trained, as the recipe names it.
         method: the objective.
         seed: of the run.
         updates: optimizer steps taken.
@@ -39,6 +40,7 @@ class Report:
     """
 
     recipe: str
+    model: str
     method: str
     seed: int
     updates: int

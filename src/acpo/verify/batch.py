@@ -1,9 +1,10 @@
 """What `acpo verify` does with a JSONL file, for a person at a shell."""
 
+import functools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,38 @@ from rich.table import Table
 
 from acpo.errors import ACPOError
 from acpo.jsonl import Row, read_jsonl
+from acpo.linefile import Closing, LineFile
 from acpo.verify.code import Backend
 from acpo.verify.remote import RemoteBackend
+from acpo.verify.rewards import completion_text
 from acpo.verify.sandbox import sandbox, unsafe_local
 from acpo.verify.session import Limits
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
+_OURS = ("outcome", "detail", "seconds", "reward")
+
 
 def column(rows: list[Row], name: str, option: str) -> list[str]:
-    """One field of every row as text."""
+    """One field of every row as text; of chat messages the last of the assistant."""
     for number, row in enumerate(rows, start=1):
         if name not in row:
             raise ACPOError(f"row {number} has no field {name!r}, only {sorted(row)}: set {option}")
-    return ["" if row[name] is None else str(row[name]) for row in rows]
+    return [_text(row[name]) for row in rows]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(message, dict) for message in value):
+        return completion_text(value)
+    return "" if value is None else str(value)
 
 
 def join(rows: list[Row], problems: Path, id_field: str) -> list[Row]:
     """The problem of every row, found by `id_field`."""
-    known = dict(
-        zip(column(found := read_jsonl(problems), id_field, "--id-field"), found, strict=True)
-    )
+    found = read_jsonl(problems)
+    known: dict[str, Row] = {}
+    for name, problem in zip(column(found, id_field, "--id-field"), found, strict=True):
+        if known.setdefault(name, problem) != problem:
+            raise ACPOError(f"{problems} has two problems with {id_field}={name!r}: rename one")
     names = column(rows, id_field, "--id-field")
     if missing := sorted(set(names) - set(known)):
         raise ACPOError(f"{problems} has no problem with {id_field}={missing[0]!r}")
@@ -53,33 +66,97 @@ def backend(remote: str | None, unsafe: bool, cpu_seconds: int) -> Backend:
     return sandbox(limits)
 
 
-def verdicts(
-    verify: Callable[..., Future[Verdict]], pairs: Sequence[tuple[Any, Any]]
-) -> list[Verdict]:
-    """Verdicts on `pairs`, in order, under a progress bar."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress("verifying", *columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(pairs))
-        futures = []
-        for pair in pairs:
-            futures.append(verify(*pair))
-            futures[-1].add_done_callback(lambda _: bar.advance(task))
-        return [future.result() for future in futures]
+class Verdicts(Closing):
+    """The verdicts on the rows of a file, on disk as they come.
+
+    Rows that `output` holds from an earlier run are not judged again, unless the machine had failed
+    on them. At the end its lines stand in the order of `rows`.
+    """
+
+    def __init__(self, rows: list[Row], output: Path | None) -> None:
+        self._rows = rows
+        self._verdicts: list[Verdict | None] = [None] * len(rows)
+        self._file: LineFile | None = None
+        if output is not None:
+            if not output.parent.is_dir():
+                raise ACPOError(f"--output {output}: there is no folder {output.parent}; make it")
+            self._file = LineFile(output, error=ACPOError)
+            self._resume(output)
+
+    def judge(
+        self, verify: Callable[..., Future[Verdict]], pairs: Sequence[tuple[Any, Any]]
+    ) -> None:
+        """Judge what is left, under a progress bar. Ctrl-C leaves what was judged on disk."""
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        todo = [index for index, known in enumerate(self._verdicts) if known is None]
+        with Progress("verifying", *columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=len(pairs), completed=len(pairs) - len(todo))
+
+            def keep(index: int, future: Future[Verdict]) -> None:
+                if not future.cancelled() and future.exception() is None:
+                    self._add(index, future.result())
+                    bar.advance(task)
+
+            futures = []
+            for index in todo:
+                futures.append(verify(*pairs[index]))
+                futures[-1].add_done_callback(functools.partial(keep, index))
+            wait(futures)
+            for future in futures:
+                future.result()
+        if self._file is not None:
+            self._file.replace(b"".join(map(self._line, range(len(self._rows)))))
+
+    def report(self) -> None:
+        """Print the table of outcomes."""
+        judged = [verdict for verdict in self._verdicts if verdict is not None]
+        table = Table("outcome", "count", "share", "seconds")
+        counts = Counter(verdict.outcome for verdict in judged)
+        for outcome in Outcome:
+            seconds = sum(verdict.seconds for verdict in judged if verdict.outcome is outcome)
+            name = f"{outcome} (no reward)" if outcome in UNDECIDED else str(outcome)
+            share = f"{counts[outcome] / len(judged):.1%}"
+            table.add_row(name, str(counts[outcome]), share, f"{seconds:.1f}")
+        Console().print(table)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _add(self, index: int, verdict: Verdict) -> None:
+        self._verdicts[index] = verdict
+        if self._file is not None:
+            self._file.append(self._line(index))
+
+    def _line(self, index: int) -> bytes:
+        verdict = self._verdicts[index]
+        assert verdict is not None
+        extra = {**verdict._asdict(), "reward": verdict.reward()}
+        return json.dumps({**self._rows[index], **extra}).encode() + b"\n"
+
+    def _resume(self, output: Path) -> None:
+        """Take over the whole lines of `output`, all of which have to be of these rows."""
+        assert self._file is not None
+        written = self._file.resume(b"", own=True)
+        waiting: dict[str, list[int]] = defaultdict(list)
+        for index in reversed(range(len(self._rows))):
+            waiting[_key(self._rows[index])].append(index)
+        for number, line in enumerate(written.splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                verdict = Verdict(Outcome(row["outcome"]), row["detail"], row["seconds"])
+                index = waiting[_key(row)].pop()
+            except (ValueError, KeyError, TypeError, IndexError):
+                self._file.close()
+                raise ACPOError(
+                    f"--output {output}: line {number} is no verdict on a row of this file; "
+                    "give another name, or remove it"
+                ) from None
+            if verdict.outcome is not Outcome.INFRA_ERROR:
+                self._verdicts[index] = verdict
+        self._file.trim(len(written))
 
 
-def report(rows: list[Row], judged: list[Verdict], output: Path | None) -> None:
-    """Print the table of outcomes; write every row with its verdict where asked to."""
-    table = Table("outcome", "count", "share", "seconds")
-    counts = Counter(verdict.outcome for verdict in judged)
-    for outcome in Outcome:
-        seconds = sum(verdict.seconds for verdict in judged if verdict.outcome is outcome)
-        name = f"{outcome} (no reward)" if outcome in UNDECIDED else str(outcome)
-        share = f"{counts[outcome] / len(judged):.1%}"
-        table.add_row(name, str(counts[outcome]), share, f"{seconds:.1f}")
-    Console().print(table)
-    if output is None:
-        return
-    with output.open("w", encoding="utf-8") as file:
-        for row, verdict in zip(rows, judged, strict=True):
-            extra = {**verdict._asdict(), "reward": verdict.reward()}
-            file.write(json.dumps({**row, **extra}) + "\n")
+def _key(row: Row) -> str:
+    """What a row says, without what we add to it."""
+    return json.dumps({k: v for k, v in row.items() if k not in _OURS}, sort_keys=True)

@@ -4,7 +4,7 @@ import atexit
 import functools
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,9 @@ from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
 from acpo.verify.pool import Pool, available_cores
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
-from acpo.verify.sandbox import Execution, ProgramRun, sandbox
+from acpo.verify.rewrite import Case
+from acpo.verify.sandbox import Execution, ProgramRun, Reply, sandbox
+from acpo.verify.session import Limits
 from acpo.verify.verdict import Outcome, Verdict
 
 MAX_CODE_CHARS = 100_000
@@ -21,9 +23,13 @@ MAX_CODE_CHARS = 100_000
 class Backend(Protocol):
     """Where solutions run. It returns what they did, and never learns what was expected."""
 
-    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution: ...
+    limits: Limits
 
-    def run_program(self, source: str, stdin: bytes) -> ProgramRun: ...
+    def run_calls(
+        self, sources: Sequence[str], expressions: Sequence[str], accept: Callable[[Reply], bool]
+    ) -> Execution: ...
+
+    def run_program(self, source: str, stdin: bytes, within: float) -> ProgramRun: ...
 
     def run_asserts(
         self, sources: Sequence[str], test: dict[str, Any], nonce: str
@@ -113,36 +119,59 @@ def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Bac
         return Verdict(Outcome.LIMIT, f"{len(code)} characters, more than {MAX_CODE_CHARS}")
     if problem.stdio:
         return _judge_program(code, problem, backend)
-    if defines(code, problem.entry_point or ""):
+    continues = code.lstrip("\r\n")[:1] in (" ", "\t")
+    if defines(code, problem.entry_point or "") and not continues:
         sources = [problem.prelude, code]
     else:
-        sources = [problem.prompt + code]
+        sources = [f"{problem.prompt.rstrip()}\n{code}"]
     if problem.assert_mode:
         return _judge_asserts(sources, problem, backend)
     return _judge_calls(sources, problem, backend)
 
 
 def _judge_calls(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
-    run = backend.run_calls(sources, [case.expression for case in problem.cases])
-    for case, reply in zip(problem.cases, run.replies, strict=False):
-        if "value" not in reply:
-            return _failed(reply, case.expression, run.seconds)
-        tolerances = {"rel_tol": case.rel_tol, "abs_tol": case.abs_tol}
-        if not matches(reply["value"], case.expected, case.rule, **tolerances):
-            detail = f"wrong value for {case.expression[:120]}"
-            return Verdict(Outcome.INCORRECT, detail, run.seconds)
+    cases = iter(problem.cases)
+    answered = 0
+    failure: Verdict | None = None
+
+    def accept(reply: Reply) -> bool:
+        nonlocal answered, failure
+        failure = _failure(reply, next(cases))
+        answered += failure is None
+        return failure is None
+
+    run = backend.run_calls(sources, [case.expression for case in problem.cases], accept)
+    if failure is not None:
+        return failure._replace(seconds=run.seconds)
     if run.ended is not None:
         return Verdict(run.ended.outcome, run.ended.detail, run.seconds)
-    if len(run.replies) != len(problem.cases):
-        detail = f"{len(run.replies)} of {len(problem.cases)} calls answered"
+    if answered != len(problem.cases):
+        detail = f"{answered} of {len(problem.cases)} calls answered"
         return Verdict(Outcome.INCORRECT, detail, run.seconds)
-    return Verdict(Outcome.CORRECT, f"{len(problem.cases)} calls", run.seconds)
+    return Verdict(Outcome.CORRECT, f"{answered} calls", run.seconds)
+
+
+def _failure(reply: Reply, case: Case) -> Verdict | None:
+    """Why `reply` does not pass `case`; None when it does."""
+    expression = case.expression[:120]
+    if "value" not in reply:
+        error = str(reply.get("error", "no value"))[:200]
+        outcome = Outcome.LIMIT if error.startswith("MemoryError") else Outcome.INCORRECT
+        return Verdict(outcome, f"{expression}: {error}")
+    tolerances = {"rel_tol": case.rel_tol, "abs_tol": case.abs_tol}
+    if matches(reply["value"], case.expected, case.rule, **tolerances):
+        return None
+    return Verdict(Outcome.INCORRECT, f"wrong value for {expression}")
 
 
 def _judge_program(code: str, problem: CodeProblem, backend: Backend) -> Verdict:
     seconds = 0.0
+    limit = backend.limits.problem_seconds
     for case in problem.stdio:
-        run = backend.run_program(code, case.stdin.encode(errors="surrogatepass"))
+        if seconds >= limit:
+            return Verdict(Outcome.TIMEOUT, f"more than {limit} s for all runs together", seconds)
+        stdin = case.stdin.encode(errors="surrogatepass")
+        run = backend.run_program(code, stdin, limit - seconds)
         seconds += run.seconds
         if run.ended is not None:
             return Verdict(run.ended.outcome, run.ended.detail, seconds)
@@ -177,13 +206,8 @@ def _judge_asserts(sources: list[str], problem: CodeProblem, backend: Backend) -
     run = backend.run_asserts(sources, test, nonce)
     if run.ended is not None:
         return Verdict(run.ended.outcome, f"assert_mode: {run.ended.detail}", run.seconds)
-    if run.replies == [{"passed": nonce}]:
+    if run.reply == {"passed": nonce}:
         return Verdict(Outcome.CORRECT, "assert_mode", run.seconds)
-    reason = str(run.replies[0].get("failed", run.replies[0].get("error")))[:200]
+    said = run.reply or {}
+    reason = str(said.get("failed", said.get("error")))[:200]
     return Verdict(Outcome.INCORRECT, f"assert_mode: {reason}", run.seconds)
-
-
-def _failed(reply: dict[str, Any], expression: str, seconds: float) -> Verdict:
-    error = str(reply.get("error", "no value"))[:200]
-    outcome = Outcome.LIMIT if error.startswith("MemoryError") else Outcome.INCORRECT
-    return Verdict(outcome, f"{expression[:120]}: {error}", seconds)

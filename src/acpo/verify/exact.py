@@ -1,162 +1,172 @@
-r"""Answers that need no algebra: equal strings, words, integers, plain rationals.
+r"""Answers that need no evaluation: equal texts, words, rational numbers and their notations.
 
 Everything here is exact and runs in the caller's process in microseconds. `decide` returns None
-whenever the question is one for math-verify.
+whenever a part of the answer needs more than that.
 """
 
 import re
 from fractions import Fraction
 
-MAX_ANSWER_CHARS = 2_000
-MAX_DEPTH = 40
-MAX_DIGITS = 400
+from acpo.verify.evaluate import exact_value
+from acpo.verify.shape import Shape, same, shape
 
-_SPACING = re.compile(r"(?:(?<!\\)\\[!,;:> ]|(?<!\\)~|\s)+")
-_DIGIT_SPACING = re.compile(r"(?<=[\d,])\\[!,](?=\d)")
-_PERCENT = re.compile(r"(.*?) ?\\?%")
-_STYLE = re.compile(r"\\(?:left|right|displaystyle|limits)(?![a-zA-Z])")
-_INTEGER = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_NUMBER = re.compile(rf"([+-]?)(?:({_INTEGER})(\.\d*)?|(\.\d+))")
-_RATIO = re.compile(
-    rf"([+-]?)(?:\\frac\{{(-?{_INTEGER})\}}\{{(-?{_INTEGER})\}}|({_INTEGER})/({_INTEGER}))"
-)
-_MIXED = re.compile(r"([+-]?)(\d+)(?: +(\d+)/(\d+)| *\\frac\{(\d+)\}\{(\d+)\})")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mbox)\{([^{}\\]*)\}")
-_WORDS = re.compile(r"[^\W\d_][^\W\d_' -]*")
-_BASE = re.compile(r"_\{?(\d+)\}?$")
-_LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
-_REWRITES = (
-    ("\\dfrac", "\\frac"),
-    ("\\tfrac", "\\frac"),
-    ("{,}", ","),
-    ("\u2212", "-"),
-    ("\u00d7", "\\times "),
-    ("\\$", ""),
-    ("$", ""),
-)
-_DELIMITERS = (("\\(", "\\)"), ("\\[", "\\]"))
-
-
-def oversized(text: str) -> str | None:
-    """Why `text` is too large to parse, or None when it is not."""
-    if len(text) > MAX_ANSWER_CHARS:
-        return f"answer of {len(text)} characters, more than {MAX_ANSWER_CHARS}"
-    depth = deepest = 0
-    for char in text:
-        if char in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "})]":
-            depth -= 1
-    if deepest > MAX_DEPTH:
-        return f"answer nested {deepest} deep, more than {MAX_DEPTH}"
-    if _LONG_NUMBER.search(text):
-        return f"number of more than {MAX_DIGITS} digits"
-    return None
-
-
-def normalise(text: str) -> str:
-    """`text` without what LaTeX and Markdown add around an answer and never mean."""
-    for old, new in _REWRITES:
-        if old in text:
-            text = text.replace(old, new)
-    text = _DIGIT_SPACING.sub("", _STYLE.sub("", text))
-    text = _SPACING.sub(" ", text).strip()
-    for opening, closing in _DELIMITERS:
-        if text.startswith(opening):
-            text = text.removeprefix(opening).rstrip(" .").removesuffix(closing)
-    return text.strip().rstrip(".,;:").strip()
+_DIGITS = re.compile(r"[+-]?\d{1,400}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
+_PERCENT = re.compile(r"(.*?) ?(\\%)")
+_RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
+_BASED = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
+_CLOCK = re.compile(r"(\d+(?::\d\d)+) ?\\text\{([ap]m)\}", re.ASCII)
+_CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
+_TEXT = re.compile(r"\\text\{([^{}\\]*)\}")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -])*")
+_IDLE_SPACE = re.compile(r" (?!\d)|(?<!\d) ")
+_ROUNDED_DIGITS = 6
+MOST_WORDS = 6
+"""An answer in words has no more of them; a sentence is none."""
 
 
 def decide(answer: str, gold: str) -> bool | None:
-    """Whether two normalised answers are equal, or None where only algebra can tell."""
-    if answer.replace(" ", "") == gold.replace(" ", ""):
+    """Whether two normalised answers are equal, or None where only evaluation can tell.
+
+    Never False for a gold that has not been read to its end: whether it can be read is not the
+    answer's to decide.
+    """
+    if _DIGITS.fullmatch(answer) and _DIGITS.fullmatch(gold):
+        return int(answer) == int(gold)
+    if _equal_texts(answer, gold):
         return True
+    gold_shape = shape(gold)
+    verdict = same(shape(answer), gold_shape, same_part)
+    return None if verdict is False and not _plain(gold_shape) else verdict
+
+
+def _plain(gold: Shape) -> bool:
+    """Whether every part of `gold` is a word or a rational number."""
+    if gold.kind == "part":
+        return _rational(gold.text) is not None or _words(gold.text) is not None
+    return all(map(_plain, gold.items))
+
+
+def same_part(answer: str, gold: str) -> bool | None:
+    """`decide` for two parts."""
+    if _equal_texts(answer, gold):
+        return True
+    words, gold_words = _words(answer), _words(gold)
+    if words is not None or gold_words is not None:
+        prose = [words or _letters(answer), gold_words or _letters(gold)]
+        if None in prose and _rational(answer) is _rational(gold) is None:
+            return None
+        return prose[0] == prose[1]
+    if (special := _notation(answer, gold)) is not None:
+        return special
     gold_value = _rational(gold)
-    if gold_value is not None:
-        answer_value = _rational(answer)
-        if answer_value == gold_value:
-            return True
-        if answer_value is not None and "." not in answer and "." not in gold:
-            return False
-    if (percent := _equal_as_percent(answer, gold)) is not None:
-        return percent
-    gold_words = _words(gold)
-    if gold_words is not None and (answer_words := _words(answer)) is not None:
-        return answer_words == gold_words
-    gold_base, answer_base = _BASE.search(gold), _BASE.search(answer)
-    if gold_base and answer_base and int(gold_base[1]) != int(answer_base[1]):
+    answer_value = _rational(answer) if gold_value is not None else None
+    if answer_value is None or gold_value is None:
+        return None
+    return (
+        answer_value == gold_value or rounds_to(answer, gold_value) or rounds_to(gold, answer_value)
+    )
+
+
+def rounds_to(decimal: str, value: Fraction, *, endless: bool = False) -> bool:
+    """Whether `decimal` is `value`, cut or rounded after six digits or more.
+
+    Only a number whose decimals have no end is ever rounded: `endless`, or any n/3.
+    """
+    match = _DECIMAL.fullmatch(decimal)
+    if match is None or len(decimal.lstrip("+- 0.").replace(".", "")) < _ROUNDED_DIGITS:
         return False
-    return None
+    bottom = value.denominator
+    for prime in (2, 5):
+        while bottom % prime == 0:
+            bottom //= prime
+    unit = Fraction(1, 10 ** len(match[1]))
+    return (endless or bottom != 1) and abs(Fraction(decimal.replace(" ", "")) - value) < unit
 
 
-def improper(text: str) -> str:
-    """A mixed number as one fraction, which is how math-verify has to see it."""
-    match = _MIXED.fullmatch(text)
-    if match is None:
-        return text
-    numerator, denominator = match[3] or match[5], match[4] or match[6]
-    total = int(match[2]) * int(denominator) + int(numerator)
-    return f"{match[1]}\\frac{{{total}}}{{{denominator}}}"
+def _notation(answer: str, gold: str) -> bool | None:
+    """Percent signs, number bases, congruences, ratios: forms in which a number is written."""
+    for pattern, same_number in _NOTATIONS:
+        sides = []
+        for text in (answer, gold):
+            match = pattern.fullmatch(text)
+            sides.append((match[1], match[2]) if match else (text, ""))
+        if sides[0][1] or sides[1][1]:
+            return same_number(*sides)
+    ratios = [text for text in (answer, gold) if _RATIO.fullmatch(text)]
+    if len(ratios) == 2:
+        return _proportional(answer, gold)
+    return False if ratios and _rational(ratios[0]) is None else None
+
+
+def _same_percent(answer: tuple[str, str], gold: tuple[str, str]) -> bool | None:
+    """50% is 0.5; it is 50, too, where the sign was left out, since 50 is no share of anything."""
+    given, wanted = _rational(answer[0]), _rational(gold[0])
+    if given is None or wanted is None:
+        return None
+    if given == wanted and (answer[1] == gold[1] or abs(given) > 1):
+        return True
+    return given / (100 if answer[1] else 1) == wanted / (100 if gold[1] else 1)
+
+
+def _same_with_suffix(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    """The base of a number, or the half of the day: one side may leave it to the question."""
+    return answer[0] == gold[0] and (not answer[1] or not gold[1] or answer[1] == gold[1])
+
+
+def _same_residue(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    if not answer[1] or not gold[1]:
+        return answer[0] == gold[0]
+    modulus = int(gold[1])
+    return answer[1] == gold[1] and modulus > 0 and (int(answer[0]) - int(gold[0])) % modulus == 0
+
+
+_NOTATIONS = (
+    (_PERCENT, _same_percent),
+    (_BASED, _same_with_suffix),
+    (_CLOCK, _same_with_suffix),
+    (_CONGRUENCE, _same_residue),
+)
+
+
+def _proportional(answer: str, gold: str) -> bool:
+    """6:8 is 3:4; a clock's 3:05 is only itself."""
+    if re.search(r": ?0\d", answer + gold):
+        return False
+    a, g = ([int(part) for part in text.split(":")] for text in (answer, gold))
+    return len(a) == len(g) and all(x * g[0] == y * a[0] for x, y in zip(a, g, strict=True))
 
 
 def _rational(text: str) -> Fraction | None:
-    text = improper(text)
-    if match := _NUMBER.fullmatch(text):
-        digits = (match[2] or "").replace(",", "") + (match[3] or match[4] or "")
-        return Fraction(match[1] + digits.rstrip("."))
-    if match := _RATIO.fullmatch(text.replace(" ", "")):
-        top = (match[2] or match[4]).replace(",", "")
-        bottom = (match[3] or match[5]).replace(",", "")
-        if int(bottom) == 0:
-            return None
-        return Fraction(int(top), int(bottom)) * (-1 if match[1] == "-" else 1)
-    return None
-
-
-def _equal_as_percent(answer: str, gold: str) -> bool | None:
-    """True where a percent sign is all that differs: 12.5% is 12.5 and is 0.125."""
-    signs = [_PERCENT.fullmatch(text) for text in (answer, gold)]
-    if not any(signs):
-        return None
-    numbers, shares = set(), set()
-    for sign, text in zip(signs, (answer, gold), strict=True):
-        number = _rational(sign[1] if sign else text)
-        if number is None:
-            return None
-        numbers.add(number)
-        shares.add(number / 100 if sign else number)
-    return True if len(numbers) == 1 or len(shares) == 1 else None
+    if _DIGITS.fullmatch(text):
+        return Fraction(int(text))
+    if _RATIO.fullmatch(text) and text.count(":") == 1 and int(text.split(":")[1]):
+        return Fraction(*map(int, text.split(":")))
+    return exact_value(text)
 
 
 def _words(text: str) -> str | None:
     r"""`text` as words when it is prose, not a product of variables.
 
-    SymPy reads `listen` as l*i*s*t*e*n and finds it equal to `silent`, so words are compared as
-    words. Short bare letters (`xy`) stay with SymPy.
+    `listen` is not l*i*s*t*e*n, which would be `silent`; neither are capitals. Short bare letters
+    (`xy`) are factors.
     """
-    bare = _TEXT.sub(r"\1", text)
-    bare = bare.strip().strip("()").strip()
-    if not _WORDS.fullmatch(bare):
+    letters = _letters(text)
+    if letters is None:
         return None
-    if bare == text and len(bare.replace(" ", "")) < 4:
+    bare = text.replace(" ", "").strip("()")
+    if "\\" not in text and len(bare) < 4 and not (len(bare) > 1 and bare.isupper()):
         return None
-    return " ".join(bare.casefold().split())
+    return letters
 
 
-def balanced(text: str) -> bool:
-    """Whether every brace of `text` has its partner."""
-    depth = 0
-    escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth < 0:
-                return False
-    return depth == 0
+def _letters(text: str) -> str | None:
+    """The letters of `text` when it has nothing else."""
+    bare = _TEXT.sub(r"\1", text).strip().strip("()").strip()
+    words = bare.casefold().split()
+    return " ".join(words) if _WORDS.fullmatch(bare) and len(words) <= MOST_WORDS else None
+
+
+def _equal_texts(answer: str, gold: str) -> bool:
+    """Equal but for spaces; those between digits are none of the idle ones."""
+    return answer == gold or _IDLE_SPACE.sub("", answer) == _IDLE_SPACE.sub("", gold)

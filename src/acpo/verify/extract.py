@@ -6,7 +6,15 @@ THINK_CLOSERS = ("</think>", "</thinking>")
 THINK_OPENERS = ("<think>", "<thinking>")
 BOXES = ("\\boxed", "\\fbox")
 
-_ANSWER = re.compile(r"answer[ \t*_]{0,8}:", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"answer[ \t*_]{0,8}:[*_]{0,3}|^[ \t]{0,3}(?:#{1,6}[ \t]+|\*\*)(?:final[ \t]+)?answer\**$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SENTENCE = re.compile(
+    r"\banswer is(?: ?:)?(?: (?:therefore|thus|then|simply|equal to))? +", re.IGNORECASE
+)
+# A full stop that ends a sentence, not one inside a number or behind an abbreviation.
+_FULL_STOP = re.compile(r"\.(?=\s|$|\*\*)")
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
 _PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 
@@ -27,20 +35,50 @@ def visible(text: str) -> str:
 def extract_answer(text: str) -> str | None:
     r"""The final answer of a math completion, or None when it states none.
 
-    In this order, over the visible text: the last `\boxed{...}`, the rest of the line after the
-    last `Answer:`, the rest of the line after the last `####`. The last box decides even when it
-    is unclosed or empty: a completion cut off inside its final box has not answered.
+    In this order, over the visible text: the last `\boxed{...}`; what follows the last `Answer:`,
+    or the last heading that says so; what follows the last `####`; the last sentence that says
+    what "the answer is". The last box decides even when it is unclosed or empty: a completion cut
+    off inside its final box has not answered, and neither has a sentence without its full stop.
     """
     text = visible(text)
     start = max(text.rfind(box) for box in BOXES)
     if start >= 0:
         return _braced(text, start) or None
-    answers = list(_ANSWER.finditer(text))
-    marker = answers[-1].end() if answers else text.rfind("####") + 4
-    if not answers and marker == 3:
+    markers = [match.end() for match in _ANSWER.finditer(text)]
+    if not markers and (hashes := text.rfind("####")) >= 0:
+        markers = [hashes + 4]
+    if not markers:
+        return _stated(text)
+    rest = text[markers[-1] :]
+    if rest.startswith("\n"):
+        rest = rest.lstrip("\n")
+    line = rest.lstrip("*_ \t").partition("\n")[0].strip()
+    return _stated(line) or line.strip("*_").strip() or None
+
+
+def _stated(text: str) -> str | None:
+    """What the last complete sentence of the form "the answer is ..." says."""
+    found = [match.end() for match in _SENTENCE.finditer(text)]
+    if not found:
         return None
-    line = text[marker:].lstrip("*_ \t").partition("\n")[0]
-    return line.strip().strip("*_").strip() or None
+    line, newline, _ = text[found[-1] :].partition("\n")
+    line = line.strip()
+    closing = {"$": "$", "\\": "\\)", "*": "**"}.get(line[:1])
+    if closing and (end := line.find(closing, 2)) > 0:
+        after = line[end + len(closing) :].lstrip("*")
+        if not after or after.startswith((".", " .")):
+            return line[: end + len(closing)]
+    stop = _FULL_STOP.search(line)
+    if stop is None and not newline:
+        return None
+    return line[: stop.start() if stop else None].strip("* ") or None
+
+
+def extract_gold(gold: str) -> str:
+    """The answer in a gold field that holds a whole solution, else the field as it is."""
+    if any(mark in gold for mark in (*BOXES, "####")) or _SENTENCE.search(gold):
+        return extract_answer(gold) or ""
+    return gold
 
 
 def _braced(text: str, box: int) -> str:

@@ -1,24 +1,31 @@
-"""Math answers to verdicts: exact paths here, everything else to killable SymPy workers."""
+"""Math answers to verdicts: exact paths here, everything else to killable workers."""
 
 import atexit
 import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import socket
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from acpo.errors import ACPOError
 from acpo.verify import exact
-from acpo.verify.extract import extract_answer
+from acpo.verify.extract import extract_answer, extract_gold
+from acpo.verify.normalise import balanced, normalise, oversized
 from acpo.verify.pool import Pool, available_cores
 from acpo.verify.spawner import Spawner, SpawnError
 from acpo.verify.verdict import Outcome, Verdict
 
 _WALL_PER_CPU_SECOND = 30.0
+# What is left of an answer that was missing before it was made into text.
+_NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
+# A letter or digit that is no part of a command.
+_SOMETHING = re.compile(r"(?<![\\a-zA-Z])\w")
 
 
 class MathJob(NamedTuple):
@@ -103,29 +110,33 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     def verdict(outcome: Outcome, detail: str) -> Verdict:
         return Verdict(outcome, detail, time.perf_counter() - start)
 
-    if exact.oversized(gold):
-        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {exact.oversized(gold)}")
-    clean_gold = exact.normalise(gold)
-    if not clean_gold:
-        return verdict(Outcome.UNPARSEABLE_GOLD, "the gold answer is empty")
+    if reason := oversized(gold):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     answer = extract_answer(text)
+    if answer == gold and _SOMETHING.search(gold) and gold.casefold() not in _NO_GOLD:
+        return verdict(Outcome.CORRECT, "equal exactly")
+    clean_gold = normalise(extract_gold(gold))
+    if clean_gold.casefold() in _NO_GOLD:
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
+    if not balanced(clean_gold):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: unbalanced braces in {gold[:80]!r}")
     if answer is None:
         return verdict(Outcome.INCORRECT, "no answer found")
-    if reason := exact.oversized(answer):
+    if reason := oversized(answer):
         return verdict(Outcome.LIMIT, reason)
-    clean = exact.normalise(answer)
+    clean = normalise(answer)
     if not clean:
         return verdict(Outcome.INCORRECT, "the answer is empty")
     equal = exact.decide(clean, clean_gold)
     if equal is not None:
         outcome = Outcome.CORRECT if equal else Outcome.INCORRECT
         return verdict(outcome, "equal exactly" if equal else "not equal exactly")
-    if not exact.balanced(clean):
+    if not balanced(clean):
         return verdict(Outcome.INCORRECT, "unbalanced braces")
-    return MathJob(exact.improper(clean), exact.improper(clean_gold))
+    return MathJob(clean, clean_gold)
 
 
-class _MathWorker:
+class WorkerProcess:
     """One worker process, replaced whenever it dies."""
 
     def __init__(self, spawner: Spawner, cpu_seconds: float) -> None:
@@ -136,18 +147,9 @@ class _MathWorker:
         with contextlib.suppress(SpawnError):  # the first job asks again, and reports it
             self._connected()
 
-    def run(self, job: MathJob) -> Verdict:
-        verdict = self._compare(job)
-        if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
-            # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
-            probe = self._compare(MathJob("0", job.gold))
-            if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
-                detail = f"the gold answer itself: {probe.detail}"
-                return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)
-        return verdict
-
-    def _compare(self, job: MathJob) -> Verdict:
-        line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
+    def ask(self, job: dict[str, Any]) -> Verdict:
+        """The worker's verdict on a job, or what became of the worker."""
+        line = json.dumps({**job, "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
         for _ in range(2):
             try:
                 channel = self._connected()
@@ -160,13 +162,15 @@ class _MathWorker:
             start = time.perf_counter()
             reply = self._receive(channel)
             if reply is not None:
+                if "error" in reply:
+                    raise ACPOError(reply["error"])
                 return Verdict(Outcome(reply["outcome"]), reply["detail"], reply["seconds"])
             seconds = time.perf_counter() - start
             status = self._kill()
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
                 continue
             return self._death(status, seconds)
-        return Verdict(Outcome.INFRA_ERROR, "two math workers in a row ended without an answer")
+        return Verdict(Outcome.INFRA_ERROR, "two workers in a row ended without an answer")
 
     def close(self) -> None:
         self._kill()
@@ -202,8 +206,22 @@ class _MathWorker:
     def _death(self, status: int, seconds: float) -> Verdict:
         sent = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         if sent == signal.SIGKILL or status == 0:
-            return Verdict(Outcome.INFRA_ERROR, "the math worker was killed or starved", seconds)
+            return Verdict(Outcome.INFRA_ERROR, "the worker was killed or starved", seconds)
         if sent == signal.SIGPROF:
             detail = f"more than {self._cpu_seconds} s of CPU time"
             return Verdict(Outcome.TIMEOUT, detail, seconds)
         return Verdict(Outcome.LIMIT, "the answer ends its worker", seconds)
+
+
+class _MathWorker(WorkerProcess):
+    """A worker that compares answers."""
+
+    def run(self, job: MathJob) -> Verdict:
+        verdict = self.ask(job._asdict())
+        if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
+            # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
+            probe = self.ask({"answer": "0", "gold": job.gold})
+            if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
+                detail = f"the gold answer itself: {probe.detail}"
+                return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)
+        return verdict

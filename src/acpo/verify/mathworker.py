@@ -14,65 +14,27 @@ import select
 import signal
 import socket
 import sys
-from functools import lru_cache
+from collections.abc import Callable
 from typing import Any
 
+from acpo.verify.equal import clear_caches, compare
+from acpo.verify.evaluate import MAX_BITS, MAX_INTEGER_ARGUMENT, TooLarge
+
 SPAWN, KILL = b"S", b"K"
-MAX_RESULT_BITS = 200_000
 RECYCLE_AFTER_JOBS = 5_000
 RECYCLE_ABOVE_BYTES = 600 << 20
 
-# The parser learns its grammar as it goes; a worker inherits what these have taught the server.
+Judge = Callable[[dict[str, Any]], dict[str, Any]]
+"""From a job to what is said of it."""
+
+# What a worker inherits ready: mpmath, and math-verify, whose parser learns its grammar as it goes.
 _WARM_UP = (
     ("-\\frac{3\\sqrt{2}}{4}", "x+0.5"),
-    ("(-\\infty,2)\\cup(3,\\infty)", "[2, \\infty)"),
-    ("\\{1,\\sqrt{2}\\}", "1,2"),
-    ("(3,\\frac{\\pi}{2})", "(3,\\pi)"),
-    ("\\begin{pmatrix}1\\\\x\\end{pmatrix}", "\\begin{pmatrix}1\\\\y\\end{pmatrix}"),
-    ("1<x\\le 3", "y=2x-3"),
-    ("10\\%", "5\\text{ cm}"),
-    ("2^{3!}", "\\binom{5}{2}"),
+    ("\\sum_{k=1}^{3} \\frac{k}{2}", "3"),
+    ("\\int_0^1 x^2 dx", "\\frac{1}{3}"),
+    ("\\lim_{x \\to 0} \\frac{\\sin x}{x}", "1"),
+    ("2\\begin{pmatrix}1\\\\x\\end{pmatrix}", "\\begin{pmatrix}2\\\\2x\\end{pmatrix}"),
 )
-
-
-class AnswerTooLargeError(BaseException):
-    """An exact number grew past the limit. No `Exception`: math-verify swallows those."""
-
-
-def compare(answer: str, gold: str) -> dict[str, str]:
-    """The outcome of comparing two answers."""
-    from math_verify import verify
-
-    try:
-        gold_values = _parse(gold)
-        if not gold_values:
-            detail = f"math-verify cannot read {gold[:80]!r}"
-            return {"outcome": "unparseable_gold", "detail": detail}
-        values = _parse(answer)
-        equal = bool(values) and verify(list(gold_values), list(values), timeout_seconds=None)
-    except AnswerTooLargeError as error:
-        return {"outcome": "limit", "detail": str(error)}
-    if equal:
-        return {"outcome": "correct", "detail": "equal by math-verify"}
-    detail = "not equal by math-verify" if values else "math-verify cannot read the answer"
-    return {"outcome": "incorrect", "detail": detail}
-
-
-@lru_cache(maxsize=512)
-def _parse(answer: str) -> tuple[Any, ...]:
-    """What math-verify reads in one boxed answer; only the whole box, never a number inside it."""
-    from math_verify import LatexExtractionConfig, parse
-
-    whole_box = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
-    return tuple(
-        parse(
-            f"\\boxed{{{answer}}}",
-            [whole_box],
-            fallback_mode="no_fallback",
-            extraction_mode="first_match",
-            parsing_timeout=None,
-        )
-    )
 
 
 def guard_sympy() -> None:
@@ -88,8 +50,8 @@ def guard_sympy() -> None:
         def guarded(self: Any, exponent: Any) -> Any:
             if isinstance(exponent, Integer):
                 bits = max(abs(int(self.p)).bit_length(), int(self.q).bit_length())
-                if bits > 1 and abs(int(exponent)) * bits > MAX_RESULT_BITS:
-                    raise AnswerTooLargeError(f"a power of more than {MAX_RESULT_BITS} bits")
+                if bits > 1 and abs(int(exponent)) * bits > MAX_BITS:
+                    raise TooLarge(f"a power of more than {MAX_BITS} bits")
             return original(self, exponent)
 
         kind._eval_power = guarded  # type: ignore[attr-defined]
@@ -99,18 +61,23 @@ def guard_sympy() -> None:
 
         def guarded(cls: type, *args: Any) -> Any:
             if any(isinstance(arg, Integer) and abs(int(arg)) > largest for arg in args):
-                raise AnswerTooLargeError(f"{function.__name__} of a number above {largest}")
+                raise TooLarge(f"{function.__name__} of a number above {largest}")
             return original(cls, *args)
 
         function.eval = classmethod(guarded)  # type: ignore[attr-defined]
 
     power_guard(Integer)
     power_guard(Rational)
-    eval_guard(factorial, 10_000)
-    eval_guard(binomial, 10_000)
+    eval_guard(factorial, MAX_INTEGER_ARGUMENT)
+    eval_guard(binomial, MAX_INTEGER_ARGUMENT)
 
 
-def serve_jobs(channel: socket.socket) -> None:
+def compare_job(job: dict[str, Any]) -> dict[str, Any]:
+    """`compare`, as a worker is asked."""
+    return compare(job["answer"], job["gold"])
+
+
+def serve_jobs(channel: socket.socket, judge: Judge) -> None:
     """Answer jobs until the parent closes the channel or this process has grown too old."""
     reader = channel.makefile("rb")
     for _ in range(RECYCLE_AFTER_JOBS):
@@ -120,7 +87,7 @@ def serve_jobs(channel: socket.socket) -> None:
         job = json.loads(line)
         before = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"])
-        reply = compare(job["answer"], job["gold"])
+        reply = judge(job)
         signal.setitimer(signal.ITIMER_PROF, 0)
         seconds = sum(resource.getrusage(resource.RUSAGE_SELF)[:2]) - before
         channel.sendall(json.dumps({**reply, "seconds": seconds}).encode() + b"\n")
@@ -129,7 +96,7 @@ def serve_jobs(channel: socket.socket) -> None:
             return
 
 
-def _fork_worker(channel: int, control: socket.socket, memory_bytes: int) -> int:
+def _fork_worker(channel: int, control: socket.socket, memory_bytes: int, judge: Judge) -> int:
     pid = os.fork()
     if pid:
         os.close(channel)
@@ -138,7 +105,9 @@ def _fork_worker(channel: int, control: socket.socket, memory_bytes: int) -> int
     try:
         control.close()
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-        serve_jobs(socket.socket(fileno=channel))
+        # Held until the process ends: a channel closed before would hide its exit status.
+        held = socket.socket(fileno=channel)
+        serve_jobs(held, judge)
         status = 0
     except (OSError, MemoryError, RecursionError):
         pass
@@ -154,7 +123,7 @@ def _reap(pid: int) -> int:
         return 0
 
 
-def serve_spawns(control: socket.socket, memory_bytes: int) -> None:
+def serve_spawns(control: socket.socket, memory_bytes: int, judge: Judge = compare_job) -> None:
     """Fork and reap workers for the parent until it closes the control channel."""
     children: set[int] = set()
     try:
@@ -164,7 +133,7 @@ def serve_spawns(control: socket.socket, memory_bytes: int) -> None:
             if not message:
                 return
             if message[:1] == SPAWN:
-                pid = _fork_worker(channels[0], control, memory_bytes)
+                pid = _fork_worker(channels[0], control, memory_bytes, judge)
                 children.add(pid)
                 control.sendall(b"%d\n" % pid)
             elif message[:1] == KILL and int(message[1:]) in children:
@@ -184,7 +153,7 @@ def main(control_fd: int, memory_bytes: int) -> None:
     guard_sympy()
     for answer, gold in _WARM_UP:
         compare(answer, gold)
-    _parse.cache_clear()
+    clear_caches()
     gc.collect()
     gc.freeze()
     control = socket.socket(fileno=control_fd)

@@ -107,7 +107,21 @@ class Pool(Generic[AnyJob]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.cancel()
+        else:
+            self.close()
+
+    def cancel(self) -> None:
+        """Drop what is queued and wait for nothing: a running job ends with this process."""
+        self._closed = True
+        while True:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is not None:
+                item[0].cancel()
 
     def _check_open(self) -> None:
         if self._closed:

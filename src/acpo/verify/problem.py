@@ -2,16 +2,34 @@
 
 import ast
 import builtins
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.verify.extract import defines, extract_code
 from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
 
 # Tests of HumanEval Pro whose own reference answers an int where the test writes a float, or the
 # other way round. Everywhere else the types have to agree.
 HUMANEVAL_PRO_NUMERIC = frozenset({45, 47, 83, 130})
+
+
+PROBLEM_COLUMNS = (
+    frozenset({"test_code"}),
+    frozenset({"test", "entry_point"}),
+    frozenset({"inputs", "outputs"}),
+)
+"""The fields by which a row is known as a code problem; one of these sets."""
+
+# What parsing a test may raise, down to one nested too deep for Python's own parser.
+_BAD_DATA = (
+    *(SyntaxError, ValueError, TypeError, KeyError, AttributeError),
+    *(RecursionError, MemoryError, OverflowError),
+)
+_FIRST_LINE = re.compile(r"^(?:import|from|async def|def|class|@)\b", re.MULTILINE)
 
 
 class ProblemError(ACPOError):
@@ -65,11 +83,13 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     """The problem of one dataset row, known by its fields.
 
     HumanEval Pro (`raw_problem`, `new_problem`, `test_code`), HumanEval and its kin (`prompt`,
-    `test`, `entry_point`), scripts (`inputs`, `outputs`, as lists of strings).
+    `test`, `entry_point`), scripts (`inputs`, `outputs`, as lists of strings or the JSON of one).
+    A field that is None counts as absent, as in sets mixed of several kinds.
 
     Raises:
         ProblemError: The fields fit none of these, or hold no test.
     """
+    row = {name: value for name, value in row.items() if value is not None}
     try:
         if "test_code" in row:
             return _humaneval_pro(row)
@@ -77,12 +97,10 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
             return _humaneval(row)
         if "inputs" in row and "outputs" in row:
             return _scripts(row)
-    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ProblemError(f"problem {row.get('id', '?')!r}: {error}") from error
-    raise ProblemError(
-        f"fields {sorted(row)}: a code problem has test_code, or test and entry_point, or inputs "
-        "and outputs"
-    )
+    except _BAD_DATA as error:
+        raise ProblemError(f"{type(error).__name__}: {error}") from error
+    kinds = ", or ".join(" and ".join(sorted(kind)) for kind in PROBLEM_COLUMNS)
+    raise ProblemError(f"fields {sorted(row)}: a code problem has {kinds}")
 
 
 def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
@@ -95,15 +113,29 @@ def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
 def _humaneval(row: Mapping[str, Any]) -> CodeProblem:
     entry_point = row["entry_point"]
     test = f"{row['test']}\ncheck({entry_point})\n"
-    return _with_tests(row.get("prompt", ""), test, entry_point, numeric=False)
+    # Its tests compare by ==, and reference solutions do answer 3.0 where they write 3.
+    return _with_tests(row.get("prompt", ""), test, entry_point, numeric=True)
 
 
 def _scripts(row: Mapping[str, Any]) -> CodeProblem:
-    if not row["inputs"] or len(row["inputs"]) != len(row["outputs"]):
-        counts = f"{len(row['inputs'])} inputs, {len(row['outputs'])} outputs"
+    inputs, outputs = (_texts(name, row[name]) for name in ("inputs", "outputs"))
+    if not inputs or len(inputs) != len(outputs):
+        counts = f"{len(inputs)} inputs, {len(outputs)} outputs"
         raise ProblemError(f"{counts}: scripts need as many outputs as inputs, and at least one")
-    pairs = zip(row["inputs"], row["outputs"], strict=True)
-    return CodeProblem(stdio=tuple(StdioCase(str(given), str(wanted)) for given, wanted in pairs))
+    return CodeProblem(stdio=tuple(map(StdioCase, inputs, outputs)))
+
+
+def _texts(name: str, value: Any) -> list[str]:
+    """A column of a script problem as a list of texts."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, list | tuple):
+        raise ProblemError(f"{name} is a {type(value).__name__}: it has to be a list of strings")
+    for index, item in enumerate(value):
+        if not isinstance(item, str | int | float) or isinstance(item, bool):
+            kind = type(item).__name__
+            raise ProblemError(f"{name}[{index}] is a {kind}: it has to be a string")
+    return [str(item) for item in value]
 
 
 def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> CodeProblem:
@@ -118,13 +150,35 @@ def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> C
 
 
 def _prelude(prompt: str) -> str:
-    """The prompt where it is a program by itself, else its imports."""
-    try:
-        compile(prompt, "<prompt>", "exec")
-    except SyntaxError:
-        return "\n".join(
-            line for line in prompt.splitlines() if line.startswith(("import ", "from "))
-        )
+    """The prompt where it is a program but for the body of its last function, else its imports."""
+    if program := _program(prompt):
+        return program
+    return "\n".join(line for line in prompt.splitlines() if line.startswith(("import ", "from ")))
+
+
+def _program(source: str) -> str:
+    """`source`, with a body for its last function where that has none; "" where it is no code."""
+    for candidate in (source, f"{source.rstrip()}\n    pass\n"):
+        try:
+            compile(candidate, "<prompt>", "exec", dont_inherit=True)
+        except _BAD_DATA:
+            continue
+        return candidate
+    return ""
+
+
+def code_in_prompt(prompt: str, entry_point: str) -> str:
+    """The code that a prompt asks to complete, without what is said around it.
+
+    That is the prompt itself, its fenced block, or its end from the first line of code on,
+    whichever first is a program with `entry_point` in it; else the prompt as it is.
+    """
+    candidates = [prompt, extract_code(prompt, entry_point) or ""]
+    first = _FIRST_LINE.search(prompt)
+    candidates += [prompt[first.start() :]] if first else []
+    for code in candidates:
+        if defines(code, entry_point) and _program(code):
+            return code
     return prompt
 
 

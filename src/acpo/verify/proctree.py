@@ -4,8 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def children(pid: int) -> list[int]:
     """The processes that `pid` started; empty where the kernel does not list them."""
@@ -47,12 +45,28 @@ def kill_children(pid: int) -> bool:
 
 
 def tree_memory(pid: int) -> int:
-    """Bytes that only the tree below `pid` holds: resident memory without shared file pages."""
-    total = 0
-    for process in descendants(pid):
-        try:
-            resident, shared = Path(f"/proc/{process}/statm").read_text().split()[1:3]
-        except (OSError, ValueError):
-            continue
-        total += int(resident) - int(shared)
-    return total * _PAGE
+    """Bytes that the tree below `pid` holds, shared memory included, pages of files left out.
+
+    A page that several processes share counts once (`Pss`); where the kernel keeps that from us,
+    once for each.
+    """
+    return sum(_memory(process) for process in descendants(pid))
+
+
+def _memory(pid: int) -> int:
+    try:
+        sizes = _kib(f"/proc/{pid}/smaps_rollup")
+        return 1024 * (sizes["Pss"] - sizes["Pss_File"])
+    except (OSError, KeyError):
+        pass
+    try:
+        sizes = _kib(f"/proc/{pid}/status")
+        return 1024 * (sizes["RssAnon"] + sizes["RssShmem"])
+    except (OSError, KeyError):
+        return 0
+
+
+def _kib(path: str) -> dict[str, int]:
+    """The lines `name: number kB` of a file of /proc."""
+    pairs = (line.split() for line in Path(path).read_text().splitlines())
+    return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if pair[2:] == ["kB"]}

@@ -6,10 +6,10 @@ import math
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from acpo.verify.sandbox import RUNNER, Execution, ProgramRun
+from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
 from acpo.verify.verdict import Outcome
 
@@ -36,25 +36,28 @@ class RemoteBackend:
         self._url = url.rstrip("/") + "/run_code"
         self.limits = limits or Limits()
 
-    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution:
+    def run_calls(
+        self, sources: Sequence[str], expressions: Sequence[str], accept: Callable[[Reply], bool]
+    ) -> Execution:
         job = json.dumps({"sources": list(sources), "expressions": list(expressions)})
         code = RUNNER.read_text().partition('\nif __name__ == "__main__":')[0]
-        run = self.run_program(f"{code}\nrun_batch(json.loads({job!r}))\n", b"")
-        replies: list[dict[str, Any]] = []
-        for line in run.output.splitlines():
+        run = self.run_program(
+            f"{code}\nrun_batch(json.loads({job!r}))\n", b"", self.limits.wall_seconds
+        )
+        for line in run.output.splitlines()[: len(expressions)]:
             try:
                 reply = json.loads(line)
             except (ValueError, RecursionError):
                 break
-            if not isinstance(reply, dict):
+            if not isinstance(reply, dict) or not accept(reply):
                 break
-            replies.append(reply)
-        return Execution(replies, run.ended, run.seconds)
+        return Execution(None, run.ended, run.seconds)
 
-    def run_program(self, source: str, stdin: bytes) -> ProgramRun:
+    def run_program(self, source: str, stdin: bytes, within: float) -> ProgramRun:
         start = time.perf_counter()
+        seconds_left = min(self.limits.wall_seconds, within)
         try:
-            result = self._post(source, stdin)
+            result = self._post(source, stdin, seconds_left)
         except SessionEnded as failure:
             return ProgramRun(b"", 1, "", failure, time.perf_counter() - start)
         output = str(result.get("stdout") or "").encode(errors="surrogatepass")
@@ -62,7 +65,7 @@ class RemoteBackend:
         status = int(result["return_code"]) if result.get("return_code") is not None else 1
         ended = None
         if result.get("status") == "TimeLimitExceeded":
-            ended = SessionEnded(Outcome.TIMEOUT, f"more than {self.limits.wall_seconds} s")
+            ended = SessionEnded(Outcome.TIMEOUT, f"more than {seconds_left} s")
         elif len(output) > self.limits.output_bytes:
             ended = SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
         return ProgramRun(output, status, str(result.get("stderr") or "")[-200:], ended, seconds)
@@ -70,15 +73,15 @@ class RemoteBackend:
     def run_asserts(self, sources: Sequence[str], test: dict[str, Any], nonce: str) -> Execution:
         """Refused: the test would have to share a process with the solution."""
         detail = "assert_mode needs two connected sandboxes, which this server does not offer"
-        return Execution([], SessionEnded(Outcome.INFRA_ERROR, detail), 0.0)
+        return Execution(None, SessionEnded(Outcome.INFRA_ERROR, detail), 0.0)
 
-    def _post(self, code: str, stdin: bytes) -> dict[str, Any]:
+    def _post(self, code: str, stdin: bytes, seconds: float) -> dict[str, Any]:
         """The `run_result` of one program. Raises SessionEnded when there is none."""
         body = {
             "code": code,
             "language": "python",
             "stdin": stdin.decode(errors="replace"),
-            "run_timeout": self.limits.wall_seconds,
+            "run_timeout": seconds,
             "memory_limit_MB": math.ceil(self.limits.memory_bytes / 2**20),
         }
         request = urllib.request.Request(

@@ -1,33 +1,48 @@
 """Reward functions `f(prompts, completions, **columns) -> list[float | None]`, as TRL calls them.
 
 `None` marks a sample that was not judged; it has to leave its group, not earn 0. Where the
-trainer passes `log_metric`, the share of every outcome is logged as `verify/<outcome>`.
+trainer passes `log_metric`, the share of every outcome is logged as `verify/<outcome>`; a reference
+that cannot be read is named once in the log. `required_columns` of a function are the sets of
+columns of which the data must have one, so that a trainer can say what is missing at the start.
 """
 
 import asyncio
+import functools
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.verify import code, math
 from acpo.verify.extract import THINK_CLOSERS, THINK_OPENERS, extract_answer
+from acpo.verify.problem import PROBLEM_COLUMNS, code_in_prompt
 from acpo.verify.verdict import Outcome, Verdict
 
 Reward = Callable[..., Any]
+Pairs = list[tuple[str, Any]]
+
+CODE_PROMPT = "code_prompt"
+"""The column in which prepared data keep a row's own `prompt`, which trainers take for theirs."""
+
+logger = logging.getLogger(__name__)
 
 
-def completion_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """The text of a completion: itself, or its last assistant message."""
-    if isinstance(completion, str):
-        return completion
+def completion_text(completion: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """The text of a completion: itself, or its last assistant message; of none, nothing."""
+    if completion is None or isinstance(completion, str):
+        return completion or ""
     for message in reversed(completion):
         if message.get("role") == "assistant":
-            content = message.get("content") or ""
-            if isinstance(content, str):
-                return content
-            return "".join(part.get("text", "") for part in content)
+            return _content(message)
     return ""
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text") or "" for part in content)
 
 
 def math_reward(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
@@ -35,43 +50,51 @@ def math_reward(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
 
     def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         pairs = _math_pairs(completions, columns, gold_field)
-        return _rewards(math.shared_pool().verify_all(pairs), wrong, columns)
+        return _rewards(math.shared_pool().verify_all(pairs), pairs, wrong, columns)
 
-    return math_correct
+    return _needing(math_correct, frozenset({gold_field}))
 
 
 def math_reward_async(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
     """`math_reward` as a coroutine function."""
 
     async def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pool = math.shared_pool()
         pairs = _math_pairs(completions, columns, gold_field)
-        verdicts = await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
-        return _rewards(verdicts, wrong, columns)
+        return _rewards(await _verify_async(math.shared_pool(), pairs), pairs, wrong, columns)
 
-    return math_correct
+    return _needing(math_correct, frozenset({gold_field}))
 
 
 def code_reward(*, wrong: float = 0.0) -> Reward:
-    """Correctness of code. The columns of a row are its problem, see `read_problem`."""
+    """Correctness of code. The columns of a row are its problem, see `read_problem`.
+
+    A row's `prompt` is its column `code_prompt` or `problem`, else the code in the trainer's own.
+    """
 
     def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pairs = _code_pairs(completions, columns)
-        return _rewards(code.shared_pool().verify_all(pairs), wrong, columns)
+        pairs = _code_pairs(prompts, completions, columns)
+        return _rewards(code.shared_pool().verify_all(pairs), pairs, wrong, columns)
 
-    return code_correct
+    return _needing(code_correct, *PROBLEM_COLUMNS)
 
 
 def code_reward_async(*, wrong: float = 0.0) -> Reward:
     """`code_reward` as a coroutine function."""
 
     async def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pool = code.shared_pool()
-        pairs = _code_pairs(completions, columns)
-        verdicts = await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
-        return _rewards(verdicts, wrong, columns)
+        pairs = _code_pairs(prompts, completions, columns)
+        return _rewards(await _verify_async(code.shared_pool(), pairs), pairs, wrong, columns)
 
-    return code_correct
+    return _needing(code_correct, *PROBLEM_COLUMNS)
+
+
+def _needing(reward: Reward, *columns: frozenset[str]) -> Reward:
+    reward.required_columns = columns  # type: ignore[attr-defined]
+    return reward
+
+
+async def _verify_async(pool: Any, pairs: Pairs) -> list[Verdict]:
+    return await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
 
 
 def answer_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
@@ -115,9 +138,7 @@ code_correct_signed = code_reward(wrong=-1.0)
 code_correct_async = code_reward_async()
 
 
-def _math_pairs(
-    completions: Any, columns: dict[str, Any], gold_field: str
-) -> list[tuple[str, str]]:
+def _math_pairs(completions: Any, columns: dict[str, Any], gold_field: str) -> Pairs:
     if gold_field not in columns:
         known = sorted(name for name, value in columns.items() if isinstance(value, list))
         raise ACPOError(f"gold_field={gold_field!r}: the dataset has no such column, only {known}")
@@ -128,7 +149,7 @@ def _math_pairs(
     ]
 
 
-def _code_pairs(completions: Any, columns: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _code_pairs(prompts: Any, completions: Any, columns: dict[str, Any]) -> Pairs:
     count = len(completions)
     lists = {
         name: column
@@ -136,15 +157,41 @@ def _code_pairs(completions: Any, columns: dict[str, Any]) -> list[tuple[str, di
         if isinstance(column, list) and len(column) == count
     }
     rows = [{name: column[index] for name, column in lists.items()} for index in range(count)]
+    for row, prompt in zip(rows, prompts, strict=True):
+        if row.get("prompt") is None and row.get("entry_point") is not None:
+            own = row.get(CODE_PROMPT) or row.get("problem")
+            asked = prompt if isinstance(prompt, str) else _content(prompt[-1]) if prompt else ""
+            row["prompt"] = code_in_prompt(str(own or asked), str(row["entry_point"]))
     return [(completion_text(text), row) for text, row in zip(completions, rows, strict=True)]
 
 
 def _rewards(
-    verdicts: Sequence[Verdict], wrong: float, columns: dict[str, Any]
+    verdicts: Sequence[Verdict], pairs: Pairs, wrong: float, columns: dict[str, Any]
 ) -> list[float | None]:
     log_metric = columns.get("log_metric")
     if log_metric is not None and verdicts:
         counts = Counter(verdict.outcome for verdict in verdicts)
         for outcome in Outcome:
             log_metric(f"verify/{outcome}", counts[outcome] / len(verdicts))
+    for verdict, (_, reference) in zip(verdicts, pairs, strict=True):
+        if verdict.outcome is Outcome.UNPARSEABLE_GOLD:
+            _name_once(_row_name(reference), verdict.detail)
     return [verdict.reward(wrong=wrong) for verdict in verdicts]
+
+
+def _row_name(reference: Any) -> str:
+    if isinstance(reference, str):
+        return f"the gold {reference[:120]!r}"
+    names = ("id", "task_id", "name", "entry_point")
+    known = [f"{name}={reference[name]!r}" for name in names if reference.get(name) is not None]
+    return f"the code problem with {known[0] if known else sorted(reference)}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _name_once(name: str, detail: str) -> None:
+    logger.warning(
+        "%s cannot be read, so its completions get no reward: %s. `acpo data check` finds all such "
+        "rows before training",
+        name,
+        detail,
+    )

@@ -116,6 +116,15 @@ def confine(limits: dict[str, Any]) -> None:
         os.setresuid(uid, uid, uid)
 
 
+def add_exit_and_quit() -> None:
+    """The two builtins that the module `site`, which is not loaded here, would have added."""
+    import _sitebuiltins
+    import builtins
+
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+
+
 class Channel:
     """Lines of JSON to and from the parent."""
 
@@ -169,22 +178,20 @@ def serve_calls(channel: Channel, job: dict[str, Any]) -> None:
 
 
 def run_program(channel: Channel, job: dict[str, Any]) -> None:
-    """Run the solution as a script. Its exit status is that of `python script.py`."""
+    """Run the solution as a script, and leave as `python script.py` does.
+
+    The interpreter ends by itself: it joins threads, calls what `atexit` was given, flushes what
+    is open, and makes the exit status.
+    """
     sys.argv = ["solution.py"]
-    status = 0
     try:
         load(job["sources"], "__main__")
-    except SystemExit as error:
-        code = error.code
-        status = 0 if code is None else code & 255 if isinstance(code, int) else 1
+    except SystemExit:
+        raise
     except BaseException as error:
         channel.send({"error": describe(error)})
-        status = 1
-    try:
-        sys.stdout.flush()
-    except BaseException:
-        status = 1
-    os._exit(status)
+        raise SystemExit(1) from None
+    raise SystemExit
 
 
 def run_asserts(channel: Channel, job: dict[str, Any]) -> None:
@@ -239,7 +246,9 @@ def main(descriptor: int) -> None:
     channel = Channel(descriptor)
     job = channel.receive()
     confine(job["limits"])
+    add_exit_and_quit()
     channel.send({"ready": True})
+    channel.receive()  # the parent has looked after this process and lets it go
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     MODES[job["mode"]](channel, job)
     os._exit(0)

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import sysconfig
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -33,10 +34,13 @@ class SandboxUnavailableError(ACPOError):
     """Untrusted code cannot be confined on this machine."""
 
 
-class Execution(NamedTuple):
-    """What became of a solution: its replies, and why it ended early if it did."""
+Reply = dict[str, Any]
 
-    replies: list[dict[str, Any]]
+
+class Execution(NamedTuple):
+    """What became of a solution: what it said last, and why it ended early if it did."""
+
+    reply: Reply | None
     ended: SessionEnded | None
     seconds: float
 
@@ -58,25 +62,36 @@ class LocalBackend:
         self._launcher = launcher
         self.limits = limits or Limits()
 
-    def run_calls(self, sources: Sequence[str], expressions: Sequence[str]) -> Execution:
-        """Load `sources` into one namespace, then evaluate each expression in it."""
-        replies: list[dict[str, Any]] = []
+    def run_calls(
+        self, sources: Sequence[str], expressions: Sequence[str], accept: Callable[[Reply], bool]
+    ) -> Execution:
+        """Load `sources` into one namespace, then evaluate expressions in it, one by one.
+
+        Every reply goes to `accept` and is not kept; where that says no, the rest is left out.
+        """
         ended = None
         with _Sessions(self._launcher, self.limits) as sessions:
             try:
                 session = sessions.open({"mode": "calls", "sources": list(sources)})
-                loaded = session.receive()
-                if loaded != LOADED:
-                    return Execution([loaded], None, sessions.seconds)
+                reply = session.receive()
+                if reply != LOADED:
+                    accept(reply)
+                    expressions = ()
                 for expression in expressions:
-                    replies.append(session.request({"expression": expression}))
+                    if not accept(session.request({"expression": expression})):
+                        break
             except SessionEnded as error:
                 ended = error
-            return Execution(replies, ended, sessions.seconds)
+            return Execution(None, ended, sessions.seconds)
 
-    def run_program(self, source: str, stdin: bytes) -> ProgramRun:
-        """Run `source` as a script."""
-        with _Sessions(self._launcher, self.limits) as sessions:
+    def run_program(self, source: str, stdin: bytes, within: float) -> ProgramRun:
+        """Run `source` as a script, for `within` seconds at most."""
+        limits = replace(
+            self.limits,
+            wall_seconds=min(self.limits.wall_seconds, within),
+            shared_memory_bytes=self.limits.file_bytes,
+        )
+        with _Sessions(self._launcher, limits) as sessions:
             try:
                 session = sessions.open({"mode": "program", "sources": [source]}, stdin)
                 status, error = session.finish()
@@ -96,8 +111,8 @@ class LocalBackend:
                     while "call" in message:
                         message = tester.request(solution.request(message))
             except SessionEnded as ended:
-                return Execution([], ended, sessions.seconds)
-            return Execution([message], None, sessions.seconds)
+                return Execution(None, ended, sessions.seconds)
+            return Execution(message, None, sessions.seconds)
 
 
 class _Sessions:
@@ -112,12 +127,13 @@ class _Sessions:
         """A started session. No untrusted code has run in one that failed to start: try again."""
         for attempt in range(_STARTS):
             try:
-                self._opened.append(Session(self._launcher, self._limits, job, stdin))
-                break
+                session = Session(self._launcher, self._limits, job, stdin, self._opened)
+                self._opened.append(session)
+                return session
             except SessionEnded:
                 if attempt == _STARTS - 1:
                     raise
-        return self._opened[-1]
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     @property
     def seconds(self) -> float:
@@ -153,11 +169,14 @@ class BubblewrapLauncher:
         else:
             identity = ["--unshare-user", "--disable-userns", "--uid", "65534", "--gid", "65534"]
         writable = ["--size", str(limits.file_bytes * _TMP_PER_FILE), "--perms", "1777"]
+        shared = []
+        if size := limits.shared_memory_bytes:
+            shared = ["--size", str(size), "--perms", "1777", "--tmpfs", "/dev/shm"]
         command = [
             self._bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
             "--unshare-cgroup-try", "--die-with-parent", "--new-session", *identity,
             *_python_mounts(), "--ro-bind", str(RUNNER), _RUNNER_INSIDE, "--proc", "/proc",
-            "--dev", "/dev", *writable, "--tmpfs", "/tmp", "--remount-ro", "/dev",
+            "--dev", "/dev", *writable, "--tmpfs", "/tmp", *shared, "--remount-ro", "/dev",
             "--remount-ro", "/", "--hostname", "sandbox", "--clearenv", "--chdir", "/tmp", *seccomp,
             "--", _interpreter(), "-I", "-S", "-B", _RUNNER_INSIDE, str(channel),
         ]  # fmt: skip
@@ -220,7 +239,20 @@ def _python_mounts() -> tuple[str, ...]:
             for parent in reversed(Path(path).parents[:-1]):
                 mounts += ["--perms", "0755", "--dir", str(parent)]
             mounts += ["--ro-bind", os.path.realpath(path), path]
+    for path in _installed_packages(tuple(wanted)):
+        mounts += ["--tmpfs", path, "--remount-ro", path]
     return tuple(mounts)
+
+
+def _installed_packages(mounted: Sequence[str]) -> list[str]:
+    """The folders of installed packages below what is mounted; an empty one hides each."""
+    found = []
+    for root in mounted:
+        for pattern in ("", "python3*/", "*/python3*/"):
+            for name in ("site-packages", "dist-packages"):
+                found += [str(path) for path in Path(root).glob(pattern + name) if path.is_dir()]
+    resolved = {os.path.realpath(path): path for path in found if path.startswith("/")}
+    return sorted(path for path in resolved.values() if not os.path.islink(path))
 
 
 def _find_bwrap() -> str:

@@ -5,7 +5,13 @@ import platform
 import struct
 
 # (audit architecture, {name: number}) per machine; numbers from the kernel's unistd tables.
-_SHARED = {"io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430}
+_SHARED = {
+    "memfd_secret": 447,
+    "io_uring_setup": 425,
+    "open_tree": 428,
+    "move_mount": 429,
+    "fsopen": 430,
+}
 _X86_64 = _SHARED | {
     "shmget": 29, "semget": 64, "msgget": 68, "ptrace": 101, "pivot_root": 155, "chroot": 161,
     "acct": 163, "mount": 165, "umount2": 166, "swapon": 167, "reboot": 169, "init_module": 175,
@@ -13,6 +19,7 @@ _X86_64 = _SHARED | {
     "keyctl": 250, "unshare": 272, "perf_event_open": 298, "name_to_handle_at": 303,
     "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311,
     "finit_module": 313, "bpf": 321, "userfaultfd": 323,
+    "memfd_create": 319,
 }  # fmt: skip
 _AARCH64 = _SHARED | {
     "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "acct": 89, "unshare": 97,
@@ -21,6 +28,7 @@ _AARCH64 = _SHARED | {
     "request_key": 218, "keyctl": 219, "swapon": 224, "perf_event_open": 241,
     "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
     "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
+    "memfd_create": 279,
 }  # fmt: skip
 # machine: (audit architecture, denied calls, clone, socket)
 _MACHINES = {

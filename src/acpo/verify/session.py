@@ -9,11 +9,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
-from acpo.verify.proctree import kill_children, tree_memory
+from acpo.verify.cgroup import ControlGroup, parent_group
+from acpo.verify.proctree import descendants, kill_children, tree_memory
 from acpo.verify.verdict import Outcome
 
 _START_SECONDS = 60.0
@@ -21,6 +22,8 @@ _TICK_SECONDS = 0.1
 _EXIT_POLL_SECONDS = 0.002
 _KILL_SECONDS = 5.0
 _STDERR_TAIL = 400
+# Processes of bubblewrap itself that stand around the runner.
+_BUBBLEWRAPS = 2
 
 
 @dataclass(frozen=True)
@@ -30,20 +33,24 @@ class Limits:
     Attributes:
         cpu_seconds: CPU time of each process, enforced by the kernel.
         wall_seconds: Time from the moment the sandbox is ready, for code that sleeps or waits.
-        memory_bytes: Address space of each process, and resident memory of all of them.
+        problem_seconds: Wall time of all runs of one problem together.
+        memory_bytes: Address space of each process, and memory of all of them.
         processes: Processes and threads together.
         files: Open files of each process.
         file_bytes: Size of any one file, and of the whole writable /tmp times four.
         output_bytes: Standard output, and any one value that a call returns.
+        shared_memory_bytes: Size of /dev/shm; 0 for none. Scripts get `file_bytes`.
     """
 
     cpu_seconds: int = 10
     wall_seconds: float = 30.0
+    problem_seconds: float = 120.0
     memory_bytes: int = 1 << 30
     processes: int = 32
     files: int = 64
     file_bytes: int = 16 << 20
     output_bytes: int = 1 << 20
+    shared_memory_bytes: int = 0
 
     def rlimits(self) -> dict[str, int]:
         return {
@@ -84,9 +91,17 @@ class Session:
     """
 
     def __init__(
-        self, launcher: Launcher, limits: Limits, job: dict[str, Any], stdin: bytes | None = None
+        self,
+        launcher: Launcher,
+        limits: Limits,
+        job: dict[str, Any],
+        stdin: bytes | None = None,
+        siblings: Sequence["Session"] = (),
     ) -> None:
         self._limits = limits
+        self._siblings = siblings
+        self._next_look = time.monotonic() + _TICK_SECONDS
+        self._group: ControlGroup | None = None
         self._buffer = b""
         self.output = bytearray()
         self.started = time.monotonic()
@@ -112,9 +127,15 @@ class Session:
         return self.receive()
 
     def send(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # `receive` finds out why nobody reads any more
-            self._channel.settimeout(max(0.01, self._deadline - time.monotonic()))
-            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        while data:
+            self._channel.settimeout(self._look())
+            try:
+                data = data[self._channel.send(data) :]
+            except TimeoutError:
+                continue
+            except OSError:  # `receive` finds out why nobody reads any more
+                return
 
     def receive(self) -> dict[str, Any]:
         """The next message. Raises SessionEnded when there will be none."""
@@ -140,8 +161,7 @@ class Session:
         while chunk := self._wait_for_bytes():
             reported = (reported + chunk)[:_STDERR_TAIL]
         while (status := self._status()) is None:
-            self._drain()
-            self._check_deadline()
+            self._look()
             time.sleep(_EXIT_POLL_SECONDS)
         self._drain()
         outcome, detail = _explain(status, self._limits, self.seconds)
@@ -161,6 +181,8 @@ class Session:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        if self._group is not None:
+            self._group.close()
         self._channel.close()
         if self._stdout is not None:
             self._stdout.close()
@@ -192,9 +214,14 @@ class Session:
             self._stdout = self._process.stdout
             if self._stdout is not None:
                 os.set_blocking(self._stdout.fileno(), False)
+                # The runner may be another user, and /dev/stdout is opened like a file.
+                os.fchmod(self._stdout.fileno(), 0o666)
             try:
                 ready = self.request(job) == {"ready": True}
                 why = "it said something else"
+                if ready:
+                    self._confine()
+                    self.send({})
             except SessionEnded as ended:
                 ready, why = False, ended.detail
             if not ready:
@@ -204,19 +231,47 @@ class Session:
                 detail = f"the sandbox did not start: {tail or why}"
                 raise SessionEnded(Outcome.INFRA_ERROR, detail)
 
+    def _confine(self) -> None:
+        """Put the processes, of which none has run untrusted code yet, into a group of their own.
+
+        Without one, `_look` adds up what they use.
+        """
+        if (parent := parent_group()) is None:
+            return
+        try:
+            processes = self._limits.processes + _BUBBLEWRAPS
+            group = ControlGroup(parent, self._limits.memory_bytes, processes)
+        except OSError:
+            return
+        try:
+            group.add(descendants(self._process.pid))
+            self._group = group
+        except OSError:
+            group.close()
+
     def _wait_for_bytes(self) -> bytes:
         """Some bytes of the channel, b"" at its end; limits are watched meanwhile."""
         while True:
-            self._drain()
-            self._channel.settimeout(min(_TICK_SECONDS, self._check_deadline()))
+            self._channel.settimeout(self._look())
             try:
                 return self._channel.recv(1 << 16)
             except TimeoutError:
-                self._watch_memory()
                 if self._status() is not None:
                     return b""
             except ConnectionError:
                 return b""
+
+    def _look(self) -> float:
+        """Hold the limits, of every session of this run. Seconds until the next look."""
+        self._drain()
+        now = time.monotonic()
+        if now >= self._deadline:
+            raise SessionEnded(Outcome.TIMEOUT, f"more than {self._limits.wall_seconds} s")
+        if now >= self._next_look:
+            for session in {self, *self._siblings}:
+                session._watch_memory()
+            self._next_look = time.monotonic() + _TICK_SECONDS
+        return max(0.001, min(_TICK_SECONDS, self._deadline - now))
 
     def _drain(self) -> None:
         """Take what standard output holds, so that a full pipe never blocks honest code."""
@@ -227,15 +282,8 @@ class Session:
             if len(self.output) > self._limits.output_bytes:
                 raise SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
 
-    def _check_deadline(self) -> float:
-        """Seconds left. Raises SessionEnded when there are none."""
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise SessionEnded(Outcome.TIMEOUT, f"more than {self._limits.wall_seconds} s")
-        return left
-
     def _watch_memory(self) -> None:
-        if tree_memory(self._process.pid) > self._limits.memory_bytes:
+        if self._group is None and tree_memory(self._process.pid) > self._limits.memory_bytes:
             raise SessionEnded(Outcome.LIMIT, "more resident memory than memory_bytes")
 
     def _status(self) -> int | None:
@@ -249,6 +297,7 @@ class Session:
         """Why the process closed its channel without an answer."""
         patience = time.monotonic() + 1.0
         while (status := self._status()) is None and time.monotonic() < patience:
+            self._look()
             time.sleep(_EXIT_POLL_SECONDS)
         return SessionEnded(*_explain(status, self._limits, self.seconds))
 
@@ -275,5 +324,7 @@ def _read_only(data: bytes | None) -> Iterator[IO[bytes] | int]:
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        with open(file.name, "rb") as readable:
-            yield readable
+        os.chmod(file.name, 0o444)  # the runner may be another user, and opens /dev/stdin
+        readable = open(file.name, "rb")  # noqa: SIM115 (closed below)
+    with readable:
+        yield readable

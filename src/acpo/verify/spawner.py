@@ -1,10 +1,11 @@
-"""The parent's side of `mathworker`: start its server, ask for workers, have them killed."""
+"""The parent's side of a worker server: start it, ask for workers, have them killed."""
 
 import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 
 from acpo.verify.mathworker import KILL, SPAWN
 
@@ -17,10 +18,22 @@ class SpawnError(OSError):
 
 
 class Spawner:
-    """One server process that forks math workers. Safe to use from several threads."""
+    """One server process that forks workers. Safe to use from several threads.
 
-    def __init__(self, memory_bytes: int) -> None:
+    Args:
+        memory_bytes: Address space of one worker.
+        module: What the server runs.
+        arguments: What it is told besides.
+    """
+
+    def __init__(
+        self,
+        memory_bytes: int,
+        module: str = "acpo.verify.mathworker",
+        arguments: Sequence[str] = (),
+    ) -> None:
         self._memory_bytes = memory_bytes
+        self._module, self._arguments = module, arguments
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -36,7 +49,7 @@ class Spawner:
             except (OSError, ValueError) as error:
                 ours.close()
                 self._stop()
-                raise SpawnError(f"the math worker server failed: {error}") from error
+                raise SpawnError(f"the worker server failed: {error}") from error
             finally:
                 theirs.close()
 
@@ -63,9 +76,9 @@ class Spawner:
         self._stop()
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = [str(theirs.fileno()), str(self._memory_bytes)]
+            arguments = [str(theirs.fileno()), str(self._memory_bytes), *self._arguments]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "acpo.verify.mathworker", *arguments],
+                [sys.executable, "-m", self._module, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

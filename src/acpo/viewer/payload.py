@@ -1,7 +1,12 @@
-"""A trace as the page's blocks: completions grouped by prompt, columns as typed arrays."""
+"""A trace as the page's blocks: completions grouped by prompt, columns as typed arrays.
+
+A token's bytes need not be UTF-8: characters are split between tokens. A byte that is no text
+becomes the code point U+DC00 + byte (Python's `surrogateescape`), which the page shows as a boxed
+hex number. No valid text holds these code points.
+"""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,33 +14,37 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acpo.annotate.evidence import Place
 from acpo.records import Trace
-from acpo.viewer.pieces import joined_characters, piece_text
 from acpo.viewer.shell import packed
 
 NUMBERS = ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage")
+SHOWN = ("token_id", "piece", "mode_id", "is_mode", *NUMBERS, "top_ids", "top_logps", "top_pieces")
 FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
-MethodColumns = Mapping[str, np.ndarray]
-"""Columns of one method, as long as the trace: `credit`, `advantage`, `update`."""
+Columns = Mapping[str, np.ndarray]
+"""Of one method, as long as the trace: `credit`, `advantage`, `update`."""
+
+LENGTHS = ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4))
+"""First and last lead byte of characters of several bytes, and how many they have."""
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The completions of one prompt, at all steps, as rows of the trace."""
 
     prompt_id: str
     rows: tuple[int, ...]
 
 
-def prompt_groups(trace: Trace) -> list[Group]:
+def prompt_groups(trace: Trace) -> list[PromptGroup]:
     """Prompts in the order in which the trace first has them; completions by step and sample."""
     rows: dict[str, list[tuple[int, int, int]]] = {}
     columns = (trace.rollouts[name].to_pylist() for name in ("prompt_id", "step", "sample"))
     for row, (prompt_id, step, sample) in enumerate(zip(*columns, strict=True)):
         rows.setdefault(prompt_id, []).append((step, sample, row))
     return [
-        Group(prompt_id, tuple(row for _, _, row in sorted(members)))
+        PromptGroup(prompt_id, tuple(row for _, _, row in sorted(members)))
         for prompt_id, members in rows.items()
     ]
 
@@ -43,16 +52,35 @@ def prompt_groups(trace: Trace) -> list[Group]:
 class TracePayload:
     """Reads the columns of a trace that its pages show, once, and cuts them by completion."""
 
-    def __init__(self, trace: Trace, methods: Mapping[str, MethodColumns] | None = None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        methods: Mapping[str, Columns] | None = None,
+        errors: Mapping[int, Place] | None = None,
+    ) -> None:
         self.trace = trace
         self.methods = methods or {}
+        self.errors = errors or {}
         self.rollouts = {
             name: trace.rollouts[name].to_pylist() for name in (*FACTS, "prompt", "answer")
         }
         self.starts = trace.starts
+        self._template = chat_template({p for p in self.rollouts["prompt"] if p is not None})
+
+    def prompt(self, row: int) -> dict[str, Any]:
+        """A completion's prompt: its own text, and the template around it; None without one."""
+        prompt = self.rollouts["prompt"][row]
+        if prompt is None:
+            return {"before": "", "text": "", "after": "", "known": False}
+        before, after = self._template
+        if not (before or after):
+            before, after = last_user_turn(prompt)
+        text = prompt[len(before) : len(prompt) - len(after)]
+        return {"before": before, "text": text, "after": after, "known": True}
 
     @cached_property
     def numbers(self) -> dict[str, np.ndarray]:
+        self.trace.table(*(name for name in SHOWN if name in self.trace.columns))  # at once
         found = [name for name in NUMBERS if name in self.trace.columns]
         columns = {
             name: np.asarray(values, dtype=np.float32)
@@ -85,14 +113,14 @@ class TracePayload:
         table = self.trace.table(*found)
         return {name: table[name] for name in found}
 
-    def group(self, group: Group) -> dict[str, Any]:
+    def group(self, group: PromptGroup) -> dict[str, Any]:
         """The block of one prompt; it needs no other."""
         vocabulary = _Vocabulary()
         completions = [self._completion(row, vocabulary) for row in group.rows]
         first = group.rows[0]
         return {
             "prompt_id": group.prompt_id,
-            "prompt": self.rollouts["prompt"][first],
+            "prompt": self.prompt(first),
             "answer": self.rollouts["answer"][first],
             "completions": completions,
             "pieces": [piece_text(piece) for piece in vocabulary.pieces],
@@ -102,6 +130,8 @@ class TracePayload:
         first, last = int(self.starts[row]), int(self.starts[row + 1])
         pieces = self._pieces(first, last)
         facts = {name: _plain(self.rollouts[name][row]) for name in FACTS}
+        place = self.errors.get(row)
+        facts["error"] = place and {"span": place.span, "evidence": str(place.evidence)}
         cut = {name: packed(values[first:last]) for name, values in self.numbers.items()}
         methods = {
             method: {
@@ -150,6 +180,48 @@ class TracePayload:
         return top
 
 
+_BOUNDARY = "\n>]"
+"""Where a template may end: after a line or a marker, not in the middle of a word."""
+_USER_TURNS = {
+    "<|im_start|>user\n": "<|im_end|>",
+    "<|start_header_id|>user<|end_header_id|>\n\n": "<|eot_id|>",
+    "<start_of_turn>user\n": "<end_of_turn>",
+    "<|user|>\n": "<|",
+    "[INST]": "[/INST]",
+}
+"""How chat templates open a user's turn, and close it."""
+
+
+def chat_template(prompts: Collection[str]) -> tuple[str, str]:
+    """What all prompts begin and end with, cut back to whole lines and markers."""
+    if len(prompts) < 2:
+        return "", ""
+    first, last = min(prompts), max(prompts)  # they share what all share
+    before = first[: _shared(first, last)]
+    before = before[: max(before.rfind(mark) for mark in _BOUNDARY) + 1]
+    room = min(map(len, prompts)) - len(before)
+    reverse = [prompt[::-1] for prompt in prompts]
+    first, last = min(reverse), max(reverse)
+    after = first[: min(_shared(first, last), room)][::-1]
+    starts = [place for mark in "\n<[" if (place := after.find(mark)) >= 0]
+    return before, after[min(starts) :] if starts else ""
+
+
+def _shared(first: str, second: str) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def last_user_turn(prompt: str) -> tuple[str, str]:
+    """The template around a single prompt, where it is of a known kind."""
+    for opening, closing in _USER_TURNS.items():
+        before, opened, rest = prompt.rpartition(opening)
+        _, closed, after = rest.partition(closing)
+        if opened and closed:
+            return before + opened, closed + after
+    return "", ""
+
+
 class _Vocabulary:
     """Distinct pieces of a block, numbered as they come."""
 
@@ -178,3 +250,60 @@ def _rectangle(rows: Sequence[Any], k: int, blank: Any, dtype: Any) -> np.ndarra
 def _plain(value: Any) -> Any:
     """JSON has no NaN."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def piece_text(piece: bytes) -> str:
+    """A token's bytes on their own."""
+    return piece.decode("utf-8", "surrogateescape")
+
+
+def joined_characters(pieces: Sequence[bytes]) -> dict[int, str]:
+    """What to show for tokens that share a character, by position.
+
+    The token with a character's first byte shows it; the others show their bytes.
+    """
+    joined: dict[int, str] = {}
+    run: list[int] = []
+    for position, piece in enumerate((*pieces, b"")):
+        if _is_text(piece):
+            if len(run) > 1:
+                joined |= _join(run, pieces)
+            run = []
+        else:
+            run.append(position)
+    return joined
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _join(run: Sequence[int], pieces: Sequence[bytes]) -> Mapping[int, str]:
+    data = b"".join(pieces[position] for position in run)
+    owners = [position for position in run for _ in pieces[position]]
+    shown = dict.fromkeys(run, "")
+    shared: set[int] = set()
+    at = 0
+    while at < len(data):
+        end = min(at + _character_length(data[at]), len(data))
+        character = piece_text(data[at:end])
+        if len(character) != 1:  # not a whole character: one byte at a time
+            end, character = at + 1, piece_text(data[at : at + 1])
+        shown[owners[at]] += character
+        for byte in range(at + 1, end):
+            if owners[byte] != owners[at]:
+                shown[owners[byte]] += piece_text(data[byte : byte + 1])
+                shared |= {owners[at], owners[byte]}
+        at = end
+    return {position: shown[position] for position in sorted(shared)}
+
+
+def _character_length(lead: int) -> int:
+    for first, last, length in LENGTHS:
+        if first <= lead <= last:
+            return length
+    return 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from trl import GRPOConfig
 
 from acpo.errors import ACPOError
@@ -160,7 +161,8 @@ class ACPOConfig(GRPOConfig):
             `acpo.sampling`, which suits small models on one GPU.
         sampler_rows: completions "static" samples together; a process's whole rollout when unset.
 
-    The remaining fields set options of the method (see `docs/training.md`).
+    Unset, `bf16` is on where there is a CUDA device. The remaining fields set options of the method
+    (see `docs/training.md`).
     """
 
     method: str = field(default="acpo", metadata={"help": "The objective: a row of METHODS."})
@@ -254,6 +256,8 @@ class ACPOConfig(GRPOConfig):
             setattr(self, name, _number(getattr(self, name)))
         if isinstance(self.method_options, str):
             self.method_options = _mapping(self.method_options)
+        if self.bf16 is None and not self.fp16:
+            self.bf16 = not self.use_cpu and torch.cuda.is_available()
         method = self.objective
         if self.scale_rewards is None:
             self.scale_rewards = "none" if method.advantage_scale == "none" else "group"

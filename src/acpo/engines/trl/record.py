@@ -7,22 +7,22 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
-from transformers.utils import logging
 
-from acpo.engines.trl.rollout import Tensors, trained_mask
+from acpo.engines.trl.rollout import Tensors, select_rows, trained_mask
 from acpo.objectives import Method, TokenStats
 from acpo.records import TraceWriter
-from acpo.scoring.credit import token_credit
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import Rollout, placed_rows, prompt_id, statistic_columns
-
-logger = logging.get_logger(__name__)
+from acpo.scoring.rollouts import recorded_rows
 
 SOURCE = "recorded_source"
 """Column of a rollout that says which recorded input a row came from."""
 
 
-class Scored(NamedTuple):
+KEPT_GROUPS = 8
+"""Groups of a rollout, on each process, that are scored again before its later updates."""
+
+
+class TracedCompletion(NamedTuple):
     """A completion with its `[T]` statistics, as one process tells it to another."""
 
     prompt_ids: list[int]
@@ -41,7 +41,13 @@ class RolloutRecorder:
         header: what the trace says of itself.
         every: of so many rollouts, one is recorded.
         tokenizer: the policy's.
+
+    Attributes:
+        kept: some groups of the rollout in use, if it is recorded; they are scored again before
+            each later update on it.
     """
+
+    kept: Tensors | None = None
 
     def __init__(self, path: Path, header: dict[str, Any], *, every: int, tokenizer: Any) -> None:
         self.path, self.header, self.every = path, header, every
@@ -53,7 +59,7 @@ class RolloutRecorder:
     def begin(self, rollout: int) -> bool:
         """Whether the rollout of that number is recorded; if so, `note` starts to listen."""
         self._listening = rollout % self.every == 0
-        self._sources = []
+        self._sources, self.kept = [], None
         return self._listening
 
     def note(self, rollout: Tensors, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
@@ -78,35 +84,56 @@ class RolloutRecorder:
         ends: list[int],
         step: int,
         is_main: bool,
+        update: int = 0,
     ) -> None:
         """Append this rollout of all processes; the main one writes.
 
         Args:
-            rollout: the tensors of this process; the column `note` added is taken away.
-            stats: `[B, C]` statistics of its completion tokens.
+            rollout: the tensors of this process; the column `note` added is taken away. Before
+                later updates, what was `kept` of them.
+            stats: `[B, C]` statistics of its completion tokens under the policy as it is.
             method: whose credit is recorded.
             group_size: completions per prompt.
             ends: tokens that end a completion.
-            step: optimizer steps the policy has made.
+            step: optimizer steps the policy that sampled had made.
             is_main: whether this process writes.
+            update: how many updates on this rollout the policy is ahead of that one.
         """
         self._listening = False
-        mine = self._scored(rollout, stats, rollout.pop(SOURCE).tolist())
-        everyone: list[Scored] = gather_object(mine)
+        if not update:
+            self.kept = _first_groups(rollout, group_size)
+        mine = self._traced(rollout, stats, rollout[SOURCE].tolist())
+        if not update:
+            del rollout[SOURCE]
+        everyone: list[TracedCompletion] = gather_object(mine)
         if not is_main:
             return
-        if not all(np.isfinite(x).all() for row in everyone for x in row.columns.values()):
-            logger.warning(f"the rollout of step {step} is not recorded: it is not finite")
-            return
-        rows, columns = _rows(everyone, self._pieces, method, group_size, ends)
+        names = everyone[0].columns
+        tables = {name: np.concatenate([row.columns[name] for row in everyone]) for name in names}
+        old_logp = torch.from_numpy(tables.pop("old_logp"))
+        rows, columns = recorded_rows(
+            prompt_ids=[row.prompt_ids for row in everyone],
+            completion_ids=[row.completion_ids for row in everyone],
+            answers=[row.answer for row in everyone],
+            rewards=[row.reward for row in everyone],
+            advantages=torch.tensor([row.advantage for row in everyone]),
+            stats=TokenStats(**{name: torch.from_numpy(x) for name, x in tables.items()}),
+            old_logp=old_logp,
+            pieces=self._pieces,
+            method=method,
+            group_size=group_size,
+            ends=ends,
+        )
         # Opened each time: a trainer that nobody closes must not keep the trace from others.
         with TraceWriter(self.path, self.header) as writer:
             if not self._resumed:
                 writer.drop_from(step)
                 self._resumed = True
-            writer.append(rows, columns, step=step)
+            writer.append(rows, columns, step=step, update=update)
 
-    def _scored(self, rollout: Tensors, stats: TokenStats, sources: list[int]) -> list[Scored]:
+    def _traced(
+        self, rollout: Tensors, stats: TokenStats, sources: list[int]
+    ) -> list[TracedCompletion]:
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
         masks = trained_mask(rollout)
@@ -117,7 +144,7 @@ class RolloutRecorder:
             prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
             columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
             found.append(
-                Scored(
+                TracedCompletion(
                     prompt.tolist(),
                     rollout["completion_ids"][row][mask].tolist(),
                     answer,
@@ -129,43 +156,8 @@ class RolloutRecorder:
         return found
 
 
-def _rows(
-    scored: list[Scored], pieces: Pieces, method: Method, group_size: int, ends: list[int]
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What `TraceWriter.append` takes."""
-    rollouts = [
-        Rollout(
-            prompt_id=prompt_id(row.prompt_ids),
-            sample=number % group_size,
-            prompt_ids=row.prompt_ids,
-            completion_ids=row.completion_ids,
-            truncated=not row.completion_ids or row.completion_ids[-1] not in ends,
-            answer=row.answer,
-            reward=row.reward,
-        )
-        for number, row in enumerate(scored)
-    ]
-    tables = {
-        name: torch.from_numpy(np.concatenate([row.columns[name] for row in scored]))
-        for name in scored[0].columns
-    }
-    old_logp = tables.pop("old_logp")
-    stats = TokenStats(**tables)
-    advantages = [row.advantage for row in scored]
-    rows, columns = placed_rows(rollouts, advantages, pieces)
-    credit, token_advantage = token_credit(
-        method,
-        stats=stats,
-        old_logp=old_logp,
-        tokens=torch.from_numpy(columns["token_id"]),
-        lengths=np.array([len(row.completion_ids) for row in scored]),
-        advantages=torch.tensor(advantages),
-        group_size=group_size,
-    )
-    columns |= statistic_columns(stats)
-    columns |= {
-        "old_logp": old_logp.numpy(),
-        "credit": credit.numpy(),
-        "advantage": token_advantage.numpy(),
-    }
-    return rows, columns
+def _first_groups(rollout: Tensors, group_size: int) -> Tensors:
+    """Some whole groups; all rows, where groups span processes."""
+    rows = len(rollout["advantages"])
+    count = rows if rows % group_size else min(rows, KEPT_GROUPS * group_size)
+    return select_rows(rollout, range(count))

@@ -119,6 +119,14 @@ def _number(name: str, index: int, value: Any) -> float | None:
 
 def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> None:
     """Raise if a reward function asks for a column the data does not have."""
+    needed = getattr(function, "required_columns", ())
+    if needed and not any(set(columns) >= choice for choice in needed):
+        name = getattr(function, "__name__", type(function).__name__)
+        choices = ", or ".join(" and ".join(sorted(choice)) for choice in needed)
+        raise ACPOError(
+            f"the reward function {name!r} needs the columns {choices}; the training data has "
+            f"{', '.join(columns)}"
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

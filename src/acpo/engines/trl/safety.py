@@ -100,8 +100,14 @@ def check_prompts(
         text = prompt if not chat else "".join(str(m.get("content") or "") for m in prompt)
         if not may_be_empty and (not prompt or not text.strip()):
             raise ACPOError(f"prompt {number} is empty; drop the row")
+        if room is None:
+            continue
+        if chat:
+            text = tokenizer.apply_chat_template(
+                prompt, tokenize=False, add_generation_prompt=True, chat_template=template
+            )
         # A token has at least one byte, so short texts need no tokenizer.
-        if room is not None and len(text.encode()) > room:
+        if len(text.encode()) > room:
             count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
             check_length(count, room, f"prompt {number}")
 

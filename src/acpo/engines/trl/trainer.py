@@ -189,6 +189,7 @@ class ACPOTrainer(GRPOTrainer):
             "max_tokens": self.max_completion_length,
             "method": args.method,
             "seed": args.seed,
+            "updates_per_rollout": args.steps_per_generation * self.num_iterations,
         }
         path = Path(args.output_dir) / "trace"
         return RolloutRecorder(path, header, every=args.record_every, tokenizer=self._tokenizer)
@@ -293,23 +294,30 @@ class ACPOTrainer(GRPOTrainer):
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
-        if self._step % (steps * self.num_iterations) == 0 or self._buffered_inputs is None:
-            number = self._step // (steps * self.num_iterations)
-            recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
+        number, update = divmod(self._step, steps * self.num_iterations)
+        if update == 0 or self._buffered_inputs is None:
+            recorded = self.recorder is not None and self.recorder.begin(number)
             rollout: Any = self.rollouts.make(generation_batch)
-            if recorder is not None:
-                recorder.write(
-                    rollout,
-                    self.rollouts.rollout_statistics(rollout),
-                    method=self.packed.settings.method,
-                    group_size=self.num_generations,
-                    ends=self.eos_token_ids,
-                    step=self.state.global_step,
-                    is_main=self.accelerator.is_main_process,
-                )
+            if recorded:
+                self._record(rollout, update=0)
             rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
+        elif self.recorder is not None and self.recorder.kept is not None:
+            self._record(self.recorder.kept, update=update)
         return self._buffered_inputs[self._step % steps]
+
+    def _record(self, rollout: dict[str, Any], *, update: int) -> None:
+        assert self.recorder is not None
+        self.recorder.write(
+            rollout,
+            self.rollouts.rollout_statistics(rollout),
+            method=self.packed.settings.method,
+            group_size=self.num_generations,
+            ends=self.eos_token_ids,
+            step=self.state.global_step - update,
+            is_main=self.accelerator.is_main_process,
+            update=update,
+        )
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""

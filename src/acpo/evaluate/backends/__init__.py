@@ -56,6 +56,7 @@ class Completion(NamedTuple):
         finish: `stop`, or `length` when it was cut off at `max_tokens`.
         seconds: Time between admission and end.
         ids: The tokens, the one that ended it included; None where a server does not say.
+        fingerprint: What a server says it is (`system_fingerprint`), where it does.
     """
 
     key: Any
@@ -64,6 +65,19 @@ class Completion(NamedTuple):
     finish: str
     seconds: float
     ids: list[int] | None = None
+    fingerprint: str | None = None
+
+
+class Failure(NamedTuple):
+    """A completion that could not be drawn.
+
+    Attributes:
+        key: That of its request.
+        reason: What was said last.
+    """
+
+    key: Any
+    reason: str
 
 
 class Backend(Protocol):
@@ -73,34 +87,10 @@ class Backend(Protocol):
         """What the distribution of completions depends on. Cheap: loads no weights."""
         ...
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Completions in the order they end, each requested one once.
+    def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
+        """Completions in the order they end, each requested one once, or why there is none.
 
         Raises:
             SamplingError: No further completions will come.
         """
         ...
-
-
-def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> Backend:
-    """The backend of that name.
-
-    Args:
-        name: `transformers`, `vllm` or `openai`.
-        model: Hub id, folder, or the name under which a server has it.
-        sampling: How completions are drawn.
-        **options: What that backend's constructor takes.
-    """
-    if name == "openai":
-        from acpo.evaluate.backends.openai import OpenAIBackend
-
-        return OpenAIBackend(model, sampling, **options)
-    if name == "transformers":
-        from acpo.evaluate.backends.transformers import TransformersBackend
-
-        return TransformersBackend(model, sampling, **options)
-    if name == "vllm":
-        from acpo.evaluate.backends.vllm import VLLMBackend
-
-        return VLLMBackend(model, sampling, **options)
-    raise SamplingError(f"backend={name!r}: use transformers, vllm or openai")

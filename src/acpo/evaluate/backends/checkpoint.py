@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from acpo.checkpoints import adapter_base, resolve_model, tokenizer_place, unpacked_to
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 
 _FINGERPRINT_BYTES = 1 << 20
@@ -17,11 +18,13 @@ class Checkpoint:
     """A model's configuration and tokenizer, and its prompts as tokens.
 
     Args:
-        name: Hub id or folder.
+        name: Hub id, folder (a PEFT adapter's, too), `.gguf` file, or `package:NAME/PATH`.
         sampling: How completions are drawn.
 
     Attributes:
         name: As given.
+        place: The folder or hub id behind it.
+        base: The model below an adapter, or else `place`.
         config: The model's configuration.
         tokenizer: Its tokenizer.
         dtype: Precision of the weights.
@@ -33,10 +36,14 @@ class Checkpoint:
     def __init__(self, name: str, sampling: Sampling) -> None:
         self.name = name
         self._sampling = sampling
+        self.place = resolve_model(name, unpacked_to(name))
+        self.base = adapter_base(self.place) or self.place
         try:
             # Said, not left out: left out, transformers asks the terminal whether to run its code.
-            self.config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-            self.tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+            self.config = AutoConfig.from_pretrained(self.base, trust_remote_code=False)
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                tokenizer_place(self.place), trust_remote_code=False
+            )
         except Exception as error:  # a damaged checkpoint raises whatever its parser raises
             said = (str(error).splitlines() or [repr(error)])[0]
             raise SamplingError(
@@ -52,9 +59,10 @@ class Checkpoint:
 
     def revision(self) -> str | None:
         """What tells these weights from others of the same name."""
-        folder = Path(self.name)
-        if folder.is_dir():
-            return fingerprint(folder)
+        folders = [Path(place) for place in dict.fromkeys((self.place, self.base))]
+        if any(folder.is_dir() for folder in folders):
+            marks = [fingerprint(folder) for folder in folders if folder.is_dir()]
+            return "+".join(marks)
         return getattr(self.config, "_commit_hash", None)
 
     def prompts(self, requests: Iterable[Request]) -> dict[str, list[int]]:

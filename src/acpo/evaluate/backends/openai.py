@@ -18,12 +18,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from acpo.errors import ACPOWarning
-from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
+from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.wire import Connection, Reply, WireError
 
 _PROBE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
+_IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
+"""What `/models` says of a model that stays the same while it is served."""
 
 
 class _Malformed(Exception):
@@ -72,14 +74,22 @@ class OpenAIBackend:
         self._retries = retries
         self._first_pause = first_pause
         self._resume_at = 0.0
+        self._served: dict[str, Any] | None = None
 
     def settings(self) -> dict[str, Any]:
-        return {"backend": "openai", "model": self._model}
+        if self._served is None:
+            self._served = self._probe()
+        return {
+            "backend": "openai",
+            "model": self._model,
+            "base_url": self._url,
+            "served": self._served,
+        }
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        self._probe()
+    def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
+        self.settings()
         waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        done: queue.SimpleQueue[Completion | BaseException] = queue.SimpleQueue()
+        done: queue.SimpleQueue[Completion | Failure | BaseException] = queue.SimpleQueue()
         stop = threading.Event()
         for request in requests:
             waiting.put(request)
@@ -104,7 +114,7 @@ class OpenAIBackend:
     def _serve(
         self,
         waiting: "queue.SimpleQueue[Request | None]",
-        done: "queue.SimpleQueue[Completion | BaseException]",
+        done: "queue.SimpleQueue[Completion | Failure | BaseException]",
         stop: threading.Event,
     ) -> None:
         connection = Connection(self._url, self._key)
@@ -118,7 +128,7 @@ class OpenAIBackend:
 
     def _complete(
         self, connection: Connection, request: Request, stop: threading.Event
-    ) -> Completion:
+    ) -> Completion | Failure:
         path, payload = self._payload(request)
         start = time.perf_counter()
         for attempt in range(self._retries + 1):
@@ -128,14 +138,15 @@ class OpenAIBackend:
                 if reply.status == 200:
                     done = _completion(request, reply.body, time.perf_counter() - start)
                     return done._replace(text=self._sampling.before_stop(done.text))
-                reason = self._passing_failure(reply)
+                passing, reason = self._failure(reply)
+                if not passing:
+                    return Failure(request.key, reason)
             except (WireError, _Malformed) as error:
                 reason = str(error)
             if attempt < self._retries and stop.wait(self._pause(attempt)):
                 break
-        raise SamplingError(
-            f"{self._url}{path}: gave up after {self._retries + 1} attempts, the last one: {reason}"
-        )
+        tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
+        return Failure(request.key, f"{self._url}{path}: {tried}")
 
     def _payload(self, request: Request) -> tuple[str, dict[str, Any]]:
         sampling = self._sampling
@@ -155,8 +166,8 @@ class OpenAIBackend:
             }
         return "/completions", {**payload, "prompt": request.prompt}
 
-    def _passing_failure(self, reply: Reply) -> str:
-        """What went wrong, where another attempt may help; an error where it cannot."""
+    def _failure(self, reply: Reply) -> tuple[bool, str]:
+        """Whether another attempt may help, and what went wrong; an error for a refused key."""
         said = reply.body.decode(errors="replace")[:300]
         if reply.status in (401, 403):
             raise SamplingError(
@@ -165,10 +176,10 @@ class OpenAIBackend:
                 f"or name another variable with --api-key-env. It said: {said}"
             )
         if reply.status not in (408, 409, 425, 429) and reply.status < 500:
-            raise SamplingError(f"{self._url}: status {reply.status}: {said}")
+            return False, f"{self._url}: status {reply.status}: {said}"
         if reply.retry_after is not None:
             self._resume_at = time.monotonic() + _retry_seconds(reply.retry_after)
-        return f"status {reply.status}: {said}"
+        return True, f"status {reply.status}: {said}"
 
     def _pause(self, attempt: int) -> float:
         longest = min(_LONGEST_PAUSE_SECONDS, self._first_pause * 2**attempt)
@@ -179,8 +190,8 @@ class OpenAIBackend:
             if stop.wait(left):
                 return
 
-    def _probe(self) -> None:
-        """Find out at once what would otherwise take all retries of the first request."""
+    def _probe(self) -> dict[str, Any]:
+        """What the server says of the model; at once, what would take all retries of a request."""
         connection = Connection(self._url, self._key)
         try:
             reply = connection.exchange("GET", "/models", None, _PROBE_SECONDS)
@@ -191,11 +202,12 @@ class OpenAIBackend:
         finally:
             connection.close()
         if reply.status in (401, 403):
-            self._passing_failure(reply)
+            self._failure(reply)
         try:
-            served = [entry["id"] for entry in json.loads(reply.body)["data"]]
+            entries = {str(entry["id"]): dict(entry) for entry in json.loads(reply.body)["data"]}
         except (ValueError, KeyError, TypeError):
-            return  # not every server lists its models
+            return {}  # not every server lists its models
+        served = list(entries)
         if reply.status == 200 and served and self._model not in served:
             # Some serve more than they list: `transformers serve` lists its download cache.
             near = difflib.get_close_matches(self._model, served, n=1, cutoff=0.0)[0]
@@ -205,6 +217,8 @@ class OpenAIBackend:
                 ACPOWarning,
                 stacklevel=3,
             )
+        entry = entries.get(self._model, {})
+        return {name: entry[name] for name in _IDENTITY if entry.get(name) is not None}
 
 
 def _completion(request: Request, body: bytes, seconds: float) -> Completion:
@@ -219,7 +233,9 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
     if not isinstance(text, str):
         raise _Malformed(f"a completion that is no text: {text!r}")
     known = tokens if isinstance(tokens, int) else None
-    return Completion(request.key, text, known, finish, seconds)
+    mark = reply.get("system_fingerprint")
+    mark = mark if isinstance(mark, str) else None
+    return Completion(request.key, text, known, finish, seconds, fingerprint=mark)
 
 
 def _said(message: dict[str, Any]) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
+from acpo.checkpoints import load_model
 from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
 from acpo.evaluate.backends.decoder import Decoder, Job
@@ -17,7 +17,7 @@ class TransformersBackend:
     Weights are loaded for the first sample, in the checkpoint's precision, or float32 on CPU.
 
     Args:
-        model: Hub id or folder.
+        model: Hub id, folder (a PEFT adapter's, too), `.gguf` file, or `package:NAME/PATH`.
         sampling: How completions are drawn.
         batch_size: Sequences that run together.
         device: Where; None takes CUDA when there is one.
@@ -66,9 +66,7 @@ class TransformersBackend:
         """The weights, in evaluation mode."""
         name = self.checkpoint.name
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                name, dtype=self._dtype, trust_remote_code=False
-            )
+            model = load_model(self.checkpoint.place, dtype=self._dtype, trust_remote_code=False)
         except Exception as error:  # damaged weights raise whatever their parser raises
             said = (str(error).splitlines() or [repr(error)])[0]
             raise SamplingError(f"model {name!r} cannot be loaded: {said}") from error

@@ -43,6 +43,11 @@ class VLLMBackend:
             ) from error
         self._vllm = vllm
         self._checkpoint = Checkpoint(model, sampling)
+        if self._checkpoint.base != self._checkpoint.place:
+            raise SamplingError(
+                f"model {model!r} is an adapter, which this backend does not load: use --backend "
+                "transformers, or `vllm serve --enable-lora` with --base-url"
+            )
         self._sampling = sampling
         self._batch_size = batch_size
 
@@ -76,7 +81,7 @@ class VLLMBackend:
 
     def _engine(self, longest_prompt: int) -> Any:
         args = self._vllm.EngineArgs(
-            model=self._checkpoint.name,
+            model=self._checkpoint.place,
             dtype=str(self._checkpoint.dtype).removeprefix("torch."),
             # The model's own limit may need more memory than there is, and is not needed.
             max_model_len=longest_prompt + self._sampling.max_tokens,

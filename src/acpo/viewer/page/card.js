@@ -5,10 +5,69 @@ const VERDICTS = new Map([
   ["incorrect", ["✗", "bad"]],
 ]);
 
+// Training writes rewards and no verdicts.
+function isRight({ verdict, reward }) {
+  return verdict === null ? reward > 0 : verdict === "correct";
+}
+
+// Whether the policy had diverged here.
+function isBroken({ columns, length }) {
+  return length > 0 && ["logp", "entropy"].some((name) => columns[name]?.some(Number.isNaN));
+}
+
+// Whether token i is part of the first error.
+function isError({ error }, i) {
+  return Boolean(error) && error.span[0] <= i && i < error.span[1];
+}
+
+// The share of a method's negative update before, at and after the first error; null where unknown.
+function blameOf(completion, method) {
+  const update = completion.methods[method]?.update;
+  if (!completion.error || !update) return null;
+  const [first, end] = completion.error.span;
+  const parts = [0, 0, 0];
+  for (let i = 0; i < update.length; i++) {
+    if (Number.isNaN(update[i])) return null;
+    parts[i < first ? 0 : i < end ? 1 : 2] += Math.max(-update[i], 0);
+  }
+  const total = parts[0] + parts[1] + parts[2];
+  return total > 0 ? parts.map((part) => part / total) : null;
+}
+
+function outcomeOf({ verdict, reward }) {
+  if (verdict !== null) return [...(VERDICTS.get(verdict) ?? ["?", "muted"]), plainText(verdict, 24)];
+  if (reward === null) return ["?", "muted", "no verdict"];
+  return reward > 0 ? ["✓", "good", "rewarded"] : ["✗", "bad", "not rewarded"];
+}
+
+// Completions of one text and reward, together: a policy that repeats itself is read once.
+function distinct(completions) {
+  const groups = new Map();
+  for (const completion of completions) {
+    const key = `${completion.reward} ${completion.columns.token_id.join(" ")}`;
+    if (groups.has(key)) groups.get(key).push(completion);
+    else groups.set(key, [completion]);
+  }
+  return [...groups.values()];
+}
+
+// How a method spends its update on a completion: on the top tenth of tokens, and off the mode.
+function budgetOf(completion, method) {
+  const update = completion.methods[method]?.update;
+  if (!update || completion.length < 10) return null;
+  const sizes = Float64Array.from(update, (value) => Math.abs(value) || 0);
+  const total = sizes.reduce((sum, size) => sum + size, 0);
+  if (!total) return null;
+  const off = sizes.reduce((sum, size, i) => sum + (isMismatch(completion, i) ? size : 0), 0);
+  const top = sizes.sort().slice(-Math.ceil(sizes.length / 10)).reduce((sum, size) => sum + size, 0);
+  return { top: top / total, off: off / total };
+}
+
 class Card {
-  constructor(app, completion) {
+  constructor(app, completion, others = []) {
     this.app = app;
     this.completion = completion;
+    this.samples = [completion, ...others].map(({ sample }) => sample);
     this.element = make("article", "card");
     this.element.setAttribute("aria-label", `completion ${completion.sample}`);
     const body = make("div", "views");
@@ -20,14 +79,20 @@ class Card {
   head() {
     const { completion } = this;
     const head = make("header", "facts");
-    const [sign, tone] = VERDICTS.get(completion.verdict) ?? ["?", "muted"];
+    const [sign, tone, outcome] = outcomeOf(completion);
     head.append(
-      make("span", "sample", `#${completion.sample}`),
-      make("span", tone, `${sign} ${plainText(completion.verdict ?? "no verdict", 24)}`),
+      make("span", "sample", this.samples.map((sample) => `#${sample}`).join(" ")),
+      make("span", tone, `${sign} ${outcome}`),
       make("span", "number", `reward ${short(completion.reward)}`),
       make("span", "number", `A ${number(completion.advantage, 2, true)}`),
       make("span", "number muted", count(completion.length, "token")),
     );
+    if (this.samples.length > 1) head.append(make("b", "", `${this.samples.length} times`));
+    if (isBroken(completion)) head.append(make("span", "bad", "not finite"));
+    if (completion.error) {
+      const { span, evidence } = completion.error;
+      head.append(make("span", "first-error", `first error at token ${span[0] + 1}, ${evidence}`));
+    }
     if (completion.truncated) head.append(make("span", "bad", "cut off"));
     return head;
   }
@@ -37,7 +102,7 @@ class Card {
     const view = { method, completion, element: make("section", "view") };
     const title = app.titleOf(method);
     view.column = app.quantity.of(completion, method);
-    view.scale = app.scale;
+    view.scale = app.scaleOf(method);
     view.isDim = (i) => app.isDim(completion, method, i);
     view.pane = new TokenPane(completion, {
       label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
@@ -50,6 +115,24 @@ class Card {
     view.strip = new Strip(view);
     view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
     if (app.shownMethods().length > 1) view.element.append(make("h3", "method", title));
+    const budget = budgetOf(completion, method);
+    if (budget) {
+      const bar = view.element.appendChild(make("p", "budget"));
+      const [top, off] = [100 * budget.top, 100 * budget.off];
+      bar.append(make("span"), make("span"));
+      bar.firstChild.style.width = `${top}%`;
+      bar.title = `${number(top, 0)}% of the update on a tenth of the tokens; `;
+      bar.title += `${number(off, 0)}% on tokens that are not the mode`;
+      bar.setAttribute("role", "img");
+      bar.setAttribute("aria-label", bar.title);
+    }
+    const blame = blameOf(completion, method);
+    if (blame) {
+      const [before, at, after] = blame.map((share) => `${number(100 * share, 1)}%`);
+      const even = (completion.error.span[1] - completion.error.span[0]) / completion.length;
+      const text = `negative update: ${before} before, ${at} at, ${after} after the first error`;
+      view.element.append(make("p", "blame", `${text} (chance at it: ${number(100 * even, 1)}%)`));
+    }
     view.element.append(view.pane.element, view.strip.element);
     return view;
   }
@@ -58,6 +141,7 @@ class Card {
     let classes = view.scale.classOf(view.column[i]);
     if (isReversed(this.completion, view.method, i)) classes += " reversed";
     else if (isMismatch(this.completion, i)) classes += " mismatch";
+    if (isError(this.completion, i)) classes += " first-error";
     if (view.isDim(i)) classes += " dim";
     if (this.found?.[i]) classes += " found";
     return classes;
@@ -90,7 +174,7 @@ class Card {
   repaint() {
     for (const view of this.views) {
       view.column = this.app.quantity.of(this.completion, view.method);
-      view.scale = this.app.scale;
+      view.scale = this.app.scaleOf(view.method);
       view.pane.repaint();
       view.strip.request();
     }

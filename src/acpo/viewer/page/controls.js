@@ -6,6 +6,7 @@ const KEYS = [
   ["Tab", "next completion or control"],
   ["/", "search; Enter and Shift+Enter go from hit to hit"],
   ["n p", "next and previous hit of the search or the token filter"],
+  ["o", "to the table of all prompts; Enter opens one"],
   ["j k", "next and previous prompt"],
   ["[ ]", "earlier and later training step"],
   ["1 … 7", "colour by the first, second, … quantity"],
@@ -14,6 +15,7 @@ const KEYS = [
   ["s", "completions: all, A > 0, A ≤ 0"],
   ["f", "tokens: all, mismatched, reversed"],
   ["v", "values under the tokens"],
+  ["c", "colour scale: per method and sign, per method, one for all, logarithmic"],
   ["t", "theme: as the system, light, dark"],
   ["?", "these keys"],
 ];
@@ -24,13 +26,23 @@ function describePage({ page }) {
   if (page.method) facts.push(`method ${page.method}`);
   if (page.temperature) facts.push(`T = ${page.temperature}`);
   if (page.groups.length < page.prompts) {
-    facts.push(`first ${page.groups.length} of ${page.prompts} prompts`);
+    const over = page.steps > 1 ? ", spread over the steps" : "";
+    facts.push(`${page.groups.length} of ${page.prompts} prompts${over}`);
   }
   $("made").textContent = facts.join(" · ");
-  const options = page.groups.map(({ id, prompt }, index) => {
-    const name = prompt ? plainText(prompt, 48) : id;
-    return make("option", "", `${index + 1} / ${page.groups.length}  ${name}`);
+  const options = page.groups.map(({ id, prompt, steps }, index) => {
+    const name = prompt ? plainText(prompt, 48) : plainText(id, 48);
+    const last = steps.length > 1 ? ` to ${steps.at(-1)}` : "";
+    const when = page.steps > 1 ? `  step ${steps[0]}${last}` : "";
+    return make("option", "", `${index + 1} / ${page.groups.length}${when}  ${name}`);
   });
+  if (!page.errors) $("only").querySelector("[value=error]").remove();
+  for (const { key, label, hint } of SCALES) {
+    const option = make("option", "", label);
+    option.value = key;
+    option.title = hint;
+    $("scale").append(option);
+  }
   fill($("prompts"), ...options);
   for (const id of ["previous", "next"]) $(id).disabled = page.groups.length < 2;
   const list = KEYS.flatMap(([keys, meaning]) => {
@@ -55,6 +67,10 @@ function bindControls(app) {
     app.chooseQuantity();
     if (app.shownMethods().length === paired) app.recolour();
     else app.show();
+  });
+  on("scale", "change", (event) => {
+    app.state.scale = SCALES[event.target.selectedIndex];
+    app.recolour();
   });
   on("sign", "change", (event) => {
     app.state.sign = event.target.value;
@@ -115,6 +131,7 @@ function offerMethods(app) {
 function chooseMethod(app, value) {
   app.state.both = value === "";
   if (value) app.state.method = value;
+  app.overview?.show();
   for (const radio of $("methods").querySelectorAll("input")) radio.checked = radio.value === value;
   app.show();
 }
@@ -134,6 +151,11 @@ function moveStep(by) {
 function pressKey(app, event) {
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.target.matches("input[type=search], select")) return;
+  if (event.key === "o" && !$("overview").hidden) {
+    ($("overview-rows").querySelector("[aria-current=true]") ?? $("overview-filter")).focus();
+    event.preventDefault();
+    return;
+  }
   const names = app.page.methods.map(({ name }) => name);
   const actions = {
     "/": () => $("query").focus(),
@@ -150,6 +172,7 @@ function pressKey(app, event) {
     s: () => cycle("sign"),
     f: () => cycle("only"),
     v: () => $("values").click(),
+    c: () => cycle("scale"),
     t: () => app.nextTheme(),
     "?": () => $("help").showModal(),
   };
@@ -165,4 +188,5 @@ function pressKey(app, event) {
 const app = new CreditPage();
 describePage(app);
 bindControls(app);
-app.openPrompt(0);
+app.openPlace();
+app.overview = new Overview(app);

@@ -10,6 +10,7 @@ class CreditPage {
       only: "all",
       values: false,
       step: null,
+      scale: SCALES[0],
     };
     this.cards = [];
     this.hits = [];
@@ -30,12 +31,14 @@ class CreditPage {
 
   isDim(completion, method, i) {
     if (this.state.only === "mismatch") return !isMismatch(completion, i);
+    if (this.state.only === "error") return !isError(completion, i);
     if (this.state.only === "reversed") return !isReversed(completion, method, i);
     return false;
   }
 
-  openPrompt(index) {
+  openPrompt(index, step = this.state.step) {
     const { groups } = this.page;
+    this.state.step = step;
     this.index = (index + groups.length) % groups.length;
     $("prompts").selectedIndex = this.index;
     this.group = openGroup(`group-${this.index}`);
@@ -52,8 +55,12 @@ class CreditPage {
   showPrompt() {
     const { prompt, answer } = this.group;
     const element = fill($("prompt"));
-    if (prompt === null) element.append(make("span", "muted", "The trace holds no prompt text."));
-    else showText(element, prompt, 20000);
+    if (!prompt.known) element.append(make("span", "muted", "The trace holds no prompt text."));
+    else {
+      showTemplate(element, prompt.before);
+      showText(element.appendChild(make("bdi")), prompt.text, 20000);
+      showTemplate(element, prompt.after);
+    }
     if (answer === null) return;
     const gold = make("span", "gold");
     gold.append(make("span", "muted", "gold "));
@@ -85,19 +92,33 @@ class CreditPage {
     $("quantity").title = this.quantity.hint ?? "";
   }
 
-  // One scale for all completions and methods on show at this step: their colours compare.
+  // Scales span all completions of this step: their colours compare. Methods may have their own.
   rescale() {
     const methods = this.page.methods.map(({ name }) => name);
     const completions = this.group.completions.filter(({ step }) => step === this.state.step);
-    const columns = completions.flatMap((completion) =>
-      (methods.length && this.quantity.perMethod ? methods : [this.state.method]).map(
-        (method) => this.quantity.of(completion, method) ?? new Float32Array(0),
-      ),
-    );
-    this.scale = new Scale(this.quantity, columns);
-    fill($("legend"), make("span", "muted", this.quantity.label), ...this.scale.legend());
+    const { quantity, state } = this;
+    const several = methods.length && quantity.perMethod;
+    const scaleOf = (names) =>
+      new Scale(
+        quantity,
+        completions.flatMap((c) => names.map((name) => quantity.of(c, name) ?? [])),
+        state.scale,
+      );
+    const own = several ? methods : [state.method];
+    const one = state.scale.shared || !several ? scaleOf(own) : null;
+    this.scales = new Map(own.map((method) => [method, one ?? scaleOf([method])]));
+    const legends = one ? [["", one]] : this.shownMethods().map((m) => [m, this.scaleOf(m)]);
+    fill($("legend"), make("span", "muted", quantity.label));
+    for (const [method, scale] of legends) {
+      if (legends.length > 1) $("legend").append(make("b", "", this.titleOf(method)));
+      $("legend").append(...scale.legend());
+    }
     $("legend").append(make("span", "mismatch", "not the mode"));
     if (this.page.methods.length) $("legend").append(make("span", "reversed", "reversed"));
+  }
+
+  scaleOf(method) {
+    return this.scales.get(method) ?? [...this.scales.values()][0];
   }
 
   completions() {
@@ -115,7 +136,9 @@ class CreditPage {
     for (const card of this.cards) card.close();
     this.rescale();
     this.selected = null;
-    this.cards = this.completions().map((completion) => new Card(this, completion));
+    this.cards = distinct(this.completions()).map(
+      ([completion, ...others]) => new Card(this, completion, others),
+    );
     const main = fill($("completions"), ...this.cards.map(({ element }) => element));
     if (!this.cards.length) main.append(make("p", "empty", "No completion has such an advantage."));
     main.classList.toggle("long", this.cards.some(({ completion }) => completion.length > 400));
@@ -126,7 +149,7 @@ class CreditPage {
     this.summarise();
     this.search();
     this.restore(before);
-    paintWhenIdle(() => this.panes());
+    this.overview?.mark();
   }
 
   restore(before) {
@@ -149,7 +172,6 @@ class CreditPage {
 
   repaint() {
     for (const card of this.cards) card.repaint();
-    paintWhenIdle(() => this.panes());
   }
 
   panes() {
@@ -157,7 +179,7 @@ class CreditPage {
   }
 
   summarise() {
-    const all = this.cards.map(({ completion }) => completion);
+    const all = this.completions();
     const total = (of) => all.reduce((sum, completion) => sum + of(completion), 0);
     const tokens = total(({ length }) => length);
     const where = (test) =>
@@ -167,9 +189,10 @@ class CreditPage {
         return n;
       });
     const judged = all.filter(({ reward }) => reward !== null);
-    const parts = [count(all.length, "completion")];
+    const parts = [`step ${this.state.step}`, count(all.length, "completion")];
     if (judged.length) {
-      parts.push(`${all.filter(({ verdict }) => verdict === "correct").length} correct`);
+      const named = all.some(({ verdict }) => verdict !== null);
+      parts.push(`${judged.filter(isRight).length} ${named ? "correct" : "with reward above 0"}`);
       parts.push(`mean reward ${number(total(({ reward }) => reward ?? 0) / judged.length, 2)}`);
     }
     parts.push(count(tokens, "token"));
@@ -179,7 +202,20 @@ class CreditPage {
     for (const { name, title } of this.page.methods) {
       parts.push(`${where((c, i) => isReversed(c, name, i))} reversed by ${title}`);
     }
-    $("summary").textContent = parts.join(" · ");
+    const broken = all.filter(isBroken).length;
+    if (broken) parts.push(`${count(broken, "completion")} with numbers that are not finite`);
+    fill($("summary"), parts.join(" · "));
+    const silent = this.whySilent();
+    if (silent) $("summary").prepend(make("b", "silent", silent), " · ");
+  }
+
+  // Why a whole group moves nothing, where it does not.
+  whySilent() {
+    const group = this.group.completions.filter(({ step }) => step === this.state.step);
+    if (group.some(({ advantage }) => advantage)) return "";
+    const rewards = new Set(group.map(({ reward }) => reward));
+    if (rewards.has(null)) return rewards.size > 1 ? "" : "No verdict, so no advantage";
+    return rewards.size > 1 ? "" : "All rewards are equal: no advantage, no update";
   }
 
   // Tokens ------------------------------------------------------------------------------------
@@ -193,8 +229,40 @@ class CreditPage {
   select(card, view, i) {
     if (this.selected && this.selected.card !== card) this.selected.card.deselect();
     this.selected = { card, view, token: i, sample: card.completion.sample };
+    this.keepPlace();
     inspect($("inspector"), this.page, card.completion, i);
     announce($("announcement"), card.completion, i, view.column[i], this.quantity);
+  }
+
+  // The place in the address, so that a token can be linked.
+  keepPlace() {
+    const { step, method } = this.state;
+    const { token, sample } = this.selected;
+    const { id } = this.page.groups[this.index];
+    const place = { prompt: id, step, sample, token, method, colour: this.quantity.key };
+    try {
+      history.replaceState(null, "", `#${new URLSearchParams(place)}`);
+    } catch {
+      // Some browsers refuse for local files; the page works without.
+    }
+  }
+
+  // Open what the address names, as far as the page has it; the first prompt otherwise.
+  openPlace() {
+    const place = new URLSearchParams(location.hash.slice(1));
+    const whole = (name) => (/^\d{1,9}$/.test(place.get(name) ?? "") ? Number(place.get(name)) : -1);
+    const index = this.page.groups.findIndex(({ id }) => id === place.get("prompt"));
+    const method = this.page.methods.find(({ name }) => name === place.get("method"));
+    if (method) this.state.method = method.name;
+    this.openPrompt(Math.max(index, 0), index < 0 ? null : whole("step"));
+    if (index < 0) return;
+    const colour = [...$("quantity").options].findIndex(({ value }) => value === place.get("colour"));
+    if (colour >= 0) $("quantity").selectedIndex = colour;
+    this.chooseQuantity();
+    this.recolour();
+    const card = this.cards.find(({ samples }) => samples.includes(whole("sample")));
+    const token = whole("token");
+    if (card && token >= 0 && token < card.completion.length) card.views[0].pane.activate(token);
   }
 
   // Find the hits of the search, or else of the token filter; "next" and "previous" go through them.

@@ -70,6 +70,7 @@ class Decisions {
     const item = this.page.items[index];
     if (!Number.isInteger(index) || !item || typeof decision?.note !== "string") return false;
     if (Number.isNaN(Date.parse(decision.when))) return false;
+    if ((item.right === null) !== (decision.error === null)) return false;
     const [first, end] = decision.span ?? [];
     const placed = Number.isInteger(first) && Number.isInteger(end);
     const inside = placed && first >= 0 && first < end && end <= item.length;
@@ -83,10 +84,12 @@ class Decisions {
     );
   }
 
-  exported() {
+  // `stands(index)` says which decisions still count.
+  exported(stands) {
     const decisions = [...this.byItem]
+      .filter(([index]) => stands(index))
       .sort(([a], [b]) => a - b)
-      .map(([index, { decision, span, annotator, note, when }]) => {
+      .map(([index, { decision, span, annotator, error, note, when }]) => {
         const { prompt_id, wrong, right, proposals } = this.page.items[index];
         const proposed = proposals.filter((one) => one.span).map((one) => [one.annotator, one.span]);
         return {
@@ -96,6 +99,7 @@ class Decisions {
           decision,
           span,
           annotator,
+          error,
           proposed: Object.fromEntries(proposed),
           note,
           when,
@@ -104,7 +108,7 @@ class Decisions {
     this.unsaved = false;
     return {
       format: "acpo-review",
-      version: 1,
+      version: 2,
       trace: this.page.trace,
       step: this.page.step,
       reviewer: this.reviewer.trim(),

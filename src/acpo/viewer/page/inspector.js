@@ -44,21 +44,22 @@ function status(page, completion, i) {
   return line;
 }
 
-// What each method gives this token.
+// What each method gives this token: a column per method, or a row where there are many.
 function given(page, completion, i) {
   const methods = page.methods.length ? page.methods : [{ name: "", title: page.method || "trace" }];
+  const cell = ({ name }, [, column, signed]) => {
+    const value = (name ? completion.methods[name] : completion.columns)[column]?.[i];
+    return make("td", "number", number(value, 3, signed));
+  };
+  const many = methods.length > 3;
   const table = make("table", "given");
-  const head = table.createTHead().insertRow();
-  head.append(make("th"), ...methods.map(({ title }) => make("th", "", title)));
+  const heads = many ? GIVEN.map(([label]) => label) : methods.map(({ title }) => title);
+  table.createTHead().insertRow().append(make("th"), ...heads.map((text) => make("th", "", text)));
   const body = table.createTBody();
-  for (const [label, column, signed] of GIVEN) {
-    const row = body.insertRow();
-    row.append(make("th", "", label));
-    for (const { name } of methods) {
-      const value = (name ? completion.methods[name] : completion.columns)[column]?.[i];
-      row.append(make("td", "number", number(value, 3, signed)));
-    }
-  }
+  const rows = many
+    ? methods.map((method) => [method.title, GIVEN.map((what) => cell(method, what))])
+    : GIVEN.map((what) => [what[0], methods.map((method) => cell(method, what))]);
+  for (const [label, cells] of rows) body.insertRow().append(make("th", "", label), ...cells);
   return table;
 }
 

@@ -1,12 +1,13 @@
 // The tokens of one completion as text, in a pane that scrolls.
 //
 // Tokens live in blocks of a few hundred. A block's elements are made when it comes near the
-// visible part, or when the browser is idle; blocks far away cost neither layout nor paint.
+// visible part and given up when it has left: a pane costs what is on show, however long it is.
 
-const BLOCK = 64; // tokens after which a line break ends a block
-const LONGEST_BLOCK = 256; // tokens after which a block ends anyway
+const BLOCK = 256; // tokens after which a line break ends a block
+const LONGEST_BLOCK = 512; // tokens after which a block ends anyway
 const LINE = 24; // px, as in tokens.css
 const USUAL_WIDTH = 46; // characters of a line, to guess heights with
+const NEAR = 900; // px beyond the visible part, where blocks are made before they come into view
 
 let panes = 0;
 
@@ -28,7 +29,7 @@ class TokenPane {
     this.byElement = new Map(this.blocks.map((block) => [block.element, block]));
     this.observer = new IntersectionObserver((entries) => this.seen(entries), {
       root: this.element,
-      rootMargin: "300px 0px",
+      rootMargin: `${NEAR}px 0px`,
     });
     this.arrival = new IntersectionObserver((entries) => this.arrive(entries), {
       rootMargin: "100px",
@@ -68,7 +69,6 @@ class TokenPane {
     const element = make("div", "block");
     element.setAttribute("role", "presentation");
     element.style.minHeight = `${height + 6}px`;
-    element.style.containIntrinsicSize = `auto 0px auto ${height}px`;
     return { start, end, element, built: false, version: -1 };
   }
 
@@ -104,6 +104,7 @@ class TokenPane {
       const block = this.byElement.get(entry.target);
       block.near = entry.isIntersecting;
       if (block.near) this.paint(block);
+      else this.release(block, entry.boundingClientRect.height);
     }
     this.options.onScroll?.();
   }
@@ -131,31 +132,36 @@ class TokenPane {
     block.element.style.minHeight = "";
   }
 
+  // Leave a block's room empty; the active token's stays, for screen readers follow it.
+  release(block, height) {
+    const active = block.start <= this.active && this.active < block.end;
+    if (!block.built || active) return;
+    block.built = false;
+    block.version = -1;
+    block.tokens = null;
+    block.element.style.minHeight = `${height}px`;
+    block.element.replaceChildren();
+  }
+
   paint(block) {
     this.build(block);
     if (block.version === this.version) return;
     block.version = this.version;
     for (const token of block.tokens) {
       const classes = this.options.classOf?.(token.index) ?? "";
-      const active = token.index === this.active ? " active" : "";
-      token.className = `t ${classes}${active}`;
+      const active = token.index === this.active;
+      token.className = `t ${classes}${active ? " active" : ""}`;
+      if (active) token.setAttribute("aria-selected", "true");
       const value = this.options.labelOf?.(token.index);
       if (value === undefined) delete token.dataset.v;
       else token.dataset.v = value;
     }
   }
 
-  // Something `classOf` depends on changed: near blocks now, the others when idle or seen.
+  // Something `classOf` depends on changed: near blocks now, the others when seen.
   repaint() {
     this.version += 1;
     for (const block of this.blocks) if (block.near) this.paint(block);
-  }
-
-  // Paint one block that is out of date; false when there is none.
-  paintNext() {
-    const block = this.blocks.find((candidate) => candidate.version !== this.version);
-    if (block) this.paint(block);
-    return Boolean(block);
   }
 
   paintAll() {
@@ -269,20 +275,4 @@ class TokenPane {
     this.arrival.disconnect();
     this.observer.disconnect();
   }
-}
-
-let painting = false;
-
-// Finish panes in idle moments, one block at a time.
-function paintWhenIdle(currentPanes) {
-  if (painting) return;
-  painting = true;
-  const idle = window.requestIdleCallback ?? ((task) => setTimeout(() => task(null), 30));
-  const work = (deadline) => {
-    do {
-      painting = currentPanes().some((pane) => pane.paintNext());
-    } while (painting && deadline && deadline.timeRemaining() > 10);
-    if (painting) idle(work);
-  };
-  idle(work);
 }

@@ -30,7 +30,6 @@ class ReviewPage {
     this.header();
     this.controls();
     this.open(Math.max(this.undecidedFrom(0), 0));
-    paintWhenIdle(() => this.panes);
   }
 
   get item() {
@@ -60,22 +59,48 @@ class ReviewPage {
   title(index) {
     const { prompt, wrong, right } = this.page.items[index];
     const what = right === null ? `error of wrong ${wrong}` : `wrong ${wrong}, right ${right}`;
-    const decided = this.decisions.get(index)?.decision ?? this.page.items[index].earlier?.decision;
-    const mark = { accept: "✓", move: "→", reject: "✗" }[decided] ?? "·";
+    const open = this.isVoid(index) ? "–" : "·";
+    const mark = { accept: "✓", move: "→", reject: "✗" }[this.made(index)?.decision] ?? open;
     return `${mark} ${index + 1} / ${this.page.items.length}  ${what}  ${plainText(prompt, 32)}`;
   }
 
   progress() {
-    const made = this.decisions.byItem.size;
+    const made = [...this.decisions.byItem.keys()].filter((index) => this.made(index)).length;
     const open = this.page.items.filter((_, index) => this.isOpen(index)).length;
     $("progress").textContent = `${made} decided here, ${open} undecided`;
-    if (this.index !== undefined) {
-      $("items").options[this.index].textContent = this.title(this.index);
-    }
+    if (this.index === undefined) return;
+    // What corresponds to an error is decided, or not, with the error.
+    this.page.items.forEach(({ errorAt }, index) => {
+      if (errorAt === this.item.errorAt) $("items").options[index].textContent = this.title(index);
+    });
+  }
+
+  // The decision on an item that counts. One on a corresponding place counts beside the error it
+  // was made for, and beside no other.
+  made(index) {
+    const item = this.page.items[index];
+    const made = this.decisions.get(index) ?? item.earlier;
+    if (!made || item.right === null) return made;
+    if (this.isVoid(index)) return null;
+    const { error } = made;
+    return error && String(error) !== String(this.errorPlace(item)) ? null : made;
+  }
+
+  // Nothing corresponds to an error that was rejected.
+  isVoid(index) {
+    const { right, errorAt } = this.page.items[index];
+    return right !== null && this.made(errorAt)?.decision === "reject";
   }
 
   isOpen(index) {
-    return !this.decisions.get(index) && !this.page.items[index].earlier;
+    return !this.made(index) && !this.isVoid(index);
+  }
+
+  // Whether a proposal can be accepted: what corresponds to another error cannot.
+  fits({ annotator, span }, item = this.item) {
+    if (!span || item.right === null) return Boolean(span);
+    const own = this.page.items[item.errorAt].proposals.find((one) => one.annotator === annotator);
+    return String(own?.span) === String(this.errorPlace(item));
   }
 
   undecidedFrom(start) {
@@ -95,13 +120,13 @@ class ReviewPage {
     const { item } = this;
     $("items").selectedIndex = index;
     const group = this.group(item.group);
-    showText(fill($("prompt")), group.prompt ?? "", 20000);
-    if (group.answer) $("prompt").append(make("span", "gold muted", `gold ${group.answer}`));
-    $("question").textContent =
-      item.right === null
-        ? "Where is the first error?"
-        : "What corresponds to the error in the right completion?";
-    this.chosen = item.proposals.findIndex((one) => one.span);
+    showText(fill($("prompt")), group.prompt.text, 20000);
+    if (group.answer) {
+      const gold = $("prompt").appendChild(make("span", "gold muted", "gold "));
+      showText(gold.appendChild(make("bdi")), group.answer, 400);
+    }
+    $("question").textContent = this.question();
+    this.chosen = item.proposals.findIndex((one) => this.fits(one));
     $("note").value = this.decisions.get(index)?.note ?? "";
     this.sides(group);
     this.proposals();
@@ -109,6 +134,12 @@ class ReviewPage {
     const place = this.place();
     if (place) this.asked.activate(place[0]);
     this.asked.element.focus({ preventScroll: true });
+  }
+
+  question() {
+    if (this.item.right === null) return "Where is the first error?";
+    if (this.isVoid(this.index)) return "The error was rejected: nothing corresponds to it.";
+    return "What corresponds to the error in the right completion?";
   }
 
   group(number) {
@@ -164,16 +195,15 @@ class ReviewPage {
 
   // The place of this item that counts now: decided, or chosen among the proposals.
   place() {
-    const made = this.decisions.get(this.index) ?? this.item.earlier;
+    const made = this.made(this.index);
     if (made) return made.span;
     return this.item.proposals[this.chosen]?.span ?? null;
   }
 
-  errorPlace() {
-    const { errorAt } = this.item;
-    const error = this.page.items[errorAt];
-    const made = this.decisions.get(errorAt) ?? error.earlier;
-    return made ? made.span : (error.proposals.find((one) => one.span)?.span ?? null);
+  errorPlace({ errorAt } = this.item) {
+    const made = this.made(errorAt);
+    if (made) return made.span;
+    return this.page.items[errorAt].proposals.find((one) => one.span)?.span ?? null;
   }
 
   // Proposals and decision -------------------------------------------------------------------
@@ -185,20 +215,25 @@ class ReviewPage {
       radio.type = "radio";
       radio.name = "proposal";
       radio.checked = number === this.chosen;
-      radio.disabled = !proposal.span;
+      const fits = this.fits(proposal);
+      radio.disabled = !fits;
       radio.addEventListener("change", () => this.choose(number));
       const where = proposal.span ? tokensOf(proposal.span) : proposal.status;
-      label.append(radio, ` ${number + 1}. ${proposal.annotator}: ${where}`);
-      label.append(make("span", "why", proposal.rationale || proposal.detail));
+      const other = proposal.span && !fits ? ", of its own error: place it by hand" : "";
+      label.append(radio, ` ${number + 1}. ${proposal.annotator}: ${where}${other}`);
+      const why = proposal.rationale || proposal.detail;
+      if (why) showText(label.appendChild(make("bdi", "why")), why, 4000);
       return label;
     });
     fill($("proposals"), make("legend", "", "Proposals"), ...rows);
-    $("accept").disabled = this.chosen < 0;
+    const isVoid = this.isVoid(this.index);
+    $("accept").disabled = this.chosen < 0 || isVoid;
+    for (const id of ["begin", "finish", "reject"]) $(id).disabled = isVoid;
   }
 
   choose(number) {
     const proposal = this.item.proposals[number];
-    if (!proposal?.span) return;
+    if (!proposal || !this.fits(proposal)) return;
     this.chosen = number;
     this.proposals();
     if (!this.decisions.get(this.index)) this.asked.activate(proposal.span[0]);
@@ -209,19 +244,25 @@ class ReviewPage {
   state() {
     const made = this.decisions.get(this.index);
     const { earlier } = this.item;
+    const counts = this.made(this.index);
     const said = (one) =>
       one.decision === "reject"
         ? "rejected"
         : `${one.decision === "accept" ? `accepted ${one.annotator}` : "moved"}: ${tokensOf(one.span)}`;
-    if (made) $("state").textContent = `You ${said(made)}`;
+    if (this.isVoid(this.index)) $("state").textContent = "Nothing to decide";
+    else if (!counts && (made ?? earlier)) {
+      $("state").textContent = "Decided beside another error: decide again";
+    } else if (made) $("state").textContent = `You ${said(made)}`;
     else if (earlier) $("state").textContent = `${earlier.reviewer} ${said(earlier)}`;
     else $("state").textContent = "Not decided";
     $("undo").disabled = !made;
   }
 
   decide(decision, span, annotator) {
+    if (this.isVoid(this.index)) return;
     const note = $("note").value;
-    this.decisions.set(this.index, { decision, span, annotator, note });
+    const error = this.item.right === null ? null : this.errorPlace();
+    this.decisions.set(this.index, { decision, span, annotator, error, note });
     this.changed();
   }
 
@@ -275,7 +316,7 @@ class ReviewPage {
       $("reviewer").focus();
       return;
     }
-    const value = this.decisions.exported();
+    const value = this.decisions.exported((index) => this.made(index));
     const text = JSON.stringify(value, null, 1);
     $("exported-text").value = text;
     $("exported-what").textContent = `${count(value.decisions.length, "decision")} by ${value.reviewer}`;

@@ -110,7 +110,7 @@ class Strip {
     const { view } = this;
     const value = view.column[i];
     if (!Number.isFinite(value)) return;
-    const share = Math.max(-1, Math.min(1, value / view.scale.most));
+    const share = view.scale.share(value);
     context.globalAlpha = view.isDim(i) ? 0.25 : 1;
     context.fillStyle = colour[view.scale.ramp(value)];
     const height = Math.abs(share) * (base - 1);
@@ -123,26 +123,26 @@ class Strip {
     context.globalAlpha = 1;
   }
 
-  // Per pixel, the largest value of the tokens it stands for.
+  // Per pixel, the largest share of the tokens it stands for.
   peaks(columns) {
-    const { column, completion } = this.view;
-    if (this.peaksOf !== column || this.peakValues.length !== columns) {
-      this.peaksOf = column;
+    const { column, completion, scale } = this.view;
+    if (this.peaksOf !== scale || this.peakValues.length !== columns) {
+      this.peaksOf = scale;
       this.peakValues = new Float32Array(columns);
       for (let i = 0; i < completion.length; i++) {
         const x = Math.floor((i * columns) / completion.length);
-        this.peakValues[x] = Math.max(this.peakValues[x], Math.abs(column[i]) || 0);
+        this.peakValues[x] = Math.max(this.peakValues[x], Math.abs(scale.share(column[i])));
       }
     }
     return this.peakValues;
   }
 
   overview(context, colour, width, [first, last]) {
-    const { scale, completion } = this.view;
+    const { completion } = this.view;
     const [top, bottom] = OVERVIEW;
     context.fillStyle = colour.muted;
     this.peaks(Math.floor(width)).forEach((peak, x) => {
-      const height = Math.min(1, peak / scale.most) * (bottom - top - 1);
+      const height = peak * (bottom - top - 1);
       context.fillRect(x, bottom - height, 1, height);
     });
     context.strokeStyle = colour.ink;

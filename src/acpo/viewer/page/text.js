@@ -90,6 +90,14 @@ function showText(element, text, longest = LONGEST) {
   if (rest) element.append(make("span", "mark", `… +${rest.toLocaleString("en")}`));
 }
 
+// What a chat template puts around a prompt, folded away.
+function showTemplate(element, text) {
+  if (!text) return;
+  const details = element.appendChild(make("details", "template"));
+  details.append(make("summary", "", "template"));
+  showText(details.appendChild(make("bdi")), text, 20000);
+}
+
 // The same as one line of plain text, for labels.
 function plainText(text, longest = 60) {
   let plain = "";

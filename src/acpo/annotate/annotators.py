@@ -1,0 +1,239 @@
+"""Those who say where the first error is, and what can become of a question to one.
+
+Models are asked in `models`. Those who compute are here: where a step can be checked, the first
+wrong one is found and not judged.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from fractions import Fraction
+from itertools import takewhile
+from typing import NamedTuple, Protocol
+
+from acpo.annotate.pairs import Chars, Trajectory
+from acpo.errors import ACPOError
+from acpo.tasks.chain import STEP_LENGTH, ChainProblem
+
+
+class Status(StrEnum):
+    """The outcome of one question."""
+
+    LOCATED = "located"
+    NOTHING = "nothing"  # the annotator says that there is no such place
+    REFUSED = "refused"
+    MALFORMED = "malformed"  # not the JSON that was asked for
+    OUT_OF_RANGE = "out_of_range"  # a line the completion does not have
+    NOT_FOUND = "not_found"  # a quote that does not stand in that line
+    AMBIGUOUS = "ambiguous"  # a quote that stands there more than once
+    FLAWED = "flawed"  # the right completion has a wrong step itself
+    NOT_COMPUTABLE = "not_computable"  # no procedural task, or the error has no token
+    NOT_ASKED = "not_asked"  # no error was located that something could correspond to
+    CUT_OFF = "cut_off"  # the answer ended at the server's length limit
+    OVERSIZE = "oversize"
+    RATE_LIMITED = "rate_limited"
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"  # none, or cut
+    SERVER_ERROR = "server_error"
+    REJECTED = "rejected"  # the server refuses the request: too long, for example
+    UNAVAILABLE = "unavailable"  # not sent: the endpoint failed too often in a row
+
+
+PASSING = frozenset(
+    {
+        Status.MALFORMED,
+        Status.NOT_ASKED,
+        Status.CUT_OFF,
+        Status.OVERSIZE,
+        Status.RATE_LIMITED,
+        Status.TIMEOUT,
+        Status.CONNECTION,
+        Status.SERVER_ERROR,
+        Status.REJECTED,
+        Status.UNAVAILABLE,
+    }
+)
+"""Outcomes after which the same command asks again."""
+
+
+class Usage(NamedTuple):
+    """What an answer cost: tokens read and written, zero where they came from the cache."""
+
+    read: int = 0
+    written: int = 0
+    requests: int = 0
+    cached: int = 0
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+class Answer(NamedTuple):
+    """What an annotator said.
+
+    Attributes:
+        status: What became of the question.
+        chars: The place, where one was located.
+        rationale: Why, in the annotator's words: untrusted text.
+        detail: What went wrong, where something did: untrusted text.
+        usage: What it cost.
+    """
+
+    status: Status
+    chars: Chars | None = None
+    rationale: str = ""
+    detail: str = ""
+    usage: Usage = Usage()
+
+
+class Annotator(Protocol):
+    """Someone who says where the first error is."""
+
+    name: str
+
+    def settings(self) -> dict[str, object]:
+        """What its answers depend on; kept with them."""
+        ...
+
+    def first_error(self, wrong: Trajectory) -> Answer:
+        """The first substantive error of a wrong completion."""
+        ...
+
+    def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
+        """The interval of a right completion that corresponds to an error."""
+        ...
+
+
+EXACT = "exact"
+
+
+class ExactAnnotator:
+    """Computes first errors of the task `chain`.
+
+    The place is from the first wrong character to the end of its step. In a right completion it is
+    the same characters: both write the same operations in the same places.
+    """
+
+    name = EXACT
+
+    def settings(self) -> dict[str, object]:
+        return {"kind": EXACT, "task": "chain"}
+
+    def first_error(self, wrong: Trajectory) -> Answer:
+        try:
+            problem = ChainProblem.parse(wrong.prompt)
+        except ACPOError as error:
+            return Answer(Status.NOT_COMPUTABLE, detail=str(error))
+        index = problem.first_error(wrong.completion)
+        if index is None:
+            return Answer(Status.NOTHING, rationale="every step is right")
+        pairs = zip(problem.solution, wrong.completion, strict=False)
+        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if start == len(wrong.completion):
+            return Answer(
+                Status.NOT_COMPUTABLE, detail=f"ends in step {index + 1} without a wrong token"
+            )
+        step = problem.steps[index]
+        end = min(max(1 + STEP_LENGTH * (index + 1), start + 1), len(wrong.completion))
+        begin = 1 + STEP_LENGTH * index if start else 0
+        written = wrong.completion[begin:end]
+        right = f"{step.left}{step.operator}{step.right}={step.result}"
+        rationale = f"step {index + 1} is written {written}, and {right}"
+        return Answer(Status.LOCATED, Chars(start, end), rationale)
+
+    def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
+        problem = ChainProblem.parse(wrong.prompt)
+        flaw = problem.first_error(right.completion)
+        if flaw is not None:
+            return Answer(Status.FLAWED, detail=f"its own step {flaw + 1} is wrong")
+        if error.start >= len(right.completion):
+            return Answer(Status.NOTHING, rationale="the right completion has ended there")
+        place = Chars(error.start, min(error.end, len(right.completion)))
+        return Answer(Status.LOCATED, place, "the same step")
+
+
+ARITHMETIC = "arithmetic"
+_NUMBER = r"\$?\d[\d,]*(?:\.\d+)?"
+_EQUATION = re.compile(
+    # Neither a part of a longer term before it, nor followed by more of the right side.
+    rf"(?<![\w.,$)])(?<![-+*/×÷]\s)(?<![-+*/×÷])"
+    rf"(?P<left>{_NUMBER}(?:\s*[-+*/×÷]\s*{_NUMBER}|\s+x\s+{_NUMBER}){{1,20}})"
+    rf"\s*=\s*(?P<right>-?{_NUMBER})(?![\w%]|[.,]\d|\s*[-+*/×÷]\s*\$?\d|\s+x\s+\d)"
+)
+
+
+class Equation(NamedTuple):
+    """`left = right` in a text, the value of the left side, and where the right side stands."""
+
+    left: str
+    right: str
+    value: Fraction
+    place: Chars
+
+    @property
+    def holds(self) -> bool:
+        """To the last digit of the right side: a quotient rounded either way is no error."""
+        unit = Fraction(1, 10 ** len(self.right.partition(".")[2]))
+        return abs(_number(self.right) - self.value) < unit
+
+
+def equations(text: str) -> Iterator[Equation]:
+    """Every `a op b = c` of plain numbers, in order; no other statement is looked at."""
+    for match in _EQUATION.finditer(text):
+        terms = re.split(r"\s*([-+*/×÷]|\bx\b)\s*", match["left"])
+        try:
+            value = _evaluate(terms)
+        except ZeroDivisionError:
+            continue
+        yield Equation(match["left"], match["right"], value, Chars(*match.span("right")))
+
+
+def _number(text: str) -> Fraction:
+    return Fraction(text.replace(",", "").replace("$", ""))
+
+
+def _evaluate(terms: list[str]) -> Fraction:
+    """Products before sums, from left to right."""
+    total, product, sign = Fraction(0), _number(terms[0]), 1
+    for operator, term in zip(terms[1::2], terms[2::2], strict=True):
+        if operator in "+-":
+            total, product, sign = total + sign * product, _number(term), 1 - 2 * (operator == "-")
+        elif operator in "/÷":
+            product /= _number(term)
+        else:
+            product *= _number(term)
+    return total + sign * product
+
+
+class ArithmeticAnnotator:
+    """Finds the first `a op b = c` that does not hold: an error of calculation, exactly.
+
+    Completions that go wrong without one (a wrong set-up, a misread number) have no such place.
+    """
+
+    name = ARITHMETIC
+
+    def settings(self) -> dict[str, object]:
+        return {"kind": EXACT, "task": ARITHMETIC}
+
+    def first_error(self, wrong: Trajectory) -> Answer:
+        found = list(equations(wrong.completion))
+        for equation in found:
+            if not equation.holds:
+                says = f"{equation.left} is {float(equation.value):g}, not {equation.right}"
+                return Answer(Status.LOCATED, equation.place, says)
+        return Answer(Status.NOTHING, rationale=f"{len(found)} equations, all of them hold")
+
+    def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
+        (asked,) = (e for e in equations(wrong.completion) if e.place.start == error.start)
+        for equation in equations(right.completion):
+            if re.sub(r"[\s$,]", "", equation.left) == re.sub(r"[\s$,]", "", asked.left):
+                return Answer(Status.LOCATED, equation.place, "the same calculation")
+        return Answer(Status.NOTHING, rationale="the right completion does not calculate that")
+
+
+COMPUTED: dict[str, Callable[[], Annotator]] = {
+    EXACT: ExactAnnotator,
+    ARITHMETIC: ArithmeticAnnotator,
+}
+"""Annotators that compute, by the name a command line gives them."""

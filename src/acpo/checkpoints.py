@@ -1,0 +1,161 @@
+"""Model names to models: packaged checkpoints, GGUF files, folders, hub ids, and adapters."""
+
+import hashlib
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from acpo.errors import ACPOError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PACKAGED = "package:"
+"""Prefix of a file or folder inside an installed Python package: `package:NAME/PATH`."""
+
+
+def resolve_model(name: str, output_dir: str | Path) -> str:
+    """The folder or hub id behind a model name.
+
+    A GGUF file is unpacked once to `<output_dir>/base-model`, since reference models, vLLM and
+    `save_pretrained` need an ordinary checkpoint.
+
+    Args:
+        name: a folder, a hub id, a `.gguf` file, or `package:NAME/PATH`.
+        output_dir: where the run writes.
+
+    Raises:
+        ACPOError: when a package or file is missing.
+    """
+    if name.startswith(PACKAGED):
+        name = str(_packaged(name))
+    if not name.endswith(".gguf"):
+        return name
+    file, folder = Path(name), Path(output_dir) / "base-model"
+    if not file.is_file():
+        raise ACPOError(f"model_name_or_path={name!r} is not a file")
+    from accelerate import PartialState
+
+    with PartialState().local_main_process_first():
+        if not folder.is_dir():
+            partial = folder.with_name("base-model.partial")
+            unpack_gguf(file, partial)
+            partial.rename(folder)
+    return str(folder)
+
+
+def unpacked_to(name: str) -> Path:
+    """Where a GGUF file is unpacked when no run has a folder for it: once per user and file."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acpo" / "gguf"
+    return home / hashlib.sha256(os.path.abspath(name).encode()).hexdigest()[:16]
+
+
+def _packaged(name: str) -> Path:
+    package, _, inside = name.removeprefix(PACKAGED).partition("/")
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        project = package.replace("_", "-")
+        raise ACPOError(
+            f"model {name!r}: package {package!r} is not installed; "
+            f"`pip install {project}` may provide it"
+        )
+    path = Path(next(iter(found.submodule_search_locations))) / inside
+    if not path.exists():
+        raise ACPOError(f"model {name!r}: {package!r} has no {inside!r}")
+    return path
+
+
+def adapter_base(name: str) -> str | None:
+    """The model a PEFT adapter was trained on; None for a folder or id that is no adapter.
+
+    Raises:
+        ACPOError: when the adapter does not say.
+    """
+    file = Path(name) / "adapter_config.json"
+    if not file.is_file():
+        return None
+    try:
+        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        if not isinstance(base, str) or not base:
+            raise ValueError(f"base_model_name_or_path={base!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ACPOError(
+            f"model {name!r}: its adapter_config.json does not name the base model ({error!r})"
+        ) from error
+    return resolve_model(base, name)
+
+
+def load_model(name: str, *, trainable: bool = False, **options: Any) -> Any:
+    """The weights of a resolved model; an adapter on its base.
+
+    Args:
+        name: a folder or hub id.
+        trainable: leave an adapter apart from its base, to be trained on; else it is merged in.
+        **options: of `from_pretrained`.
+
+    Raises:
+        ACPOError: an adapter without PEFT to read it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    base = adapter_base(name)
+    if base is None:
+        return AutoModelForCausalLM.from_pretrained(name, **options)
+    if importlib.util.find_spec("peft") is None:
+        raise ACPOError(f"model {name!r} is an adapter: `pip install 'acpo[peft]'` to load it")
+    from peft import PeftModel
+
+    below = AutoModelForCausalLM.from_pretrained(base, **options)
+    model: Any = PeftModel.from_pretrained(below, name, is_trainable=trainable)
+    return model if trainable else model.merge_and_unload(safe_merge=True)
+
+
+def unpack_gguf(file: Path, folder: Path) -> None:
+    """Write a GGUF file as an ordinary float32 checkpoint with its tokenizer."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ACPOError(f"model_name_or_path={str(file)!r} needs `pip install gguf` to be read")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    # The loaded model remembers its quantised origin and refuses to be saved; a fresh one does not.
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+
+
+def tokenizer_place(name: str) -> str:
+    """Where a model's tokenizer is: with it, or with the base of an adapter that has none."""
+    base = adapter_base(name)
+    return base if base and not (Path(name) / "tokenizer_config.json").is_file() else name
+
+
+def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a resolved model, padding on the left.
+
+    Raises:
+        ACPOError: when there is none, or it has neither a pad nor an end-of-sequence token.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_place(name), padding_side="left", **options
+        )
+    except (OSError, ValueError) as error:
+        raise ACPOError(
+            f"model_name_or_path={name!r}: no tokenizer there or on the hub: {error}"
+        ) from error
+    if tokenizer.eos_token is None:
+        raise ACPOError(
+            f"model_name_or_path={name!r}: its tokenizer has no end-of-sequence token, so no "
+            "completion could end; set tokenizer.eos_token and save it"
+        )
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

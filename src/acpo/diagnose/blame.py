@@ -1,0 +1,303 @@
+"""Does a method put the blame on the mistake? Shares of its update before, at and after it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from acpo.annotate.annotations import Annotations
+from acpo.annotate.evidence import Accept, Place, error_places
+from acpo.annotate.pairs import Trajectory, select
+from acpo.diagnose.clusters import Effect, cluster_means, effect, interval
+from acpo.diagnose.figures import letter, look, panels
+from acpo.diagnose.geometry import TokenScalars, local_norm2
+from acpo.diagnose.report import Finding, Table, percent
+from acpo.diagnose.tokens import describe
+from acpo.errors import ACPOError
+from acpo.method_columns import MethodColumns, method_columns
+from acpo.objectives import METHODS
+from acpo.records import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+REGIONS = ("before", "at", "after")
+QUANTITIES = {"update": "negative update", "gradient": "negative gradient", "credit": "credit"}
+READING = (
+    "Wrong completions with a known first error, and how much of a method falls on the tokens of "
+    "that error, on those before it and on those after it. (a): of its negative update, the part "
+    "of each token's coefficient on e_y - p that lowers the token. (b): of the same times "
+    "‖e_y - p‖, the length of what the logits get: sure tokens get next to nothing, whatever the "
+    "method. (c): of its credit c. Means over prompts with 95% intervals; dotted lines are chance, "
+    "the share of tokens there. All tokens of a completion share its reward, so a method that "
+    "weights none of them is at chance in (a) and (c)."
+)
+
+
+class Shares(NamedTuple):
+    """`[completions]` each, NaN where the completion has no such mass.
+
+    Attributes:
+        before, at, after: Of the mass.
+    """
+
+    before: np.ndarray
+    at: np.ndarray
+    after: np.ndarray
+
+
+class Wrong(NamedTuple):
+    """A wrong completion, the rows of its tokens in the trace, and its first error among them."""
+
+    trajectory: Trajectory
+    place: Place
+    start: int
+    stop: int
+
+    @property
+    def lengths(self) -> tuple[int, int, int]:
+        """Tokens before, at and after the error."""
+        first, end = self.place.span
+        return first, end - first, self.stop - self.start - end
+
+
+def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOUND) -> Finding:
+    """Where every method's negative update and credit fall, beside the first error.
+
+    Args:
+        trace: With the columns that `method_columns` needs.
+        annotations: Made from it.
+        accept: Which places count.
+
+    Raises:
+        ACPOError: No place counts, or no method has an update on any such completion.
+    """
+    selection = select(trace, step=annotations.step)
+    places, outcomes = error_places(selection, annotations, accept)
+    wrong = [
+        Wrong(one, place, int(trace.starts[one.row]), int(trace.starts[one.row + 1]))
+        for one, place in places
+    ]
+    shares, missing = _all_shares(trace, wrong)
+    prompts = [one.trajectory.prompt_id for one in wrong]
+    chance = chance_shares(wrong)
+    if not shares:
+        raise ACPOError(f"{trace.path}: no method updates these completions: {missing}")
+    excess = {key: effect(found.at - chance.at, prompts) for key, found in shares.items()}
+    rows = _rows(shares, excess, chance, prompts)
+    facts = _facts(shares, excess, rows, prompts, missing)
+    return Finding(
+        name="blame",
+        headline=facts[1],
+        title="Blame at the error",
+        source=f"{describe(trace)}; {_evidence(wrong, outcomes)}",
+        reading=READING,
+        facts=facts,
+        tables=[_table(rows, quantity) for quantity in QUANTITIES],
+        rows=rows,
+        figure=_figure(rows),
+        extra={"completions": _completion_rows(wrong, shares, chance)},
+    )
+
+
+def _all_shares(
+    trace: Trace, wrong: Sequence[Wrong]
+) -> tuple[dict[tuple[str, str], Shares], dict[str, str]]:
+    """By method and quantity; and why some methods have none."""
+    shares: dict[tuple[str, str], Shares] = {}
+    missing = {}
+    length = _direction_length(trace)
+    for method in METHODS:
+        try:
+            columns = method_columns(trace, method)
+        except ACPOError as error:
+            missing[method] = str(error)
+            continue
+        for quantity, mass in masses(columns, length).items():
+            found = region_shares(mass, wrong)
+            if np.isfinite(found.at).any():
+                shares[method, quantity] = found
+            else:
+                missing[f"{method}, {quantity}"] = "the trace lacks the sums it takes, or it is 0"
+    return shares, missing
+
+
+def masses(columns: MethodColumns, length: np.ndarray) -> dict[str, np.ndarray]:
+    """`[N]` what is shared out: the negative part of the update, of its length, and credit."""
+    update = np.asarray(columns.update, dtype=np.float64)
+    negative = np.where(np.isnan(update), np.nan, np.maximum(-update, 0.0))
+    credit = np.abs(np.asarray(columns.credit, dtype=np.float64))
+    return {"update": negative, "gradient": negative * length, "credit": credit}
+
+
+def _direction_length(trace: Trace) -> np.ndarray:
+    """`[N]` ‖e_y - p‖; NaN where the trace lacks the sum it takes."""
+    if "tail_p2" not in trace.columns:
+        return np.full(len(trace), np.nan)
+    names = ("logp", "log_pmax", "is_mode", "tail_p2")
+    known = {name: np.asarray(x, dtype=np.float64) for name, x in trace.tokens(*names).items()}
+    unused = dict.fromkeys(set(TokenScalars._fields) - known.keys(), np.zeros(0))
+    scalars = TokenScalars(**{**known, **unused, "is_mode": known["is_mode"] > 0})
+    return np.sqrt(local_norm2(scalars))
+
+
+def region_shares(mass: np.ndarray, wrong: Sequence[Wrong]) -> Shares:
+    """The shares of each completion's mass; NaN where some of it is unknown, or all of it 0."""
+    found = np.full((len(REGIONS), len(wrong)), np.nan)
+    for number, one in enumerate(wrong):
+        first, end = one.place.span
+        own = mass[one.start : one.stop]
+        total = own.sum()
+        if total > 0:
+            parts = (own[:first], own[first:end], own[end:])
+            found[:, number] = [part.sum() / total for part in parts]
+    return Shares(*found)
+
+
+def chance_shares(wrong: Sequence[Wrong]) -> Shares:
+    """What mass spread evenly over the tokens gives: length-matched, completion by completion."""
+    lengths = np.array([one.lengths for one in wrong], dtype=np.float64).T
+    return Shares(*(lengths / lengths.sum(0)))
+
+
+def _rows(
+    shares: Mapping[tuple[str, str], Shares],
+    excess: Mapping[tuple[str, str], Effect],
+    chance: Shares,
+    prompts: Sequence[str],
+) -> list[dict[str, Any]]:
+    """One row per method, quantity and region; whether a share is chance is tested at the error."""
+    rows = []
+    for key, found in shares.items():
+        for region, values, even in zip(REGIONS, found, chance, strict=True):
+            low, high = interval(values, prompts)
+            row: dict[str, Any] = {"method": key[0], "quantity": key[1], "region": region}
+            row |= {"share": float(cluster_means(values, prompts).mean()), "low": low, "high": high}
+            row["chance"] = float(cluster_means(even, prompts).mean())
+            if region == "at":
+                own = excess[key]
+                row |= {"excess": own.mean, "excess_low": own.low, "excess_high": own.high}
+                row |= {"p_value": own.p_value}
+            row |= {"completions": int(np.isfinite(values).sum()), "prompts": excess[key].prompts}
+            rows.append(row)
+    return rows
+
+
+def _completion_rows(
+    wrong: Sequence[Wrong], shares: Mapping[tuple[str, str], Shares], chance: Shares
+) -> list[dict[str, Any]]:
+    return [
+        {
+            "prompt_id": one.trajectory.prompt_id,
+            "sample": one.trajectory.sample,
+            "tokens": one.stop - one.start,
+            "error_first": one.place.span.first,
+            "error_end": one.place.span.end,
+            "evidence": str(one.place.evidence),
+            **{f"chance {region}": float(getattr(chance, region)[row]) for region in REGIONS},
+            **{
+                f"{method} {quantity} {region}": float(getattr(found, region)[row])
+                for (method, quantity), found in shares.items()
+                for region in REGIONS
+            },
+        }
+        for row, one in enumerate(wrong)
+    ]
+
+
+def _evidence(wrong: Sequence[Wrong], outcomes: Mapping[str, int]) -> str:
+    said = ", ".join(f"{count} {name}" for name, count in outcomes.items())
+    return f"first errors of {len(wrong)} wrong completions ({said})"
+
+
+def _facts(
+    shares: Mapping[tuple[str, str], Shares],
+    excess: Mapping[tuple[str, str], Effect],
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[str],
+    missing: Mapping[str, str],
+) -> list[str]:
+    updates = [row for row in rows if row["quantity"] == "update"] or list(rows)
+    by = {(row["method"], row["region"]): row for row in updates}
+    facts = [
+        f"{len(prompts)} wrong completions of {len(set(prompts))} prompts. Chance: "
+        + ", ".join(f"{percent(row['chance'], 1)} {row['region']}" for row in updates[:3])
+        + " the error."
+    ]
+    for method in ("acpo", "sapo", "grpo"):
+        test = excess.get((method, "update"))
+        if test is None:
+            continue
+        verdict = "chance is not excluded"
+        if test.p_value < 0.05:
+            verdict = "more than chance" if test.mean > 0 else "less than chance"
+        facts.append(
+            f"{method}: {_ends(by[method, 'at'])} of its negative update falls on the error "
+            f"({verdict}, p = {test.p_value:.2g}), {_ends(by[method, 'before'])} before it."
+        )
+        lengths = [r for r in rows if (r["method"], r["quantity"]) == (method, "gradient")]
+        if lengths:
+            facts[-1] += f" Of the gradient's length {_ends(lengths[1])} falls on it."
+    if {("acpo", "update"), ("sapo", "update")} <= shares.keys():
+        gap = effect(shares["acpo", "update"].at - shares["sapo", "update"].at, prompts)
+        facts.append(
+            f"acpo less sapo, at the error: {100 * gap.mean:+.1f} points [{100 * gap.low:+.1f}, "
+            f"{100 * gap.high:+.1f}], p = {gap.p_value:.2g}."
+        )
+    order = sorted((row["share"], method) for (method, region), row in by.items() if region == "at")
+    facts.append(
+        f"Most at the error: {order[-1][1]} ({percent(order[-1][0], 1)}); least: {order[0][1]} "
+        f"({percent(order[0][0], 1)}), of {len(order)} methods."
+    )
+    if len(set(prompts)) < 10:
+        facts.append("With fewer than 10 prompts the intervals are too narrow; the tests are not.")
+    return facts + [f"Without {name}: {why}." for name, why in missing.items()]
+
+
+def _ends(row: Mapping[str, Any]) -> str:
+    return f"{percent(row['share'], 1)} [{percent(row['low'], 1)}, {percent(row['high'], 1)}]"
+
+
+def _table(rows: Sequence[Mapping[str, Any]], quantity: str) -> Table:
+    own = [row for row in rows if row["quantity"] == quantity]
+    by = {(row["method"], row["region"]): row for row in own}
+    cells = []
+    for method in dict.fromkeys(row["method"] for row in own):
+        at = by[method, "at"]
+        shares = [_ends(by[method, region]) for region in REGIONS]
+        lift = f"{at['share'] / at['chance']:.2f}" if at["chance"] else "-"
+        cells.append([method, *shares, lift, f"{at['p_value']:.2g}", str(at["completions"])])
+    head = ["method", *REGIONS, "at / chance", "p of at = chance", "completions"]
+    return Table(f"Share of the {QUANTITIES[quantity]}, mean over prompts [95%]", head, cells)
+
+
+def _figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    height = 1.0 + 0.26 * len(methods)
+    figure, axes = panels(3, columns=3, size=(4.2, height))
+    for one, quantity in zip(axes, QUANTITIES, strict=True):
+        _draw(one, [row for row in rows if row["quantity"] == quantity], methods)
+    letter(axes, [f"share of the {label}" for label in QUANTITIES.values()])
+    return figure
+
+
+def _draw(axes: "Axes", rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
+    for number, region in enumerate(REGIONS):
+        own = [row for row in rows if row["region"] == region]
+        if not own:
+            continue
+        style = look(number)
+        y = np.array([methods.index(row["method"]) for row in own]) + 0.22 * (number - 1)
+        share = np.array([row["share"] for row in own])
+        ends = np.array([[row["share"] - row["low"], row["high"] - row["share"]] for row in own]).T
+        reach = None if np.isnan(ends).any() else np.maximum(ends, 0)
+        axes.errorbar(
+            share, y, xerr=reach, fmt=style.marker, color=style.color, markersize=4, label=region
+        )
+        axes.axvline(own[0]["chance"], color=style.color, linestyle=":", linewidth=1.0, alpha=0.7)
+    axes.set_yticks(range(len(methods)), methods, fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlim=(-0.02, 1.02), xlabel="share (dotted: chance)")
+    if rows:
+        axes.legend(fontsize=7, loc="lower right", framealpha=0.9)

@@ -1,0 +1,189 @@
+"""The paper's main table from folders of evaluations: methods x benchmarks x models."""
+
+import csv
+import io
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from acpo.errors import ACPOError
+from acpo.evaluate import statistics
+from acpo.evaluate.report import latex_text, tabular, title
+from acpo.evaluate.statistics import QuestionCounts
+from acpo.evaluate.summary import question_counts, read_run
+from acpo.intervals import Estimate
+from acpo.tasks import BENCHMARKS, PAPER
+
+AVERAGE = "average"
+NOTE = (
+    "mean@k in percent, 95% intervals clustered by question. Bold: better than every other method "
+    "of that model, question by question."
+)
+
+
+class Cell(NamedTuple):
+    """One score, and whether it is told apart from every other of its model and benchmark."""
+
+    score: Estimate | None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """One evaluation.
+
+    Attributes:
+        model: what it was trained from; lines of one model are compared.
+        method: what it was trained with.
+        counts: per benchmark, what became of each question.
+        data: per benchmark, the checksum of the questions.
+    """
+
+    model: str
+    method: str
+    counts: dict[str, list[QuestionCounts]]
+    data: dict[str, str]
+
+    def score(self, benchmark: str) -> Estimate | None:
+        counts = self.counts.get(benchmark)
+        return statistics.mean_accuracy(counts) if counts else None
+
+    def average(self, benchmarks: Sequence[str]) -> Estimate | None:
+        """Over all of them, or none."""
+        scores = [self.score(name) for name in benchmarks]
+        known = [score for score in scores if score is not None]
+        return statistics.average(known) if known and len(known) == len(scores) else None
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """Lines, and the benchmarks that are its columns."""
+
+    lines: tuple[Line, ...]
+    benchmarks: tuple[str, ...]
+
+    def cells(self, line: Line) -> list[Cell]:
+        """A line's scores, its average last."""
+        cells = [Cell(line.score(name), self._is_best(line, name)) for name in self.benchmarks]
+        return [*cells, Cell(line.average(self.benchmarks))]
+
+    def _is_best(self, line: Line, benchmark: str) -> bool:
+        """Whether the paired difference to every rival has an interval above 0."""
+        rivals = [one for one in self.lines if one.model == line.model and one is not line]
+        rivals = [one for one in rivals if one.counts.get(benchmark)]
+        if not rivals or not line.counts.get(benchmark):
+            return False
+        for rival in rivals:
+            found = statistics.compare(line.counts[benchmark], rival.counts[benchmark])
+            if found is None or found.difference.low <= 0:
+                return False
+        return True
+
+    def render(self, form: str) -> str:
+        """As `markdown`, `latex` or `csv`."""
+        return {"markdown": self._markdown, "latex": self._latex, "csv": self._csv}[form]()
+
+    def _markdown(self) -> str:
+        heads = ["model", "method", *map(title, self.benchmarks), AVERAGE]
+        rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+        for line in self.lines:
+            cells = [_markdown_cell(cell) for cell in self.cells(line)]
+            rows.append(f"| {line.model} | {line.method} | {' | '.join(cells)} |")
+        return "\n".join([*rows, "", NOTE, ""])
+
+    def _csv(self) -> str:
+        text = io.StringIO()
+        write = csv.writer(text, lineterminator="\n").writerow
+        write(["model", "method", "benchmark", "mean", "low", "high", "best"])
+        for line in self.lines:
+            for name, cell in zip((*self.benchmarks, AVERAGE), self.cells(line), strict=True):
+                score = cell.score or ("", "", "")
+                write([line.model, line.method, name, *score, int(cell.best)])
+        return text.getvalue()
+
+    def _latex(self) -> str:
+        rows: list[str] = []
+        model = None
+        for line in self.lines:
+            rows += [r"\midrule"] if rows and line.model != model else []
+            cells = " & ".join(_latex_cell(cell) for cell in self.cells(line))
+            name = latex_text(line.model) if line.model != model else ""
+            rows.append(rf"{name} & {latex_text(line.method)} & {cells} \\")
+            model = line.model
+        heads = ["Model", "Method", *map(title, self.benchmarks), "Average"]
+        return tabular("ll", heads, rows)
+
+
+def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:
+    """The table of evaluations.
+
+    Args:
+        runs: `DIR`, `METHOD=DIR` or `MODEL/METHOD=DIR`. A folder alone is named after what
+            `acpo train` wrote beside its model, or else after itself.
+        failed: what a sample is that could not be drawn: `exclude`, or `wrong`.
+
+    Raises:
+        ACPOError: a folder without samples, two lines of one name, or different questions.
+    """
+    lines = [_line(run, failed) for run in runs]
+    seen: dict[tuple[str, str], str] = {}
+    for run, line in zip(runs, lines, strict=True):
+        if (line.model, line.method) in seen:
+            other = seen[line.model, line.method]
+            raise ACPOError(
+                f"{other} and {run} are both {line.model!r}, {line.method!r}: name them as "
+                "MODEL/METHOD=DIR"
+            )
+        seen[line.model, line.method] = run
+    data: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        for name, checksum in line.data.items():
+            data[name].add(checksum)
+    for name, sums in data.items():
+        if len(sums) > 1:
+            raise ACPOError(f"{name}: the runs were asked different questions: they do not compare")
+    known = [name for name in (*PAPER, *BENCHMARKS) if name in data]
+    models = list(dict.fromkeys(line.model for line in lines))
+    ordered = sorted(lines, key=lambda line: models.index(line.model))
+    return ResultTable(tuple(ordered), tuple(dict.fromkeys([*known, *data])))
+
+
+def _line(run: str, failed: str) -> Line:
+    label, _, folder = run.rpartition("=")
+    found = read_run(Path(folder))
+    settings = next(iter(found.values()))[0]
+    model, method = _origin(str(settings.get("model", "")), Path(folder).name)
+    if label:
+        before, _, method = label.rpartition("/")
+        model = before or model
+    counts = {name: question_counts(samples, failed=failed) for name, (_, samples) in found.items()}
+    data = {name: str(entry.get("data")) for name, (entry, _) in found.items()}
+    return Line(model, method, counts, data)
+
+
+def _origin(model: str, name: str) -> tuple[str, str]:
+    """What a model was trained from and with, where `acpo train` wrote it down."""
+    try:
+        report = json.loads((Path(model) / "report.json").read_text(encoding="utf-8"))
+        return str(report["model"]), str(report["method"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", name
+
+
+def _markdown_cell(cell: Cell) -> str:
+    if cell.score is None:
+        return "-"
+    value, low, high = (100 * part for part in cell.score)
+    shown = f"**{value:.1f}**" if cell.best else f"{value:.1f}"
+    return f"{shown} [{low:.1f}, {high:.1f}]"
+
+
+def _latex_cell(cell: Cell) -> str:
+    if cell.score is None:
+        return "--"
+    value, low, high = (100 * part for part in cell.score)
+    shown = rf"\mathbf{{{value:.1f}}}" if cell.best else f"{value:.1f}"
+    return rf"${shown}$ {{\scriptsize $[{low:.1f}, {high:.1f}]$}}"

@@ -1,0 +1,230 @@
+"""From completions to verdicts, whatever the grader of a task is."""
+
+import atexit
+import functools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from acpo.errors import ACPOError
+from acpo.tasks.task import CODE, MATH, Row, Task
+from acpo.verify.code import Backend, CodePool
+from acpo.verify.extract import extract_answer
+from acpo.verify.math import MathPool, WorkerProcess
+from acpo.verify.normalise import normalise
+from acpo.verify.pool import Pool, available_cores
+from acpo.verify.rewards import completion_text, math_correct
+from acpo.verify.spawner import Spawner
+from acpo.verify.verdict import Outcome, Verdict
+
+ROW = "task_row"
+"""The column in which training data carry the whole row, as JSON, to the grader."""
+
+_MEMORY_BYTES = 4 << 30
+
+
+def as_verdict(value: Any) -> Verdict:
+    """What a grader returned, as a verdict.
+
+    Raises:
+        ACPOError: for anything but True, False, a number or a verdict.
+    """
+    if isinstance(value, Verdict):
+        return value
+    if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
+        right = float(value) >= 1.0
+        return Verdict(Outcome.CORRECT if right else Outcome.INCORRECT, f"score {float(value):g}")
+    raise ACPOError(f"a grader returned {value!r}; return True, False, a score or a Verdict")
+
+
+class GradeJob(NamedTuple):
+    """A completion and the row of its problem."""
+
+    completion: str
+    row: Row
+
+
+class _GraderWorker(WorkerProcess):
+    def run(self, job: GradeJob) -> Verdict:
+        return self.ask(job._asdict())
+
+
+class GraderPool(Pool[GradeJob]):
+    """A grader of the user's, or of a library, in processes that can be killed.
+
+    Args:
+        task: whose grader; each process finds it again under `task.reference`.
+        workers: processes; None for one per CPU core.
+    """
+
+    def __init__(self, task: Task, workers: int | None = None) -> None:
+        self._spawner = Spawner(
+            _MEMORY_BYTES, "acpo.tasks.graderworker", (task.reference, str(Path.cwd()))
+        )
+        make = functools.partial(_GraderWorker, self._spawner, task.cpu_seconds)
+        super().__init__(make, workers or available_cores())
+
+    def verify(self, text: str, row: Row) -> Future[Verdict]:
+        """The verdict on `text`."""
+        return self.submit(GradeJob(text, row))
+
+    def close(self) -> None:
+        super().close()
+        self._spawner.close()
+
+
+class InProcess:
+    """A grader that nothing can hang, called where it is."""
+
+    def __init__(self, task: Task) -> None:
+        assert callable(task.grader)
+        self._grade = task.grader
+
+    def verify(self, text: str, row: Row) -> Future[Verdict]:
+        """The verdict on `text`, at once."""
+        start = time.perf_counter()
+        done: Future[Verdict] = Future()
+        verdict = as_verdict(self._grade(text, row))
+        done.set_result(verdict._replace(seconds=time.perf_counter() - start))
+        return done
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+def make_pool(task: Task, workers: int | None = None, code: Backend | None = None) -> Any:
+    """What judges the completions of a task: `verify(text, row or gold)` and `close()`.
+
+    Raises:
+        ACPOError: a grader that its processes could not find again.
+
+    Args:
+        task: whose grader.
+        workers: verdicts at a time; None for one per core.
+        code: where code runs; None for the sandbox.
+    """
+    if task.grader == MATH:
+        return MathPool(workers)
+    if task.grader == CODE:
+        return CodePool(workers, code)
+    if task.in_process:
+        return InProcess(task)
+    if not task.reference:
+        raise ACPOError(
+            "this task was made in memory, where its grader's processes cannot find it: declare it "
+            "in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or set in_process"
+        )
+    return GraderPool(task, workers)
+
+
+class Judges:
+    """The graders of a run, each started when first needed.
+
+    Args:
+        workers: verdicts at a time; None for one per core.
+        code_backend: makes the place where code runs, asked for when code has to.
+    """
+
+    def __init__(
+        self, workers: int | None = None, code_backend: Callable[[], Backend] | None = None
+    ) -> None:
+        self._workers = workers
+        self._code_backend = code_backend
+        self._pools: dict[str, Any] = {}
+
+    def prepare(self, task: Task) -> None:
+        """Start a grader, so that one that cannot work is known before anything is drawn.
+
+        Raises:
+            SandboxUnavailableError: code has to be judged and there is no place to run it.
+        """
+        if task.judge not in self._pools:
+            code = self._code_backend if task.grader == CODE else None
+            self._pools[task.judge] = make_pool(task, self._workers, code() if code else None)
+
+    def verify(self, task: Task, text: str, row: Row) -> Future[Verdict]:
+        """The verdict on a completion."""
+        self.prepare(task)
+        given = str(row["answer"]) if task.grader == MATH else row
+        return self._pools[task.judge].verify(text, given)
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+    def __enter__(self) -> "Judges":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def vote(task: Task, text: str) -> str | None:
+    """The answer with which a completion votes; None where it states none, or there are none."""
+    if task.grader == MATH:
+        answer = extract_answer(text)
+        return normalise(answer)[:200] if answer else None
+    answer = task.extract(text) if task.extract else None
+    return None if answer is None else str(answer)[:200]
+
+
+def votes(task: Task) -> bool:
+    """Whether completions of a task have answers to compare."""
+    return task.grader == MATH or task.extract is not None
+
+
+def gold_completion(task: Task, row: Row) -> str | None:
+    """A completion that answers with the gold; None where the row has none."""
+    if task.gold is not None:
+        return task.gold(row)
+    if task.grader == MATH:
+        return f"\\boxed{{{row['answer']}}}"
+    if task.grader != CODE:
+        return str(row["answer"]) if row.get("answer") not in (None, "") else None
+    if "new_solution" in row:
+        first = f"{row.get('raw_problem', '')}{row.get('raw_solution', '')}"
+        return f"```python\n{first}\n{row['new_problem']}{row['new_solution']}\n```"
+    if "canonical_solution" in row:
+        return f"```python\n{row.get('prompt', '')}{row['canonical_solution']}\n```"
+    return None
+
+
+def reward_function(task: Task) -> Callable[..., list[float | None]]:
+    """The grader of a task as a reward function: 1, 0, or None for what could not be judged."""
+    if task.grader == MATH:
+        return math_correct
+
+    def graded(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        verdicts = grade_all(task, [completion_text(c) for c in completions], columns[ROW])
+        if (log_metric := columns.get("log_metric")) is not None:
+            found = Counter(verdict.outcome for verdict in verdicts)
+            for outcome in Outcome:
+                log_metric(f"verify/{outcome}", found[outcome] / max(len(verdicts), 1))
+        return [verdict.reward() for verdict in verdicts]
+
+    graded.__name__ = f"{task.name}_reward"
+    return graded
+
+
+def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
+    """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
+    pool = _shared(task.reference, os.getpid()) if task.reference else make_pool(task)
+    given = [json.loads(row) for row in rows]
+    if task.grader == MATH:
+        given = [str(row["answer"]) for row in given]
+    futures = [pool.verify(text, row) for text, row in zip(texts, given, strict=True)]
+    return [future.result() for future in futures]
+
+
+@functools.lru_cache(maxsize=8)
+def _shared(reference: str, pid: int) -> Any:
+    from acpo.tasks.registry import get_task
+
+    pool = make_pool(get_task(reference))
+    atexit.register(lambda: pool.close() if os.getpid() == pid else None)
+    return pool

@@ -1,0 +1,160 @@
+"""What an evaluation asks: the questions of a task, checked against what it declares."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpo.errors import ACPOError
+from acpo.tasks.problems import canonical, endless_problems, find_layout
+from acpo.tasks.registry import get_task
+from acpo.tasks.sources import DataError, mappings, read_pinned, read_rows
+from acpo.tasks.task import CODE, MATH, Pinned, Row, Task
+from acpo.tasks.templates import fill, get_template
+
+ENDLESS_QUESTIONS = 200
+"""Questions of a task that makes them on the fly, where no `limit` is given."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question.
+
+    Attributes:
+        id: its name, unique within the task.
+        prompt: what the model is asked.
+        row: the row it came from: gold answer, tests.
+    """
+
+    id: str
+    prompt: str
+    row: Row
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A task and what is asked of it.
+
+    Attributes:
+        task: the task.
+        questions: in their order.
+        checksum: of what is asked and expected.
+    """
+
+    task: Task
+    questions: tuple[Question, ...]
+    checksum: str
+
+
+def load_questions(
+    name: str, data_dir: Path | None = None, *, check: bool = True, limit: int | None = None
+) -> Questions:
+    """The questions of a task.
+
+    Args:
+        name: what `get_task` takes: a name, `my_tasks.py:NAME`, `gym:NAME`, or a data file.
+        data_dir: folder with `NAME.jsonl`; None downloads the pinned source once.
+        check: refuse rows that differ from the declared count and checksum.
+        limit: make so many, where they are made on the fly.
+
+    Raises:
+        ACPOError: the rows cannot be had, are incomplete, or are not the declared ones.
+    """
+    task = get_task(name)
+    if task.test is None and task.endless:
+        return _endless(task, limit or ENDLESS_QUESTIONS)
+    rows = _rows(task, data_dir)
+    loaded = _build(task, rows)
+    if check:
+        require_declared(loaded)
+    return loaded
+
+
+def require_declared(loaded: Questions) -> None:
+    """Refuse rows that are not those the task declares."""
+    name, declared = loaded.task.name, loaded.task.test
+    if not isinstance(declared, Pinned):
+        return
+    if len(loaded.questions) != declared.rows:
+        raise DataError(f"{name}: {len(loaded.questions)} rows, {declared.rows} declared")
+    if loaded.checksum != declared.checksum:
+        raise DataError(
+            f"{name}: checksum {loaded.checksum}, {declared.checksum} declared: questions or "
+            "answers differ from the published ones. To use them anyway, pass the file's path"
+        )
+
+
+def checksum(task: Task, rows: Sequence[Row]) -> str:
+    """SHA-256 of what is asked and expected, in order, whatever the white space and field names."""
+    fields: tuple[str, ...] = ()
+    if task.grader == MATH:
+        fields = ("problem", "answer")
+    elif isinstance(task.test, Pinned):
+        fields = ("raw_problem", "new_problem", "test_code")
+    digest = hashlib.sha256()
+    for row in rows:
+        kept = [" ".join(str(row.get(field, "")).split()) for field in fields or sorted(row)]
+        digest.update(json.dumps(kept).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _rows(task: Task, data_dir: Path | None) -> list[Row]:
+    source = task.test if task.test is not None else task.problems
+    if isinstance(source, Pinned):
+        return read_pinned(task.name, source, data_dir)
+    if source is None:
+        raise DataError(f"{task.name!r} has no questions of its own: name a data file instead")
+    if not isinstance(source, str):
+        assert not callable(source)
+        return mappings(source, f"task={task.reference!r}")
+    if task.test is None and not Path(source).suffix:
+        raise DataError(
+            f"{task.name!r} is a training set of the hub and has no test questions here: name a "
+            "benchmark, or a file of your own"
+        )
+    return list(read_rows(source))
+
+
+def _build(task: Task, rows: list[Row]) -> Questions:
+    where = task.reference
+    if not rows:
+        raise DataError(f"{where}: no rows")
+    pinned = task.test if isinstance(task.test, Pinned) else None
+    layout = find_layout(rows, task.columns, source=where, needed=task.needs_gold)
+    if pinned and task.grader == CODE:
+        layout = None
+    template = get_template(task.test_template or task.template)
+    questions = []
+    seen: set[str] = set()
+    for number, row in enumerate(rows):
+        here = f"{where}, row {number + 1}"
+        clean = canonical(
+            row, layout, here, needed=task.needs_gold, cut=pinned.cut if pinned else None
+        )
+        for name in ("problem", "answer") if task.needs_gold else ():
+            if not clean[name]:
+                raise DataError(f"{here}: {name!r} is empty; remove the row")
+        try:
+            prompt = fill(template, clean)
+        except ACPOError as error:
+            raise DataError(f"{here}: {error}") from None
+        # Sources differ in their ids, not in their order.
+        name = f"{task.name}-{number}" if pinned else str(row.get("id", number))
+        if name in seen:
+            raise DataError(f"{where}: two rows have id={name!r}: make ids unique or omit them")
+        seen.add(name)
+        questions.append(Question(name, prompt, clean))
+    return Questions(task, tuple(questions), checksum(task, [one.row for one in questions]))
+
+
+def _endless(task: Task, count: int) -> Questions:
+    """Questions that training never sees. The checksum is that of the first, so that more of the
+    same continue an evaluation."""
+    problems = endless_problems(task, count, seed=task.held_out_seed)
+    template = get_template(task.test_template or task.template)
+    questions = [
+        Question(str(number), fill(template, problem.row), problem.row)
+        for number, problem in enumerate(problems)
+    ]
+    return Questions(task, tuple(questions), checksum(task, [problems[0].row]))

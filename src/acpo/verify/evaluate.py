@@ -1,0 +1,282 @@
+"""Expressions to numbers, and whether two of them are the same.
+
+Rational arithmetic stays exact (`Fraction`); roots, logarithms and the like are mpmath's, to as
+many digits as are asked for. Two expressions are the same when they agree at points nobody can
+foresee, to 35 digits and then to 175.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from random import SystemRandom
+from typing import Any
+
+from acpo.verify.latex import Expression, Node, Unreadable, parse
+
+MAX_BITS = 200_000
+MAX_INTEGER_ARGUMENT = 10_000
+_EXPONENT_BITS = 200
+_CHEAP_BITS, _CHEAP_ARGUMENT = 4_000, 300
+_DIGITS, _SURE_DIGITS = 60, 200
+_SLACK_DIGITS = 25
+_POINTS, _TRIES = 3, 9
+
+_INTEGER_SYMBOLS = frozenset("jkmn")
+
+
+class TooLarge(BaseException):
+    """A number grew past the limit. No `Exception`: math-verify swallows those."""
+
+
+Value = Any  # Fraction, or a number of mpmath
+Point = dict[str, Fraction]
+
+
+def exact_value(expression: Expression | str) -> Fraction | None:
+    """The value where it is a rational number that is cheap to compute, else None."""
+    try:
+        if isinstance(expression, str):
+            expression = parse(expression)
+        return None if expression.symbols else _value(expression.node, None)
+    except (Unreadable, TooLarge, ArithmeticError):
+        return None
+
+
+def _value(node: Node, point: Point | None) -> Value:
+    """The value of `node` at `point`; without one, exactly or not at all."""
+    operation, *parts = node
+    if operation == "number":
+        return parts[0]
+    if operation == "symbol" and point is not None:
+        return point[parts[0]]
+    values = [_value(part, point) for part in parts] if operation != "constant" else []
+    if values and operation in _EXACT and all(isinstance(v, Fraction) for v in values):
+        if point is None and _is_costly(operation, values):
+            raise Unreadable("for a worker to compute")
+        if sum(map(_bits, values)) > MAX_BITS:
+            raise TooLarge(f"a number of more than {MAX_BITS} bits")
+        if (exact := _EXACT[operation](*values)) is not None:
+            return exact
+    if point is None:
+        raise Unreadable("not rational")
+    if operation == "constant":
+        return _CONSTANTS[parts[0]](_mp())
+    numbers = [_inexact(value) for value in values]
+    if operation in _INEXACT:
+        return _INEXACT[operation](*numbers)
+    if operation in ("exp", "sinh", "cosh") and abs(numbers[0]) > MAX_BITS:
+        raise TooLarge(f"a number of more than {MAX_BITS} bits")
+    return getattr(_mp(), operation)(*numbers)
+
+
+def _mp() -> Any:
+    import mpmath
+
+    return mpmath.mp
+
+
+def _is_costly(operation: str, values: list[Fraction]) -> bool:
+    """Whether a result may be too large to be made in the caller's process, which has no limit."""
+    if operation in ("factorial", "binomial"):
+        return max(values) > _CHEAP_ARGUMENT
+    bits = sum(map(_bits, values))
+    return (bits * abs(values[1]) if operation == "^" else bits) > _CHEAP_BITS
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _inexact(value: Value) -> Any:
+    mp = _mp()
+    number = mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+    if mp.isfinite(number) and mp.mag(number) > MAX_BITS:
+        raise TooLarge(f"a number of more than {MAX_BITS} bits")
+    return number
+
+
+def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
+    if base == 0:
+        return Fraction(base**exponent)
+    if exponent.denominator != 1:
+        return None
+    if abs(base) == 1:
+        return base ** (exponent.numerator % 2)
+    size = math.log2(abs(base.numerator)) - math.log2(base.denominator)
+    if _bits(exponent) > _EXPONENT_BITS or abs(size * float(exponent)) > MAX_BITS:
+        raise TooLarge(f"a power of more than {MAX_BITS} bits")
+    return base**exponent.numerator if _bits(base) * abs(exponent) <= MAX_BITS else None
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    mp = _mp()
+    finite = base and mp.isfinite(base) and mp.isfinite(exponent)
+    if finite and abs(exponent) * abs(mp.log(abs(base), 2)) > MAX_BITS:
+        raise TooLarge(f"a power of more than {MAX_BITS} bits")
+    return mp.power(base, exponent)
+
+
+def _exact_root(value: Fraction, degree: Fraction) -> Fraction | None:
+    if value < 0 and degree % 2 == 0:
+        return None
+    roots = []
+    for part in (abs(value.numerator), value.denominator):
+        root = math.isqrt(part) if degree == 2 else 0
+        if degree != 2 and part.bit_length() < 1000:
+            root = round(part ** (1 / int(degree)))
+        if root ** int(degree) != part:
+            return None
+        roots.append(root)
+    return Fraction(*roots) * (-1 if value < 0 else 1)
+
+
+def _root(value: Any, degree: Any) -> Any:
+    mp = _mp()
+    odd = int(degree) % 2 and not mp.im(value) and value < 0
+    return -mp.root(-value, int(degree)) if odd else mp.root(value, int(degree))
+
+
+def _whole(function: Callable[..., int]) -> Callable[..., Fraction | None]:
+    """A function of whole numbers, where its arguments are such."""
+
+    def value(*values: Fraction) -> Fraction | None:
+        if max(values) > MAX_INTEGER_ARGUMENT:
+            raise TooLarge(f"{function.__name__} of a number above {MAX_INTEGER_ARGUMENT}")
+        if any(v.denominator != 1 or v < 0 for v in values):
+            return None
+        return Fraction(function(*map(int, values)))
+
+    return value
+
+
+def _small(name: str) -> Callable[..., Any]:
+    def value(*values: Any) -> Any:
+        if any(abs(v) > MAX_INTEGER_ARGUMENT for v in values):
+            raise TooLarge(f"{name} of a number above {MAX_INTEGER_ARGUMENT}")
+        return getattr(_mp(), name)(*values)
+
+    return value
+
+
+_CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "pi": lambda mp: +mp.pi,
+    "e": lambda mp: +mp.e,
+    "i": lambda mp: mp.mpc(0, 1),
+    "inf": lambda mp: mp.inf,
+    "degree": lambda mp: mp.pi / 180,
+}
+_INEXACT: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "abs": abs,
+    "^": _power,
+    "root": _root,
+    "factorial": _small("factorial"),
+    "binomial": _small("binomial"),
+    "floor": lambda value: _mp().floor(value),
+    "ceil": lambda value: _mp().ceil(value),
+}
+_EXACT: dict[str, Callable[..., Fraction | None]] = {
+    **{name: _INEXACT[name] for name in ("+", "-", "*", "/", "abs")},
+    "^": _exact_power,
+    "root": _exact_root,
+    "factorial": _whole(math.factorial),
+    "binomial": _whole(math.comb),
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)),
+}
+
+
+def _points(symbols: frozenset[str]) -> Iterator[Point]:
+    """Places to compare at: small and large, positive and negative, nobody can foresee them."""
+    random = SystemRandom()
+    for attempt in range(_TRIES if symbols else 1):
+        scale = (1, 3, -2)[attempt % 3]
+        yield {
+            name: Fraction(random.randrange(2, 60))
+            if name in _INTEGER_SYMBOLS
+            else Fraction(scale * random.randrange(1, 1999), 1999)
+            for name in sorted(symbols)
+        }
+
+
+def same_value(left: Expression, right: Expression) -> bool:
+    """Whether two expressions agree wherever both are real, as far as points can tell."""
+    return _agree(left, right, _close)
+
+
+def same_equation(left: tuple[Expression, ...], right: tuple[Expression, ...]) -> int:
+    """Whether `l - r` of one is a constant multiple of the other's: its sign, or 0 for no."""
+    ratios: list[Any] = []
+
+    def proportional(a: Value, b: Value, digits: int) -> bool:
+        if not a or not b:
+            return bool(a) == bool(b)
+        ratios.append(a / b)
+        return _close(ratios[-1], ratios[0], min(digits, _DIGITS))
+
+    if not _agree(_difference(*left), _difference(*right), proportional) or not ratios:
+        return 0
+    return 1 if _mp().re(_inexact(ratios[0])) > 0 else -1
+
+
+def _difference(left: Expression, right: Expression) -> Expression:
+    node = ("-", left.node, right.node)
+    return Expression(node, left.symbols | right.symbols, left.complex or right.complex)
+
+
+def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int], bool]) -> bool:
+    """Whether `close` holds at some points where both are real; at all where they never are."""
+    imaginary = left.complex or right.complex
+    real: list[bool] = []
+    unreal: list[bool] = []
+    for point in _points(left.symbols | right.symbols):
+        try:
+            agree, is_real = _agree_at(point, left, right, close)
+        except (ZeroDivisionError, ValueError):
+            continue
+        (real if is_real or imaginary else unreal).append(agree)
+        if len(real) == _POINTS or False in real:
+            break
+    return all(real) if real else bool(unreal) and all(unreal)
+
+
+def _agree_at(
+    point: Point, left: Expression, right: Expression, close: Callable[[Any, Any, int], bool]
+) -> tuple[bool, bool]:
+    """(whether they agree, first roughly and then to many digits; whether both are real)."""
+    mp = _mp()
+    for digits in (_DIGITS, _SURE_DIGITS):
+        with mp.workdps(digits):
+            a, b = _value(left.node, point), _value(right.node, point)
+            if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+                a, b = _inexact(a), _inexact(b)
+            is_real = isinstance(a, Fraction) or not (mp.im(a) or mp.im(b))
+            if not close(a, b, digits):
+                return False, is_real
+    return True, is_real
+
+
+def _close(a: Value, b: Value, digits: int) -> bool:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    mp = _mp()
+    a, b = _inexact(a), _inexact(b)
+    if not (mp.isfinite(a) and mp.isfinite(b)):
+        return bool(a == b)
+    return bool(abs(a - b) <= max(1, abs(a), abs(b)) * mp.mpf(10) ** (_SLACK_DIGITS - digits))
+
+
+def decimal_of(expression: Expression, places: int) -> Fraction | None:
+    """An irrational constant cut after so many places; None for anything else."""
+    if expression.symbols or expression.complex or exact_value(expression) is not None:
+        return None
+    mp = _mp()
+    with mp.workdps(places + 10):
+        number = _value(expression.node, {})
+        if mp.im(number) or not mp.isfinite(number):
+            return None
+        return Fraction(int(mp.floor(number * 10**places)), 10**places)

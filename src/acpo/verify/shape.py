@@ -1,0 +1,261 @@
+"""What an answer is made of, and whether two answers are made of the same.
+
+An answer is a list, a set, a point or interval, a union of intervals, a matrix, or one part. Parts
+are compared by a judge, which may leave the question open.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+Judge = Callable[[str, str], bool | None]
+
+_SEPARATOR = re.compile(
+    r"[,;]? *(?:\\text\{ *,? *(?:and|or) *\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))|[,;]"
+)
+_RELATION = re.compile(r"\\le |\\ge |\\ne |[<>]")
+_EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
+_OPENING, _CLOSING = "([{", ")]}"
+_MATRIX = re.compile(
+    r"(?P<factor>(?:(?!\\det)[^&=])*?)[(\[]? ?\\begin\{pmatrix\}(?P<rows>(?:(?!\\begin|\\end).)*)"
+    r"\\end\{pmatrix\} ?[)\]]?"
+)
+_ROW_END, _COLUMN_END = re.compile(r"\\\\"), re.compile("&")
+_CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_NAME = re.compile(
+    r"(?:\\text\{[^{}]*\}|\\frac|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle"
+    r"|triangle|overline|vec|cdot)(?![a-zA-Z])|(?<=[a-zA-Z])\^\{-1\}"
+    r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{} ])++"
+)
+_PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
+
+
+class Shape(NamedTuple):
+    """An answer taken apart.
+
+    Attributes:
+        kind: `part`, `list`, `set`, `union`, `matrix`, `relation`, or the two brackets around a
+            point or an interval.
+        items: What it is made of.
+        text: A part as it is written, or the sign of a relation.
+        name: What it is said to be equal to, or the variable of an inequality.
+    """
+
+    kind: str
+    items: tuple["Shape", ...] = ()
+    text: str = ""
+    name: str = ""
+
+
+def split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """`text` cut at every `separator` that no bracket encloses."""
+    pieces, depth, start, position = [], 0, 0, 0
+    while position < len(text):
+        found = separator.match(text, position) if depth == 0 else None
+        if found and found.end() > position:
+            pieces.append(text[start:position])
+            start = position = found.end()
+            continue
+        char = text[position]
+        depth += (char in _OPENING) - (char in _CLOSING)
+        position += 2 if char == "\\" and text[position + 1 : position + 2] not in ("{", "}") else 1
+    return [piece.strip() for piece in (*pieces, text[start:])]
+
+
+def shape(text: str) -> Shape:
+    """The structure of a normalised answer."""
+    text = text.strip()
+    pieces = split(text, _SEPARATOR)
+    if len(pieces) > 1:
+        parts = _items(pieces)
+        is_union = all(part.name and part.kind not in ("part", "list") for part in parts)
+        return Shape("union" if is_union else "list", parts)
+    if match := _MATRIX.fullmatch(text):
+        return _matrix(match["factor"].strip(), match["rows"])
+    if _RELATION.search(text):
+        return _inequality(text)
+    sides = split(text, _EQUALS)
+    if len(sides) > 1:
+        return _equation(sides)
+    pieces = split(text, _CUP)
+    if len(pieces) > 1:
+        return Shape("union", tuple(map(shape, pieces)))
+    return _bracketed(text)
+
+
+def _matrix(factor: str, rows: str) -> Shape:
+    """A matrix, with the factor before it multiplied into every entry."""
+    factor = {"-": "-1", "+": ""}.get(factor, factor.removesuffix("\\cdot").strip())
+    before, after = (f"({factor})\\cdot (", ")") if factor else ("", "")
+    cells = [split(row, _COLUMN_END) for row in split(rows, _ROW_END)]
+    return Shape(
+        "matrix",
+        tuple(
+            Shape("row", tuple(shape(f"{before}{cell}{after}") for cell in row)) for row in cells
+        ),
+    )
+
+
+def _bracketed(text: str) -> Shape:
+    if text == "\\emptyset":
+        return Shape("set")
+    if text.startswith("\\{") and text.endswith("\\}"):
+        return Shape("set", _items(split(text[2:-2], _SEPARATOR)))
+    if text[:1] in ("(", "[") and text[-1:] in (")", "]") and _encloses(text):
+        pieces = split(text[1:-1], _SEPARATOR)
+        if len(pieces) > 1:
+            return Shape(text[0] + text[-1], tuple(map(shape, pieces)))
+        if text[0] + text[-1] == "()":
+            return shape(text[1:-1])
+    if _PLUS_MINUS.search(text):
+        upper = _PLUS_MINUS.sub(lambda m: "+" if m[1] == "pm" else "-", text)
+        lower = _PLUS_MINUS.sub(lambda m: "-" if m[1] == "pm" else "+", text)
+        return Shape("list", (Shape("part", text=upper), Shape("part", text=lower)))
+    return Shape("part", text=text)
+
+
+def _items(pieces: Sequence[str]) -> tuple[Shape, ...]:
+    """The shapes of the pieces of a list or a set; what stands for several counts as several."""
+    found: list[Shape] = []
+    for item in map(shape, pieces):
+        found += item.items if item.kind == "list" else [item]
+    return tuple(found)
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket of `text` closes at its end."""
+    depth = 0
+    for position, char in enumerate(text):
+        depth += (char in _OPENING) - (char in _CLOSING)
+        if depth == 0:
+            return position == len(text) - 1
+    return False
+
+
+def _equation(sides: list[str]) -> Shape:
+    """`x = 5` as 5 that is called x; anything else as the equation it is."""
+    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+        sides = sides[::-1]
+    named = sides[0] and _NAME.fullmatch(sides[0]) and any(map(str.isalpha, sides[0]))
+    rest = sides[1:] if named else sides
+    if len(rest) == 1:
+        return shape(rest[0])._replace(name=sides[0])
+    return Shape("part", text="=".join(rest), name=sides[0] if named else "")
+
+
+def _inequality(text: str) -> Shape:
+    """An inequality in one variable as the interval it describes."""
+    sides = split(text, _RELATION)
+    signs = [found.strip() for found in _RELATION.findall(text)]
+    if len(sides) != len(signs) + 1 or not all(sides):
+        return Shape("part", text=text)
+    low = Shape("part", text="-\\infty")
+    high = Shape("part", text="\\infty")
+    if len(signs) == 2 and len({sign[:2] in ("<", "\\l") for sign in signs}) == 1:
+        if signs[0] in (">", "\\ge"):
+            sides, signs = sides[::-1], [_flip(sign) for sign in reversed(signs)]
+        if "\\ne" in signs or not _is_variable(sides[1]):
+            return Shape("part", text=text)
+        brackets = ("(" if signs[0] == "<" else "[") + (")" if signs[1] == "<" else "]")
+        return Shape(brackets, (shape(sides[0]), shape(sides[2])), name=sides[1])
+    if len(signs) != 1:
+        return Shape("part", text=text)
+    (sign,) = signs
+    if _is_variable(sides[1]) and not _is_variable(sides[0]):
+        sides, sign = sides[::-1], _flip(sign)
+    if not _is_variable(sides[0]) or re.search(r"(?<!\\)\b[a-zA-Z]\b", sides[1]):
+        if sign in (">", "\\ge"):
+            sides, sign = sides[::-1], _flip(sign)
+        items = tuple(Shape("part", text=side) for side in sides)
+        return Shape("relation", items, text=sign)
+    bound = shape(sides[1])
+    if sign == "\\ne":
+        around = (Shape("()", (low, bound)), Shape("()", (bound, high)))
+        return Shape("union", around, name=sides[0])
+    if sign in ("<", "\\le"):
+        return Shape("()" if sign == "<" else "(]", (low, bound), name=sides[0])
+    return Shape("()" if sign == ">" else "[)", (bound, high), name=sides[0])
+
+
+def _flip(sign: str) -> str:
+    return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
+
+
+def _is_variable(text: str) -> bool:
+    return re.fullmatch(r"[a-zA-Z](?:_\{?\w+\}?)?(?:\([a-zA-Z]\))?|\\[a-z]+", text) is not None
+
+
+def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
+    """Whether two answers are the same; None where `judge` leaves that open."""
+    if answer.name and gold.name and answer.name != gold.name:
+        if not answer.kind == gold.kind == "part":
+            return False
+        return judge(f"{answer.name}={answer.text}", f"{gold.name}={gold.text}")
+    if answer.kind == gold.kind == "part":
+        return judge(*_as_equations(answer, gold))
+    if answer.kind == gold.kind == "relation":
+        sides = ["\\le ".join(item.text for item in side.items) for side in (answer, gold)]
+        return judge(*sides) if answer.text == gold.text else False
+    kinds = {answer.kind, gold.kind}
+    if "set" in kinds and kinds <= {"set", "list", "part"}:
+        return _all([_contains(*pair, judge) for pair in ((answer, gold), (gold, answer))])
+    if kinds in ({"list"}, {"union"}):
+        return _same_unordered(answer.items, gold.items, judge)
+    if kinds in ({"()", "list"}, {"()", "matrix"}):
+        answer, gold = (Shape("()", _flat(side)) for side in (answer, gold))
+    if answer.kind != gold.kind or len(answer.items) != len(gold.items):
+        return False
+    pairs = zip(answer.items, gold.items, strict=True)
+    return _all([same(a, g, judge) for a, g in pairs])
+
+
+def _as_equations(answer: Shape, gold: Shape) -> tuple[str, str]:
+    """The texts to compare: names count only where the other side is an equation."""
+    texts = [answer.text, gold.text]
+    for index, (side, other) in enumerate(((answer, gold), (gold, answer))):
+        if side.name and not other.name and "=" in other.text and "=" not in side.text:
+            texts[index] = f"{side.name}={side.text}"
+    return texts[0], texts[1]
+
+
+def _flat(matrix: Shape) -> tuple[Shape, ...]:
+    """The entries of a row or a column; a larger matrix as it is."""
+    rows = matrix.items
+    if matrix.kind != "matrix":
+        return rows
+    if len(rows) == 1:
+        return rows[0].items
+    return tuple(row.items[0] for row in rows) if {len(r.items) for r in rows} == {1} else rows
+
+
+def _all(verdicts: Sequence[bool | None]) -> bool | None:
+    if False in verdicts:
+        return False
+    return None if None in verdicts else True
+
+
+def _contains(container: Shape, contents: Shape, judge: Judge) -> bool | None:
+    """Whether every item of one is an item of the other."""
+    options = (container,) if container.kind == "part" else container.items
+    wanted = (contents,) if contents.kind == "part" else contents.items
+    found: list[bool | None] = []
+    for item in wanted:
+        verdicts = [same(option, item, judge) for option in options]
+        found.append(True if True in verdicts else None if None in verdicts else False)
+    return _all(found)
+
+
+def _same_unordered(answers: Sequence[Shape], golds: Sequence[Shape], judge: Judge) -> bool | None:
+    if len(answers) != len(golds):
+        return False
+    left = list(golds)
+    is_open = False
+    for answer in answers:
+        verdicts = [same(answer, gold, judge) for gold in left]
+        if True in verdicts:
+            left.pop(verdicts.index(True))
+        elif None in verdicts:
+            is_open = True
+        else:
+            return False
+    return None if is_open else True

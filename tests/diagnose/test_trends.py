@@ -1,0 +1,90 @@
+"""Steps and branches apart, against the raw columns."""
+
+import numpy as np
+import pytest
+
+from acpo.diagnose.alignment import alignment
+from acpo.diagnose.dynamics import dynamics
+from acpo.diagnose.tokens import describe
+from acpo.diagnose.trends import trends
+from acpo.errors import ACPOError
+from acpo.records import Trace, TraceWriter
+from diagnose.test_dynamics import make_run
+
+SIGNS = {"Â > 0": 1, "Â < 0": -1, "Â = 0": 0}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Three steps, each surer than the last; positive completions surer than negative ones."""
+    rng = np.random.default_rng(0)
+    with TraceWriter(tmp_path / "t", {"source": "train"}) as writer:
+        for step in (0, 5, 10):
+            rows, p_max = [], []
+            for prompt in range(6):
+                for sample, advantage in enumerate((1.0, -1.0, 0.0)):
+                    name = f"{step}-{prompt}"
+                    rows.append({"prompt_id": name, "sample": sample, "tokens": 40})
+                    rows[-1]["advantage"] = advantage
+                    sure = 0.5 + 0.03 * step + 0.1 * advantage
+                    p_max += list(np.clip(rng.normal(sure, 0.05, 40), 0.4, 0.99))
+            most = np.array(p_max)
+            p = np.where(rng.random(len(most)) < most, most, (1 - most) / 2)
+            columns = {"logp": np.log(p), "log_pmax": np.log(most), "entropy": 2 * (1 - most)}
+            columns["token_id"] = np.zeros(len(most), dtype=np.int32)
+            writer.append(rows, columns, step=step)
+    return Trace.open(tmp_path / "t")
+
+
+def raw(trace, step=None):
+    """Flat columns with step and sign of the advantage, by plain loops."""
+    columns = trace.tokens("logp", "log_pmax", "entropy")
+    rows = trace.rollouts.to_pylist()
+    steps = np.concatenate([[row["step"]] * row["tokens"] for row in rows])
+    signs = np.concatenate([[row["advantage"]] * row["tokens"] for row in rows])
+    near = np.exp(columns["log_pmax"]) - np.exp(columns["logp"]) <= 1e-6
+    return steps, signs, near, 1 - np.exp(columns["log_pmax"]), columns["entropy"]
+
+
+def test_every_step_and_branch_has_its_own_numbers(trace):
+    finding = trends(trace)
+    steps, signs, near, delta, entropy = raw(trace)
+    assert len(finding.rows) == 3 * 4
+    for row in finding.rows:
+        own = steps == row["step"]
+        if row["branch"] != "all":
+            own &= signs == SIGNS[row["branch"]]
+        assert row["tokens"] == own.sum() and row["prompts"] == 6
+        assert row["aligned"] == pytest.approx(near[own].mean())
+        assert row["delta"] == pytest.approx(delta[own].mean(), abs=1e-6)
+        assert row["entropy"] == pytest.approx(entropy[own].mean(), rel=1e-6)
+        assert row["delta_low"] < row["delta"] < row["delta_high"]
+    assert "Â > 0, step 0 to 10: mode-aligned" in " ".join(finding.facts)
+    assert len(finding.figure.axes) == 4
+
+
+def test_coverage_is_split_by_branch(trace):
+    finding = alignment(trace)
+    _, signs, near, _, _ = raw(trace)
+    first = {row["branch"]: row for row in finding.rows if row["threshold"] == 1e-6}
+    assert set(first) == {"all", *SIGNS}
+    for name, sign in SIGNS.items():
+        assert first[name]["coverage"] == pytest.approx(near[signs == sign].mean())
+    assert first["Â > 0"]["coverage"] > first["Â < 0"]["coverage"] + 0.1
+    assert finding.tables[0].head == ["gap", "all", *SIGNS]
+    assert any("by the completion's advantage" in fact for fact in finding.facts)
+
+
+def test_what_pools_steps_says_so(trace):
+    assert "steps 0 to 10, 3 pooled" in describe(trace)
+    assert "step 5, " in describe(trace.of_step(5))
+    with pytest.raises(ACPOError, match="holds step 5 only"):
+        trends(trace.of_step(5))
+
+
+def test_two_evaluations_are_points_and_no_curve(tmp_path):
+    finding = dynamics([make_run(tmp_path / "run")])
+    assert any("logged at 2 steps only" in f and "eval_steps" in f for f in finding.facts)
+    accuracy, entropy = (axes.get_lines()[0] for axes in finding.figure.axes[:2])
+    assert accuracy.get_linewidth() == 0 and accuracy.get_marker() != "None"
+    assert entropy.get_linewidth() > 0

@@ -1,0 +1,105 @@
+"""The main table from folders, and maj@k against every subset."""
+
+import csv
+import io
+import itertools
+import json
+
+import pytest
+
+from acpo.evaluate.samples import SampleFile
+from acpo.evaluate.statistics import QuestionCounts, majority_probabilities
+from acpo.evaluate.summary import summarise
+from evaluate.runs import acpo
+
+
+@pytest.mark.parametrize(
+    ("correct", "wrong", "silent"),
+    [
+        (2, (1, 3), 1),
+        (3, (3,), 0),
+        (0, (2, 2), 1),
+        (4, (1, 1, 1), 2),
+        (1, (), 3),
+        (2, (2, 2, 1), 1),
+    ],
+)
+def test_majority_is_that_of_every_subset(correct, wrong, silent):
+    votes = ["right"] * correct + [None] * silent
+    votes += [str(i) for i, size in enumerate(wrong) for _ in range(size)]
+    exact = majority_probabilities(QuestionCounts("q", correct, len(votes), wrong))
+    for k in range(1, len(votes) + 1):
+        shares = []
+        for drawn in itertools.combinations(votes, k):
+            counts = {vote: drawn.count(vote) for vote in drawn if vote is not None}
+            most = [vote for vote in counts if counts[vote] == max(counts.values())]
+            shares.append(most.count("right") / len(most) if most else 0.0)
+        assert exact[k - 1] == pytest.approx(sum(shares) / len(shares), abs=1e-12)
+
+
+def test_every_k_has_its_pass_and_majority():
+    verdicts = ["correct", "incorrect", "correct", "incorrect", "incorrect"]
+    samples = {
+        (q, i): {"verdict": verdict, "answer": f"{i}", "completion": ""}
+        for q in "ab"
+        for i, verdict in enumerate(verdicts)
+    }
+    entry = summarise(samples, votes=True)
+    assert [*entry["pass"]] == [*entry["majority_at"]] == ["1", "2", "3", "4", "5"]
+    assert entry["pass"]["2"]["value"] == pytest.approx(1 - 3 / 10)
+    assert entry["pass"]["4"]["value"] == 1.0
+    assert entry["majority_at"]["1"]["value"] == pytest.approx(0.4)
+    assert entry["majority_at"]["5"] == entry["majority"] and entry["majority"]["value"] == 1.0
+    assert all(v["low"] <= v["value"] <= v["high"] for v in entry["pass"].values())
+
+
+def write(folder, accuracy, *, questions=60, model="m", name="aime24", data="x"):
+    """Questions of which the first so many are right."""
+    with SampleFile(folder / f"{name}.jsonl", {"model": model, "data": data}) as file:
+        for number in range(questions):
+            verdict = "correct" if number < accuracy * questions else "incorrect"
+            file.append_sample((str(number), 0), {"completion": "", "verdict": verdict})
+
+
+def table(*runs, status=0, form="markdown"):
+    done = acpo("eval", "table", *runs, "--format", form)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else " ".join(done.stderr.split())
+
+
+def test_bold_only_where_told_apart(tmp_path):
+    for name, accuracy in (("sapo", 0.4), ("acpo", 0.8), ("grpo", 0.75)):
+        write(tmp_path / name, accuracy)
+        write(tmp_path / name, accuracy, name="own")
+    alone = table(tmp_path / "sapo", tmp_path / "acpo")
+    assert "| method | AIME24 | own | average |" in alone
+    assert "| acpo | **80.0** [" in alone and "**40.0**" not in alone
+    close = table(*(tmp_path / name for name in ("sapo", "acpo", "grpo")))
+    assert "| acpo | 80.0 [" in close, "60 questions do not tell 80 from 75"
+    assert "**" not in close
+
+
+def test_models_methods_and_forms(tmp_path):
+    for name, accuracy in (("a", 0.2), ("b", 0.9)):
+        write(tmp_path / name, accuracy)
+    write(tmp_path / "b", 0.5, name="aime25")
+    runs = [f"M_1/SAPO={tmp_path / 'a'}", f"M_1/ACPO={tmp_path / 'b'}", f"N/SAPO={tmp_path / 'a'}"]
+    rows = list(csv.DictReader(io.StringIO(table(*runs, form="csv"))))
+    assert len(rows) == 9
+    best = [(row["model"], row["method"], row["benchmark"]) for row in rows if row["best"] == "1"]
+    assert best == [("M_1", "ACPO", "aime24")], "alone on AIME25 there is nobody to be better than"
+    latex = table(*runs, form="latex")
+    assert r"M\_1 & SAPO & $20.0$ {\scriptsize $[" in latex and r"\mathbf{90.0}" in latex
+    assert latex.count(r"\midrule") == 2 and "& --" in latex
+    assert "are both 'M_1', 'SAPO'" in table(runs[0], runs[0], status=2)
+    write(tmp_path / "c", 0.2, data="other")
+    assert "different questions" in table(runs[0], tmp_path / "c", status=2)
+    assert "no such folder" in table(tmp_path / "none", status=2)
+
+
+def test_trained_models_bring_their_names(tmp_path):
+    model = tmp_path / "runs" / "x"
+    model.mkdir(parents=True)
+    (model / "report.json").write_text(json.dumps({"model": "Qwen/Q", "method": "gtpo"}))
+    write(tmp_path / "e", 0.5, model=str(model))
+    assert "| Qwen/Q | gtpo | 50.0 [" in table(tmp_path / "e")

@@ -1,0 +1,165 @@
+"""Every bad value ends in one line and status 2, from `acpo train` and `acpo doctor` alike."""
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.train.data import placed, prompt_lengths
+from train.standin import ascii_tokenizer, save_standin, write_problems
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    save_standin(folder / "model")
+    write_problems(folder / "problems.jsonl", 40)
+    return folder
+
+
+def run(place, command, extra=(), **changes):
+    values = {"model_name_or_path": str(place / "model"), "data": str(place / "problems.jsonl")}
+    values |= {"use_cpu": True, "bf16": False, "output_dir": str(place / "run"), "max_steps": 1}
+    values |= {"max_completion_length": 16, "num_generations": 4, "report_to": "none"}
+    values |= {"per_device_train_batch_size": 8, "save_strategy": "no", **changes}
+    recipe = place / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    result = CliRunner().invoke(app, [command, str(recipe), *extra])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stderr.strip().splitlines()
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"learning_rate": -1.0}, "learning_rate=-1.0 must be 0 or more"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be"),
+        ({"learning_rate": None}, "learning_rate is empty"),
+        ({"learning_rate": [1]}, "learning_rate=[1] must be a number"),
+        ({"max_steps": 2.5}, "max_steps=2.5 must be a whole number"),
+        ({"max_steps": True}, "max_steps=True must be a whole number"),
+        ({"num_generations": None}, "num_generations is empty"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be above 0"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0 must be above 0"),
+        ({"top_p": 1.5}, "top_p=1.5 must be at most 1"),
+        ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
+        ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
+        ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),
+        ({"max_completion_length": 950}, "leaves room for 74 in the model's context"),
+        ({"max_tokens_per_pack": 10}, "max_tokens_per_pack=10 cannot hold a sequence"),
+        (
+            {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
+            "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",
+        ),
+    ],
+    ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
+)
+def test_one_line_and_status_2(place, command, changes, said):
+    status, lines = run(place, command, **changes)
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert status == 2 and len(errors) == 1 and said in errors[0]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_on_the_command_line_too(place, command):
+    status, lines = run(place, command, ["--gradient_accumulation_steps", "0"])
+    assert status == 2 and "gradient_accumulation_steps=0 must be above 0" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_pad_token_outside_the_vocabulary(place, tmp_path, command):
+    save_standin(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.add_special_tokens({"pad_token": "<newpad>"})
+    tokenizer.save_pretrained(tmp_path)
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and "pad_token '<newpad>' is number 103, outside" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_weights_that_are_no_numbers(place, tmp_path, command):
+    save_standin(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and "not finite" in lines[-1] and "damaged" in lines[-1]
+
+
+def test_vllm_is_missed_where_training_would_be(place, monkeypatch):
+    assert importlib.util.find_spec("vllm") is None
+    status, lines = run(place, "train", use_vllm=True)
+    assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]
+    assert run(place, "doctor", use_vllm=True)[0] == 0, "without a GPU, another machine will train"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    status, lines = run(place, "doctor", use_vllm=True)
+    assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_reward_that_raises_names_its_line_once(place, tmp_path, command):
+    file = tmp_path / "my_rewards.py"
+    file.write_text("def gold(prompts, completions, **columns):\n    return columns['gold']\n")
+    result = run(place, command, reward_funcs=[f"{file}:gold"])
+    if command == "train":
+        assert result[0] == 2
+        assert result[1][-1].count("my_rewards.py:2") == result[1][-1].count("raised") == 1
+        assert "'gold' raised KeyError" in result[1][-1]
+    else:
+        assert result[0] == 1
+
+
+def test_prompts_are_measured_under_the_chat_template():
+    tokenizer = ascii_tokenizer()
+    whole = "<user>why?</><assistant>"
+    assert prompt_lengths([[{"role": "user", "content": "why?"}]], tokenizer) == [len(whole)]
+
+
+def test_dry_run_prints_a_recipe_that_says_the_same(tmp_path):
+    quickstart = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+    arguments = ["train", str(quickstart), "--dry-run", "--learning_rate", "1e-5"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    values = yaml.safe_load(result.output)
+    assert values["learning_rate"] == 1e-5 and values["output_dir"] == "runs/quickstart"
+    assert "# generation_batch_size: 512" in result.output
+    assert "# acpo: tau_neg: 1.05" in result.output
+    (tmp_path / "again.yaml").write_text(result.output)
+    again = CliRunner().invoke(app, ["train", str(tmp_path / "again.yaml"), "--dry-run"])
+    assert again.output == result.output
+
+
+def test_help_lists_options_by_group():
+    result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"})
+    found = [result.output.index(title) for title in ("Data and report", "Model", "Method and")]
+    assert found == sorted(found)
+    for option in ("--task", "--method", "--learning_rate", "--num_generations", "--lora_r"):
+        assert f"{option} " in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
+def test_version_and_methods():
+    from importlib.metadata import version
+
+    assert CliRunner().invoke(app, ["--version"]).output == f"acpo {version('acpo')}\n"
+    shown = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "80"}).output
+    assert max(map(len, shown.splitlines())) <= 80 and "global_sg_x3" in shown
+
+
+def test_async_rewards_name_their_line_too():
+    async def broken(prompts, completions, **columns):
+        return columns["gold"]
+
+    with pytest.raises(RuntimeError, match=r"'gold', at .*test_bad_values.py:\d+"):
+        asyncio.run(placed(broken)(prompts=["?"], completions=["x"]))
+    assert placed(broken).__name__ == "broken"

@@ -1,0 +1,135 @@
+"""Bad references are nobody's fault: no reward, a count, a named row, and nothing else lost."""
+
+import json
+import logging
+
+import pytest
+from typer.testing import CliRunner
+
+from acpo.cli import app
+from acpo.verify import MathPool, Outcome, read_problem, rewards
+from acpo.verify.problem import ProblemError, code_in_prompt
+from acpo.verify.references import bad_references
+from verify.sandboxed import ADD, judge
+
+DEEP = "assert add(" + "(" * 5000 + "1" + ")" * 5000 + ", 2) == 3"
+UNREADABLE = [
+    "",
+    "nan",
+    "NaN",
+    "None",
+    "\\frac{",
+    "??",
+    "a)} nonsense {",
+    "The total cannot be told from the text.",
+    "%",
+]
+READABLE = {
+    "1e-05": "0.00001",
+    "The answer is 18.": "18",
+    "#### 18": "18",
+    "Some work. $\\boxed{18}$": "18",
+    "18 apples": "18",
+    "\\text{June 20}": "June 20",
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with MathPool(1) as made:
+        yield made
+
+
+def test_golds_that_cannot_be_read(pool):
+    outcomes = [v.outcome for v in pool.verify_all(("\\boxed{18}", gold) for gold in UNREADABLE)]
+    assert outcomes == [Outcome.UNPARSEABLE_GOLD] * len(UNREADABLE)
+
+
+def test_golds_as_data_hold_them(pool):
+    jobs = [(f"\\boxed{{{answer}}}", gold) for gold, answer in READABLE.items()]
+    assert [v.outcome for v in pool.verify_all(jobs)] == [Outcome.CORRECT] * len(jobs)
+    jobs = [("\\boxed{17}", gold) for gold in READABLE]
+    assert [v.outcome for v in pool.verify_all(jobs)] == [Outcome.INCORRECT] * len(jobs)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"test_code": DEEP},
+        {"test_code": "assert f(" + "-" * 10**5 + "1) == 1"},
+        {"test_code": "assert f(1) == 1\x00"},
+        {"test_code": 5},
+        {"entry_point": "f", "test": None, "test_code": None},
+        {"inputs": "not json", "outputs": "[]"},
+        {"inputs": '"1"', "outputs": '"2"'},
+        {"inputs": [["1", "2"]], "outputs": ["3"]},
+        {"inputs": [None], "outputs": ["3"]},
+    ],
+)
+def test_code_problems_that_cannot_be_read(row):
+    with pytest.raises(ProblemError):
+        read_problem(row)
+
+
+@pytest.mark.sandbox
+def test_columns_of_mixed_sets_and_json_lists():
+    mixed = {**ADD, "test": None, "entry_point": None, "inputs": None, "outputs": None}
+    assert judge("def add(a, b): return a + b", mixed).correct
+    script = {"inputs": json.dumps(["1\n", "2\n"]), "outputs": json.dumps(["2", 4])}
+    assert judge("print(2 * int(input()))", {**script, "test_code": None}).correct
+
+
+def test_one_bad_row_loses_no_batch(caplog):
+    completions = ["\\boxed{7}", None, [], [{"role": "assistant", "content": None}]]
+    assert rewards.math_correct(["?"] * 4, completions, answer=["7"] * 4) == [1.0, 0.0, 0.0, 0.0]
+    rewards._name_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "acpo.verify.rewards"):
+        for _ in range(2):
+            values = rewards.math_correct(["?"] * 2, ["\\boxed{7}"] * 2, answer=[7, float("nan")])
+    assert values == [1.0, None]
+    assert [record.getMessage()[:14] for record in caplog.records] == ["the gold 'nan'"]
+
+
+@pytest.mark.sandbox
+def test_one_bad_problem_loses_no_batch(caplog):
+    tests = [ADD["test_code"], DEEP]
+    completions = ["def add(a, b): return a + b"] * 2
+    with caplog.at_level(logging.WARNING, "acpo.verify.rewards"):
+        values = rewards.code_correct(["?"] * 2, completions, test_code=tests, id=[1, "deep"])
+    assert values == [1.0, None]
+    assert "id='deep'" in caplog.text
+
+
+def test_bad_references_are_found_and_named(tmp_path):
+    rows = [
+        {"problem": f"{n}?", "answer": gold} for n, gold in enumerate(["1", None, "\\frac{", "x^2"])
+    ]
+    rows += [{"problem": "f?", "test_code": "broken ("}, {"problem": "g?", **ADD}]
+    assert [row for row, _ in bad_references(rows, "answer", 1)] == [2, 3, 5]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = tmp_path / "own.jsonl"
+    own.write_text(json.dumps({"problem": "1+1?", "answer": "2"}) + "\n")
+    arguments = ["data", "check", "--benchmarks", str(own), "--train", str(path), "--workers", "1"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 1
+    assert "3 of 6 rows cannot be judged against" in done.output
+    assert "row 3: " in done.output
+
+
+def test_the_code_in_a_prompt():
+    code = 'import math\n\n\ndef f(x):\n    """Doc."""\n'
+    asked = [code, f"Complete:\n```python\n{code}```\nThanks.", f"Complete this:\n\n{code}"]
+    assert [code_in_prompt(prompt, "f").strip() for prompt in asked] == [code.strip()] * 3
+    assert code_in_prompt("def f(x):", "f") == "def f(x):"
+    assert code_in_prompt("Write f.", "f") == "Write f."
+
+
+@pytest.mark.sandbox
+def test_a_body_may_bring_functions_along():
+    row = {
+        "prompt": "def helper(x):\n",
+        "entry_point": "f",
+        "test": "def check(c):\n    assert c(1) == 2\n",
+    }
+    assert judge("    return 2 * x\n\n\ndef f(x):\n    return helper(x)", row).correct

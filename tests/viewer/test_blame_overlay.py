@@ -1,0 +1,69 @@
+"""First errors on the credit page: marked, and the method's shares beside them."""
+
+from typer.testing import CliRunner
+
+from acpo.annotate.annotations import AnnotationWriter, Item, Proposal
+from acpo.annotate.annotators import Status
+from acpo.annotate.pairs import Span, select
+from acpo.cli import app
+from acpo.diagnose.blame import REGIONS
+from acpo.records import Trace
+from annotate.traces import write_texts
+from diagnose.test_blame import case, finding  # noqa: F401 (fixtures)
+
+
+def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, browser):  # noqa: F811
+    _, _, folder = case
+    page = tmp_path / "page.html"
+    arguments = ["view", str(folder / "trace"), "--annotations", str(folder / "a.jsonl")]
+    result = CliRunner().invoke(app, [*arguments, "--methods", "sapo,acpo", "-o", str(page)])
+    assert result.exit_code == 0, result.output
+    browser.open(page)
+    row = finding.extra["completions"][0]
+    browser.press("b")
+    said = browser.run("[...document.querySelectorAll('.blame')].map((p) => p.textContent)")
+    assert len(said) == 2 * 2, "two wrong completions, two methods"
+    shares = [100 * row[f"acpo update {region}"] for region in REGIONS]
+    assert "{:.1f}% before, {:.1f}% at, {:.1f}% after".format(*shares) in said[1]
+    assert f"(chance at it: {100 * row['chance at']:.1f}%)" in said[0]
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    marked = browser.run("[...document.querySelectorAll('.t.first-error')].map((t) => t.index)")
+    assert set(marked[:2]) == {row["error_first"]}
+    for _ in range(3):
+        browser.press("f")
+    assert browser.run("document.getElementById('only').value") == "error"
+    browser.press("n")
+    place = "document.querySelector('#inspector .muted').textContent"
+    assert browser.run(place).startswith(f"token {row['error_first'] + 1} of")
+    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
+    assert f"first error at token {row['error_first'] + 1}, computed" in heads[2]
+
+
+def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
+    """Errors placed by nobody one knows, in completions that are markup."""
+    body = "<img src=x onerror=window.hit=1> </script><script>window.hit=2</script> \u202e 1+1=3 "
+    base = {"prompt_id": body, "prompt": body, "answer": body, "advantage": 0.0}
+    rows = [
+        {**base, "sample": 0, "completion": body + "right", "reward": 1.0},
+        {**base, "sample": 1, "completion": body + "wrong", "reward": 0.0},
+    ]
+    trace = write_texts(tmp_path / "t", rows, split=r"\S+|\s+")
+    file = tmp_path / "a.jsonl"
+    selection = select(Trace.open(trace))
+    with AnnotationWriter(file, selection) as writer:
+        name = "<b>m</b>"
+        writer.add_annotator(name, {"kind": "model"})
+        proposal = Proposal(name, Status.LOCATED, Span(0, 2), body, body, "now")
+        writer.add_proposal(Item(body, 1), selection.groups[0].wrong[0].length, proposal)
+    page = tmp_path / "page.html"
+    arguments = ["view", str(trace), "--annotations", str(file), "-o", str(page)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    browser.open(page)
+    browser.press("f")
+    browser.press("f")
+    browser.press("f")
+    assert browser.run("document.querySelectorAll('img, iframe, b:not(.silent)').length") == 1
+    assert browser.run("window.hit") is None
+    heads = browser.run("document.querySelector('.facts .first-error').textContent")
+    assert heads == "first error at token 1, proposed"

@@ -1,0 +1,151 @@
+"""The table of all prompts and steps, links to tokens, and what is shown once."""
+
+import numpy as np
+import pytest
+
+from acpo.method_columns import method_columns
+from acpo.records import Trace, TraceWriter
+from viewer.test_training_traces import columns, text, write_run
+from viewer.traces import HOSTILE, write_trace
+
+CELLS = """[...document.querySelectorAll('#overview-rows tr')].map((row) =>
+  [...row.cells].map((cell) => cell.textContent))"""
+ODD = ["#prompt=nobody&token=1", "#token=999999&prompt=q0", "#%00<script>"]
+
+
+def rows(browser):
+    return browser.run(CELLS)
+
+
+def number(cell):
+    return float(cell.replace("−", "-"))
+
+
+def test_every_group_has_a_row_of_its_own_numbers(tmp_path, view, browser):
+    write_trace(tmp_path / "t", prompts=3, steps=2)
+    trace = Trace.open(tmp_path / "t")
+    found = {name: method_columns(trace, name) for name in ("sapo", "acpo")}
+    browser.open(view(tmp_path / "t"))
+    shown = rows(browser)
+    assert len(shown) == 6
+    facts = trace.rollouts.to_pylist()
+    own = [i for i, f in enumerate(facts) if (f["prompt_id"], f["step"]) == ("q1", 10)]
+    where = np.concatenate([np.arange(*trace.starts[i : i + 2]) for i in own])
+    update, advantage = found["acpo"].update[where], found["acpo"].advantage[where]
+    (row,) = [r for r in shown if r[0].startswith("Problem 1") and r[1] == "10"]
+    assert row[2] == "2 / 4" and row[3] == "1" and row[4] == str(len(where))
+    assert number(row[5]) == pytest.approx(update[update > 0].sum(), abs=0.006)
+    assert number(row[6]) == pytest.approx(-update[update < 0].sum(), abs=0.006)
+    assert number(row[7]) == (update * advantage < 0).sum()
+    apart = np.abs(update - found["sapo"].update[where])
+    assert number(row[8]) == pytest.approx(apart.max(), abs=0.006)
+    assert row[9] == "mixed"
+
+
+def test_sorted_filtered_searched_and_opened_by_keyboard(tmp_path, view, browser):
+    browser.open(view(write_run(tmp_path / "run"), "--prompts", "40"))
+    assert text(browser, "#overview-count") == "40 of 40 groups"
+    browser.run("document.getElementById('sort-up').focus()")
+    browser.press("Enter")
+    up = [number(row[5]) for row in rows(browser)]
+    assert up == sorted(up, reverse=True) and len(set(up)) > 5
+    browser.press("Enter")
+    assert [number(row[5]) for row in rows(browser)] == sorted(up)
+    browser.run("document.getElementById('overview-filter').focus()")
+    for letter in "3-":
+        browser.press(letter)
+    assert {row[0][:6] for row in rows(browser)} == {"ask 3-"} and len(rows(browser)) == 8
+    browser.run("document.querySelector('#overview-rows tr').focus()")
+    browser.press("ArrowDown")
+    browser.press("Enter")
+    browser.frames()
+    assert "step 3" in text(browser, "#summary")
+    assert rows(browser)[1][0] == text(browser, "#prompt > bdi")
+    browser.press("o")
+    current = "document.activeElement.getAttribute('aria-current')"
+    assert browser.run(current) == "true"
+
+
+def test_a_token_can_be_linked(tmp_path, view, browser):
+    write_trace(tmp_path / "t", prompts=3, steps=2)
+    page = view(tmp_path / "t")
+    browser.open(page)
+    browser.press("j")
+    browser.press("4")
+    browser.run("document.querySelectorAll('.pane')[2].focus()")
+    for _ in range(5):
+        browser.press("ArrowRight")
+    place = browser.run("location.hash")
+    assert "prompt=q1" in place and "sample=2" in place and "colour=delta" in place
+    token = text(browser, "#inspector .muted")
+    browser.open(page)
+    browser.send("Page.navigate", url=page.resolve().as_uri() + "?again" + place)
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    browser.frames()
+    assert text(browser, "#inspector .muted") == token
+    assert browser.run("document.getElementById('quantity').value") == "delta"
+    browser.events.clear()
+
+
+@pytest.mark.parametrize(
+    "hash", ["#prompt=nobody&token=1", "#token=999999&prompt=q0", "#%00<script>"]
+)
+def test_odd_addresses_open_the_page(tmp_path, view, browser, hash):
+    write_trace(tmp_path / "t", prompts=2)
+    page = view(tmp_path / "t")
+    browser.open(page)
+    browser.send("Page.navigate", url=page.resolve().as_uri() + "?x" + hash)
+    browser.run("new Promise((done) => setTimeout(done, 300))")
+    assert browser.run("document.querySelectorAll('.card').length") == 4
+    assert browser.problems() == []
+    browser.events.clear()
+
+
+def test_what_the_policy_repeats_is_shown_once(tmp_path, view, browser):
+    one, other = columns(12, 3), columns(12, 4)
+    joined = {name: [*one[name], *one[name], *other[name]] for name in one}
+    row = {"prompt_id": "q", "tokens": 12, "prompt": "x", "advantage": 0.5, "reward": 1.0}
+    last = {**row, "sample": 2, "reward": 0.0, "advantage": -1.0}
+    with TraceWriter(tmp_path / "t", {"method": "acpo"}) as writer:
+        writer.append([{**row, "sample": 0}, {**row, "sample": 1}, last], joined)
+    browser.open(view(tmp_path / "t"))
+    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
+    assert len(heads) == 2 and heads[0].startswith("#0 #1") and "2 times" in heads[0]
+    assert "3 completions" in text(browser, "#summary")
+    bar = browser.run("document.querySelector('.budget').title")
+    assert "% of the update on a tenth of the tokens" in bar
+
+
+def test_the_difference_of_two_methods_can_be_coloured(tmp_path, view, browser):
+    write_trace(tmp_path / "t", prompts=1)
+    browser.open(view(tmp_path / "t", "--methods", "sapo,acpo"))
+    browser.press("8")
+    assert browser.run("document.getElementById('quantity').value") == "difference"
+    trace = Trace.open(tmp_path / "t")
+    sapo, acpo = (method_columns(trace, name).update for name in ("sapo", "acpo"))
+    browser.press("v")
+    browser.frames()
+    first = browser.run("document.querySelector('.pane .t').dataset.v")
+    assert number(first.replace("+", "")) == pytest.approx(acpo[0] - sapo[0], abs=0.006)
+
+
+def test_hostile_prompts_stay_text_in_the_table(tmp_path, view, browser):
+    body = b"".join(HOSTILE[:12]).decode("utf-8", "replace")
+    run = write_run(
+        tmp_path / "run", steps=2, prompts=2, prompt=body.replace("{", "").replace("}", "") + "{}"
+    )
+    browser.open(view(run))
+    browser.run("document.querySelectorAll('#overview-rows tr').forEach((r) => r.click())")
+    assert browser.run("typeof window.pwned") == "undefined"
+    assert (
+        browser.run("document.querySelectorAll('.overview :is(img, iframe, a, script)').length")
+        == 0
+    )
+
+
+def test_a_thousand_prompts_open_quickly(tmp_path, view, browser):
+    run = write_run(tmp_path / "run", steps=10, prompts=100, rewards=(1.0, 0.0) * 4)
+    page = view(run, "--prompts", "1000")
+    tasks = browser.main_thread_tasks(lambda: browser.open(page))
+    assert len(rows(browser)) == 1000
+    assert sum(tasks) < 2000.0, "CPU ms to open it"
