@@ -32,8 +32,8 @@ ORDER = [
 
 
 NO_TRL = (
-    "this command needs TRL, which is not installed here: run it where `pip install acpo` brought "
-    "its requirements; an environment of verl's trains with `python -m verl.trainer.main_ppo` "
+    "this command needs TRL, which is not installed here: run it where acpo was installed with its "
+    "requirements; in an environment of verl's, train with `python -m verl.trainer.main_ppo` "
     "(docs/verl.md)"
 )
 
