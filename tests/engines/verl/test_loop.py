@@ -32,6 +32,7 @@ SMALL = [
     f"{ACTOR}.ppo_max_token_len_per_gpu=512",
     f"{ACTOR}.optim.lr=1e-2",
     "actor_rollout_ref.rollout.name=cpu",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
     "actor_rollout_ref.rollout.max_model_len=32",
     "actor_rollout_ref.rollout.agent.num_workers=1",
     "reward.num_workers=1",
