@@ -5,42 +5,16 @@ import pytest
 import torch
 
 from acpo.head import TokenTerms, fused_policy_loss
-from acpo.objectives import METHODS, Method, aggregation_weights, dense_loss, token_advantages
-from acpo.objectives.shaping import Groups, Reducer, Sequences, Shaped, Shaping
+from acpo.objectives import METHODS, aggregation_weights, dense_loss, token_advantages
+from engines.own_row import OWN
 from engines.tiny import recorded, relative
 from objectives.batches import random_batch
-
-SOFT = METHODS["sapo"]
-
-
-class EarlyAndUncertain(Shaping):
-    """Reads everything a shaping may: groups, two statistics, and a sum over the mini-batch."""
-
-    title = "early tokens, by how uncertain they are"
-    needs = ("entropy", "log_pmax")
-    group_needs = ("tokens", "old_entropy")
-
-    def of_group(self, groups: Groups) -> torch.Tensor:
-        size = groups.group_size
-        first = groups.tokens.view(-1, size, groups.tokens.shape[1])[..., :1]
-        common = (first == first[:, :1]).float().mean((1, 2)).repeat_interleave(size)
-        return (groups.old_entropy + common[:, None]) * groups.mask
-
-    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        signal = (batch.entropy + batch.group - batch.log_pmax) * batch.mask
-        mean = reduce.sum(signal.sum()) / reduce.sum(batch.mask.sum())
-        sharpness = float(batch.options["sharpness"])
-        weight = torch.sigmoid(sharpness * (signal - mean))
-        return Shaped(batch.advantages[:, None] * weight * batch.mask, batch.mask)
 
 
 @pytest.fixture
 def own_row(monkeypatch):
-    row = Method(
-        "mine", "Mine", "soft", {**SOFT.options, "sharpness": 1.0}, shaping=EarlyAndUncertain()
-    )
-    monkeypatch.setitem(METHODS, row.name, row)
-    return row.name
+    monkeypatch.setitem(METHODS, OWN.name, OWN)
+    return OWN.name
 
 
 def test_the_definition_and_the_fused_head(own_row):

@@ -1,5 +1,6 @@
 """`acpo <verb>`. Verbs import what they need when called, so that `acpo --help` is instant."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +31,15 @@ ORDER = [
 """Commands as a newcomer meets them."""
 
 
+NO_TRL = (
+    "this command needs TRL, which is not installed here: run it where acpo was installed with its "
+    "requirements; in an environment of verl's, train with `python -m verl.trainer.main_ppo` "
+    "(docs/verl.md)"
+)
+
+
 class OneLineErrors(TyperGroup):
-    """Our own errors as one line on stderr and exit status 2, not as a traceback."""
+    """Our own errors, and a missing TRL, as one line on stderr and exit status 2."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
@@ -39,8 +47,11 @@ class OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except ACPOError as error:
-            typer.secho(f"error: {error}", fg="red", err=True)
+        except (ACPOError, ModuleNotFoundError) as error:
+            if isinstance(error, ModuleNotFoundError) and error.name != "trl":
+                raise
+            message = NO_TRL if isinstance(error, ModuleNotFoundError) else error
+            typer.secho(f"error: {message}", fg="red", err=True)
             raise typer.Exit(2) from error
 
 
@@ -172,6 +183,8 @@ def compare(
     ),
 ) -> None:
     """Compare methods: one budget, several seeds, intervals. Resumes where it was stopped."""
+    if not report_only and find_spec("trl") is None:  # every run would find out for itself
+        raise ModuleNotFoundError(name="trl")
     from acpo.compare.runner import compare as run_study
 
     run_study(

@@ -20,6 +20,7 @@ from verl.workers.config import (
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
+from acpo.objectives import METHODS
 from acpo.verl import ACPOPolicyLossConfig
 from engines.verl.batches import nested, verl_batch
 from engines.verl.rollouts import GROUP
@@ -96,7 +97,8 @@ def run_case(engine: Any, rollouts: Any, case: dict[str, Any]) -> dict[str, torc
         data = nested(data)
     actor = actor_config(case)
     with engine.train_mode(disable_auto_offload=True):
-        if case["method"] == "gtpo_entropy":  # the log-probability pass before the update
+        shaping = METHODS[case["method"]].shaping
+        if "old_entropy" in shaping.group_needs:  # the log-probability pass before the update
             tu.assign_non_tensor(data, calculate_entropy=True)
             engine.infer_batch(data)
             tu.assign_non_tensor(data, calculate_entropy=False)

@@ -17,8 +17,6 @@ from verl.workers.config import McoreActorConfig, PolicyLossConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
-from acpo.engines.verl.config import configured_row
-from acpo.engines.verl.engines import RowLoss
 from acpo.verl import ACPOPolicyLossConfig
 from engines.verl.batches import verl_batch
 from engines.verl.rollouts import GROUP, VOCABULARY
@@ -32,43 +30,59 @@ def actor_config(case: dict[str, Any]) -> McoreActorConfig:
         rollout_n=GROUP,
         ppo_micro_batch_size_per_gpu=2,
         policy_loss=section,
-        loss_agg_mode="token-mean" if case["method"] == "dapo" else "seq-mean-token-mean",
+        loss_agg_mode="token-mean" if case["method"] in ("dapo", "8020") else "seq-mean-token-mean",
     )
+
+
+def head_engine(logits: torch.Tensor, temperature: float) -> tuple[Any, torch.Tensor]:
+    """verl's Megatron engine as extended, but for the model: these logits stand for its output."""
+    stock = EngineRegistry.get_engine_cls("language_model", "megatron")
+    width = VOCABULARY // dist.get_world_size()
+    mine = logits[:, dist.get_rank() * width :][:, :width].clone().requires_grad_()
+
+    class Head(stock):
+        def _stock_batch(self, data: Any, loss_function: Any, forward_only: bool) -> Any:
+            ids = data["input_ids"]
+            outputs = self._lm_head_logits_processor(
+                (mine * 1.0)[None],  # verl writes into the logits
+                torch.roll(ids.values(), -1)[None],
+                torch.full((1, len(mine)), temperature),
+                calculate_sum_pi_squared=False,
+                calculate_entropy=bool(tu.get_non_tensor_data(data, "calculate_entropy", False)),
+                distillation_use_topk=False,
+                distillation_only=False,
+                logits_processor_func=loss_function,
+                batch=data,
+                data_format="thd",
+            )
+            outputs = {
+                name: torch.nested.nested_tensor_from_jagged(value[0], ids.offsets())
+                for name, value in outputs.items()
+            }
+            loss, _ = loss_function(model_output=outputs, data=data)
+            if not forward_only:
+                loss.backward()
+            outputs = {name: value.detach() for name, value in outputs.items()}
+            return {"model_output": outputs, "loss": loss.detach()}
+
+    engine = object.__new__(Head)
+    engine.engine_config = SimpleNamespace(
+        entropy_from_logits_with_chunking=False, dynamic_context_parallel=False
+    )
+    return engine, mine
 
 
 def run_case(rollouts: Any, logits: torch.Tensor, case: dict[str, Any]) -> dict[str, torch.Tensor]:
     actor = actor_config(case)
-    row = configured_row(actor)
-    engine = object.__new__(EngineRegistry.get_engine_cls("language_model", "megatron"))
-    engine.engine_config = SimpleNamespace(entropy_from_logits_with_chunking=False)
     data = verl_batch(rollouts, case["method"], slice(None))
     count = int(rollouts.mask.sum())
     rows = len(rollouts.mask)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=count, global_batch_size=rows)
-    entropy_max = float(row.options["entropy_norm"]) if "entropy_norm" in row.options else None
-    loss_function = RowLoss(partial(ppo_loss, config=actor), row, entropy_max)
-    width = VOCABULARY // dist.get_world_size()
-    mine = logits[:, dist.get_rank() * width :][:, :width].clone().requires_grad_()
-    ids = data["input_ids"]
-    outputs = engine._lm_head_logits_processor(
-        (mine * 1.0)[None],  # verl writes into the logits
-        torch.roll(ids.values(), -1)[None],
-        torch.full((1, len(mine)), case.get("temperature", 1.0)),
-        calculate_sum_pi_squared=False,
-        calculate_entropy=row.credit.differentiates_entropy,
-        distillation_use_topk=False,
-        distillation_only=False,
-        logits_processor_func=loss_function,
-        batch=data,
-        data_format="thd",
-    )
-    outputs = {
-        name: torch.nested.nested_tensor_from_jagged(value[0], ids.offsets())
-        for name, value in outputs.items()
-    }
-    loss, _ = loss_function(model_output=outputs, data=data)
-    loss.backward()
-    return {"loss": loss.detach(), "gradient": mine.grad, "engine": type(engine).__name__}
+    logits = logits.to(getattr(torch, case.get("dtype", "float32")))
+    engine, mine = head_engine(logits, case.get("temperature", 1.0))
+    output = engine.forward_backward_batch(data, partial(ppo_loss, config=actor))
+    name = type(engine).__mro__[1].__name__
+    return {"loss": output["loss"], "gradient": mine.grad, "engine": name}
 
 
 def main(folder: Path) -> None:

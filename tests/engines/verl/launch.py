@@ -1,12 +1,16 @@
 """Runs a worker program as several processes that find each other over gloo."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -30,19 +34,74 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run_ranks(program: str, folder: Path, *, world: int, timeout: float = 240) -> list[Any]:
-    """Run `engines.verl.<program>` in `world` processes; what each saved as `rank<i>.pt`."""
+STALLED = 300.0
+"""Seconds without progress after which processes wait for each other for ever."""
+WORK = 1800.0
+"""Processor seconds after which they run in a circle."""
+
+
+def work(processes: list[subprocess.Popen[bytes]]) -> float:
+    """Processor seconds of those that run; on a busy machine they pass more slowly."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(process.pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def wait_for(
+    processes: list[subprocess.Popen[bytes]],
+    progress: Callable[[], float] | None = None,
+    *,
+    stalled: float = STALLED,
+    limit: float = WORK,
+) -> list[int]:
+    """Exit statuses, when all have ended or one has failed.
+
+    Args:
+        processes: one group.
+        progress: a number that grows as long as something happens (default: their work).
+        stalled: seconds without progress that are an error.
+        limit: what the number may reach.
+    """
+    done, since = -1.0, time.monotonic()
+    while any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):  # the others would wait for it
+            break
+        now = progress() if progress else work(processes)
+        if now - done > 0.05:
+            done, since = now, time.monotonic()
+        waited = time.monotonic() - since
+        assert waited < stalled, f"no progress for {waited:.0f} s, after {done:.0f}"
+        assert done < limit, f"not done after {done:.0f}"
+        time.sleep(0.2)
+    return [process.poll() or 0 for process in processes]
+
+
+def run_ranks(
+    program: str, folder: Path, *, world: int, modules: tuple[str, ...] = ()
+) -> list[Any]:
+    """Run `engines.verl.<program>` in `world` processes; what each saved as `rank<i>.pt`.
+
+    Args:
+        program: the module's name.
+        folder: of its job, its logs and its results.
+        world: how many processes.
+        modules: imported by verl before it loads plugins.
+    """
     port = str(free_port())
     processes = []
     for rank in range(world):
         env = os.environ | ENVIRONMENT
+        env["VERL_USE_EXTERNAL_MODULES"] = ",".join([env["VERL_USE_EXTERNAL_MODULES"], *modules])
         env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         command = [sys.executable, "-m", f"engines.verl.{program}", str(folder)]
         log = (folder / f"{program}{world}_{rank}.log").open("w")
         processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
     try:
-        codes = [process.wait(timeout) for process in processes]
+        codes = wait_for(processes)
     finally:
         for process in processes:
             process.kill()

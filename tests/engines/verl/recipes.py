@@ -1,5 +1,6 @@
 """The scripts of recipes/verl as verl's configuration, without running verl."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,13 @@ def arguments(script: str, tmp_path: Path, *more: str) -> list[str]:
     module, *overrides = done.stdout.split("\0")[1:]
     assert module == "verl.trainer.main_ppo"
     return overrides
+
+
+def manual() -> list[str]:
+    """What the command at the top of docs/verl.md gives it."""
+    page = (FOLDER.parents[1] / "docs" / "verl.md").read_text()
+    command = page.partition("    python -m verl.trainer.main_ppo")[2].partition("\n\n")[0]
+    return shlex.split(command.replace("\\\n", " "))
 
 
 def configuration(overrides: list[str]) -> DictConfig:

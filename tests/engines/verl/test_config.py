@@ -1,19 +1,26 @@
 """Recipes pass verl's own validation; wrong combinations end there, with the remedy."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 import acpo.verl
-from acpo.engines.verl import versions
-from acpo.errors import ACPOError
+from acpo.engines.verl import checks, internals, versions
+from acpo.engines.verl.checks import AGGREGATION, WEIGHS
+from acpo.engines.verl.internals import check_internals
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives import METHODS
-from engines.verl.recipes import SCRIPTS, arguments, configuration
+from engines.verl.launch import ENVIRONMENT
+from engines.verl.recipes import FOLDER, SCRIPTS, arguments, configuration, manual
 
+MANUAL = Path(__file__).parents[3] / "docs" / "verl.md"
 ACTOR = "actor_rollout_ref.actor"
 OURS = f"{ACTOR}.policy_loss._target_=acpo.verl.ACPOPolicyLossConfig"
 
@@ -37,6 +44,17 @@ def test_every_recipe_is_valid(tmp_path, script):
     assert config.algorithm.norm_adv_by_std_in_grpo == (method.advantage_scale == "std")
 
 
+def test_the_manuals_command_is_valid_and_needs_every_line():
+    command = manual()
+    config = validated(command)
+    assert not need_critic(config)
+    for start in ("adv_estimator=", "rollout.n=", "use_dynamic_bsz="):
+        with pytest.raises((ACPOError, InstantiationException)):
+            validated([word for word in command if start not in word])
+    with pytest.warns(ACPOWarning, match="loss_agg_mode=token-mean"):
+        validated([word for word in command if "loss_agg_mode=" not in word])
+
+
 def test_a_driver_without_accelerator_validates(tmp_path, monkeypatch):
     monkeypatch.delenv("VERL_ENGINE_DEVICE")
     validated(arguments("qwen3-8b-base-acpo.sh", tmp_path))
@@ -47,14 +65,14 @@ def test_the_last_arguments_win(tmp_path):
     assert config.trainer.total_epochs == 7
 
 
+MEGATRON = ["model_engine=megatron", f"{ACTOR}.strategy=megatron"]
+WHOLE_GROUPS = ["trainer.use_v1=False", "trainer.balance_batch=False"]
+UNSCALED = "algorithm.norm_adv_by_std_in_grpo=False"
+
 WRONG = {
     "fused kernels": (
         ["actor_rollout_ref.model.use_fused_kernels=True"],
         r"use_fused_kernels=True with .*loss_mode=acpo.*set .*use_fused_kernels=False",
-    ),
-    "aggregation": (
-        [f"{ACTOR}.loss_agg_mode=token-mean"],
-        r"loss_agg_mode=token-mean.*ACPO.*loss_agg_mode=seq-mean-token-mean",
     ),
     "engine": ([f"{ACTOR}.strategy=torchtitan"], r"strategy=torchtitan.*fsdp, fsdp2, megatron"),
     "clip range": (
@@ -71,7 +89,7 @@ WRONG = {
     ),
     "unknown variant": (
         [OURS, f"{ACTOR}.policy_loss.loss_mode=acpo_norouting"],
-        r"method='acpo_norouting' is unknown; did you mean 'acpo_no_routing'",
+        r"loss_mode=acpo_norouting is unknown; did you mean acpo_no_routing",
     ),
     "unknown variant, stock section": (
         [f"{ACTOR}.policy_loss.loss_mode=acpo_norouting"],
@@ -93,27 +111,65 @@ WRONG = {
     "Shannon on Megatron": (
         [
             f"{ACTOR}.policy_loss.loss_mode=shannon",
-            "model_engine=megatron",
-            f"{ACTOR}.strategy=megatron",
+            *MEGATRON,
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
         ],
-        r"strategy=megatron with .*shannon.*entropy_norm",
+        r"pipeline_model_parallel_size=2 with .*shannon.*set it to 1, or .*entropy_norm",
     ),
     "80/20 on Megatron": (
         [
             f"{ACTOR}.policy_loss.loss_mode='8020'",
             f"{ACTOR}.loss_agg_mode=token-mean",
-            "model_engine=megatron",
-            f"{ACTOR}.strategy=megatron",
+            *MEGATRON,
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
         ],
-        r"strategy=megatron with .*8020.*use fsdp2",
+        r"pipeline_model_parallel_size=2 with .*8020.*set it to 1, or use fsdp2",
     ),
     "balanced branches on Megatron": (
         [
             f"{ACTOR}.policy_loss.loss_mode=acpo_balanced",
-            "model_engine=megatron",
-            f"{ACTOR}.strategy=megatron",
+            *MEGATRON,
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2",
         ],
-        r"strategy=megatron with .*acpo_balanced.*use fsdp2",
+        r"pipeline_model_parallel_size=2 with .*acpo_balanced.*set it to 1, or use fsdp2",
+    ),
+    "rows in capitals": (
+        [f"{ACTOR}.policy_loss.loss_mode=ACPO"],
+        r"loss_mode=ACPO is unknown; did you mean acpo",
+    ),
+    "a made-up name": (
+        [f"{ACTOR}.policy_loss.loss_mode=frobnicate"],
+        r"loss_mode=frobnicate is unknown; use one of 8020, .*acpo.*vanilla",
+    ),
+    "a made-up name, without external_lib": (
+        [f"{ACTOR}.policy_loss.loss_mode=frobnicate", "actor_rollout_ref.model.external_lib=null"],
+        r"loss_mode=frobnicate is unknown",
+    ),
+    "a critic nobody asked for": (
+        ["algorithm.adv_estimator=gae"],
+        r"adv_estimator=gae with .*acpo: .*critic.*set algorithm.adv_estimator=acpo",
+    ),
+    "groups of one": (["actor_rollout_ref.rollout.n=1"], r"rollout.n=1 with .*set .*rollout.n=8"),
+    "GTPO with scaled advantages": (
+        [f"{ACTOR}.policy_loss.loss_mode=gtpo", *WHOLE_GROUPS],
+        r"norm_adv_by_std_in_grpo=True with .*gtpo: .*set .*norm_adv_by_std_in_grpo=False",
+    ),
+    "GTPO on the v1 trainer": (
+        [f"{ACTOR}.policy_loss.loss_mode=gtpo", UNSCALED],
+        r"trainer.use_v1=True with .*gtpo: .*set trainer.use_v1=False trainer.balance_batch=False",
+    ),
+    "GTPO on balanced batches": (
+        [f"{ACTOR}.policy_loss.loss_mode=gtpo", UNSCALED, "trainer.use_v1=False"],
+        r"trainer.balance_batch=True with .*gtpo: .*trainer.balance_batch=False",
+    ),
+    "token entropies without the pass that has them": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gtpo_entropy",
+            f"{ACTOR}.loss_agg_mode=token-mean",
+            *WHOLE_GROUPS,
+            "algorithm.rollout_correction.bypass_mode=True",
+        ],
+        r"bypass_mode=True with .*gtpo_entropy: .*bypass_mode=False",
     ),
 }
 
@@ -125,6 +181,132 @@ def test_wrong_combinations_end_at_validation(tmp_path, case):
         validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
     chain = (error.value, error.value.__cause__)  # hydra wraps what a config class raises
     assert any(isinstance(link, ACPOError) for link in chain)
+
+
+def test_another_aggregation_is_a_warning_that_names_the_difference(tmp_path):
+    overrides = [f"{ACTOR}.loss_agg_mode=token-mean"]
+    with pytest.warns(
+        ACPOWarning, match=r"long responses count more; ACPO is defined with .*seq-mean-token-mean"
+    ):
+        validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    assert set(WEIGHS) >= set(AGGREGATION.values())
+
+
+@pytest.mark.parametrize("method", ["shannon", "'8020'", "acpo_balanced"])
+def test_one_pipeline_stage_sees_the_whole_mini_batch(tmp_path, method):
+    row = METHODS[method.strip("'")]
+    overrides = [f"{ACTOR}.policy_loss.loss_mode={method}", *MEGATRON]
+    overrides += [f"{ACTOR}.loss_agg_mode={AGGREGATION[row.aggregation]}"]
+    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+
+
+def test_a_critic_that_was_asked_for(tmp_path):
+    overrides = ["algorithm.adv_estimator=gae", "critic.enable=True"]
+    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    checks.check_run(config, acpo.verl.ROWS)
+
+
+def test_losses_of_other_libraries_are_not_ours_to_judge(tmp_path):
+    overrides = ["actor_rollout_ref.model.external_lib=json"]
+    overrides += [f"{ACTOR}.policy_loss.loss_mode=theirs"]
+    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+
+
+def test_rewards_without_their_judge(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(ACPOError, match="pip install math-verify"):
+        validated(arguments("qwen3-8b-base-acpo.sh", tmp_path))
+
+
+def changed(**methods):
+    """verl's FSDP engine with some methods as another version might have them."""
+    return type("Engine", (FSDPEngineWithLMHead,), methods)
+
+
+def test_names_that_the_plugin_leans_on(monkeypatch):
+    stock = changed()
+    check_internals(stock, internals.FSDP)
+    with pytest.raises(ACPOError, match=r"verl .* has no loss_function of Engine.forward_backward"):
+        check_internals(changed(forward_backward_batch=lambda self, data: 0), internals.BATCH)
+    with pytest.raises(ACPOError, match=r"has no Engine._gather_and_unpad_packed"):
+        check_internals(changed(_gather_and_unpad_packed=None), internals.FSDP)
+    with pytest.raises(ACPOError, match=r'has no "no_such_key" of Engine.prepare_model_inputs'):
+        check_internals(stock, {"prepare_model_inputs": ('"no_such_key"',)})
+    monkeypatch.setattr(internals, "LOSS", "partial(other_loss")
+    with pytest.raises(ACPOError, match=r"partial\(other_loss.* of verl.workers.engine_workers"):
+        check_internals(stock, {})
+
+
+def test_the_manual_lists_the_names_that_the_plugin_leans_on():
+    manual = MANUAL.read_text()
+    for name, words in (internals.FSDP | internals.MEGATRON).items():
+        assert f"`{name}`" in manual, name
+        for word in words:
+            assert f"`{word.strip(chr(34))}`" in manual, (name, word)
+    assert f"`{internals.LOSS}...)`" in manual
+
+
+BROKEN = """
+import sys
+{breakage}
+import verl
+from verl.utils.config import validate_config
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from engines.verl.recipes import configuration
+config = configuration(sys.argv[1:])
+validate_config(config, need_reference_policy(config), need_critic(config))
+"""
+BREAKAGES = {
+    "another verl": (
+        "import importlib.metadata as m; old = m.version; "
+        "m.version = lambda name: '0.12.0' if name == 'verl' else old(name)",
+        "verl 0.12.0 is not supported",
+    ),
+    "a missing dependency": ("sys.modules['acpo.verify'] = None", "acpo.verify"),
+}
+
+
+@pytest.mark.parametrize(
+    ("breakage", "library"), [("another verl", "null"), ("a missing dependency", "acpo.verl")]
+)
+def test_a_plugin_that_cannot_load_stops_the_run(tmp_path, breakage, library):
+    line, reason = BREAKAGES[breakage]
+    overrides = arguments("qwen3-8b-base-acpo.sh", tmp_path)
+    overrides += [f"actor_rollout_ref.model.external_lib={library}"]
+    ours = _run(BROKEN.format(breakage=line), *overrides)
+    assert ours.returncode != 0
+    assert "acpo.verl, which this run needs, cannot be loaded" in ours.stderr
+    assert reason in ours.stderr
+
+
+def test_a_plugin_that_cannot_load_leaves_others_alone(tmp_path):
+    overrides = arguments("qwen3-8b-base-sapo.sh", tmp_path)
+    overrides += ["actor_rollout_ref.model.external_lib=null", "algorithm.adv_estimator=grpo"]
+    done = _run(BROKEN.format(breakage=BREAKAGES["another verl"][0]), *overrides)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def _run(program, *arguments):
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=os.environ | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("command", ["train", "doctor", "compare"])
+def test_commands_that_need_trl_say_so_in_one_line(tmp_path, command):
+    done = subprocess.run(
+        [sys.executable, "-m", "acpo", command, str(FOLDER.parent / "quickstart.yaml")],
+        env=os.environ | ENVIRONMENT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "needs TRL" in done.stderr and "docs/verl.md" in done.stderr
 
 
 @pytest.mark.parametrize("found", ["0.8.0", "0.11.0", "0.7.1"])
@@ -141,8 +323,7 @@ def test_these_versions_are_accepted(monkeypatch, found):
 
 
 def test_the_manual_names_every_row():
-    manual = (Path(__file__).parents[3] / "docs" / "verl.md").read_text()
-    rows = manual.partition("## Rows")[2].partition("## Data")[0]
+    rows = MANUAL.read_text().partition("## Rows")[2].partition("## Data")[0]
     costs = rows.partition("| rows | engine | cost |")[2]
     for name in acpo.verl.ROWS:
         assert f"`{name}`" in rows and f"`{name}`" in costs, name

@@ -1,20 +1,33 @@
-"""Wrong combinations end here, when verl builds the actor's configuration, before any rollout."""
+"""Wrong combinations end here, when verl validates a run or builds an actor, before any rollout."""
 
 import difflib
 import functools
 import importlib
-from collections.abc import Collection
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from importlib.util import find_spec
 from typing import Any
 
+from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl.utils import config as verl_config
 from verl.workers.config import ActorConfig
 
 from acpo.engines.verl.config import configured_row
-from acpo.errors import ACPOError
-from acpo.objectives import Method
+from acpo.errors import ACPOError, ACPOWarning
+from acpo.objectives import METHODS, Method
 
 AGGREGATION = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean"}
 """Our name for how tokens are weighed -> verl's `loss_agg_mode`."""
+
+WEIGHS = {
+    "token-mean": "every token counts the same, so that long responses count more",
+    "token-sum": "tokens are added up, so that the step grows with their number",
+    "seq-mean-token-mean": "every response counts the same, so that tokens of long ones count less",
+    "seq-mean-token-sum": "a response counts by its length, and the step grows with it",
+    "seq-mean-token-sum-norm": "a response counts by its length over a constant",
+}
+"""verl's ways to weigh tokens, in words."""
 
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 STOCK_CLIP = 0.2
@@ -29,11 +42,14 @@ def check_actor(actor: Any) -> Method:
     """
     row = configured_row(actor)
     where = f"policy_loss.loss_mode={row.name}"
-    wanted = AGGREGATION[row.aggregation]
-    if actor.loss_agg_mode != wanted:
-        raise ACPOError(
-            f"actor.loss_agg_mode={actor.loss_agg_mode} with {where}: {row.title} is defined with "
-            f"actor_rollout_ref.actor.loss_agg_mode={wanted}"
+    wanted, found = AGGREGATION[row.aggregation], actor.loss_agg_mode
+    if found != wanted:
+        warnings.warn(
+            f"actor.loss_agg_mode={found} with {where}: {WEIGHS.get(found, 'unknown here')}; "
+            f"{row.title} is defined with actor_rollout_ref.actor.loss_agg_mode={wanted}: "
+            f"{WEIGHS[wanted]}",
+            ACPOWarning,
+            stacklevel=2,
         )
     if actor.use_fused_kernels:
         raise ACPOError(
@@ -47,17 +63,24 @@ def check_actor(actor: Any) -> Method:
         )
     _check_clipping(actor, row, where)
     if actor.strategy == "megatron" and row.needs_whole_batch:
+        _check_shared(actor.megatron, row, where)
+    return row
+
+
+def _check_shared(megatron: Any, row: Method, where: str) -> None:
+    """A row that looks at the whole mini-batch first has to see it on every rank."""
+    remedy = "use fsdp2"
+    if not (row.shaping.needs or row.shaping.group_needs):
         remedy = (
             "give the normaliser a number (+policy_loss.options.entropy_norm=11.93, log of the "
-            "vocabulary, with policy_loss._target_=acpo.verl.ACPOPolicyLossConfig) or use fsdp2"
-            if not (row.shaping.needs or row.shaping.group_needs)
-            else "use fsdp2"
+            "vocabulary, with policy_loss._target_=acpo.verl.ACPOPolicyLossConfig)"
         )
-        raise ACPOError(
-            f"actor.strategy=megatron with {where}: the row looks at the whole mini-batch "
-            f"first, which pipeline stages do not share; {remedy}"
-        )
-    return row
+    for key, alone in (("pipeline_model_parallel_size", 1), ("dynamic_context_parallel", False)):
+        if megatron.get(key, alone) != alone:
+            raise ACPOError(
+                f"actor.megatron.{key}={megatron.get(key)} with {where}: the row looks at the "
+                f"whole mini-batch first, which ranks do not share; set it to {alone}, or {remedy}"
+            )
 
 
 def _check_clipping(actor: Any, row: Method, where: str) -> None:
@@ -90,30 +113,104 @@ def asks_for_row(mode: Any, rows: Collection[str]) -> bool:
         )
     if mode in POLICY_LOSS_REGISTRY:
         return False
-    near = difflib.get_close_matches(str(mode), rows, n=1, cutoff=0.7)
-    if near:
+    near = difflib.get_close_matches(str(mode).lower(), POLICY_LOSS_REGISTRY, n=1, cutoff=0.7)
+    if near and near[0] in rows:
         raise ACPOError(f"policy_loss.loss_mode={mode} is unknown; did you mean {near[0]}?")
     return False
 
 
-def watch_actor_configs(rows: Collection[str]) -> None:
-    """Have every actor configuration that names one of our rows checked, and its engine extended.
+def check_run(config: Any, rows: Collection[str]) -> None:
+    """Whether the sections of verl's whole configuration make the row that one of them names.
 
-    A worker builds this configuration before its engine, and the driver validates it before it
-    starts a worker, so this is the earliest common point. It is the one method of verl we wrap.
+    Raises:
+        ACPOError: names the key, its value and what to set instead.
     """
-    if getattr(ActorConfig.__post_init__, "checks_rows", False):
+    reward = OmegaConf.select(config, "reward.custom_reward_function.path")
+    if reward == "pkg://acpo.verl" and find_spec("math_verify") is None:
+        raise ACPOError(f"{reward} judges by math-verify: not installed; pip install math-verify")
+    mode = config.actor_rollout_ref.actor.policy_loss.get("loss_mode", None)
+    if not asks_for_row(mode, rows):
+        library = config.actor_rollout_ref.model.get("external_lib", None)
+        if mode not in POLICY_LOSS_REGISTRY and library in (None, "acpo.verl"):
+            known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
+            raise ACPOError(f"policy_loss.loss_mode={mode} is unknown; use one of {known}")
         return
-    stock = ActorConfig.__post_init__
+    for wrong, key, why in _misfits(config, METHODS[mode]):
+        if wrong:
+            value = OmegaConf.select(config, key)
+            raise ACPOError(f"{key}={value} with policy_loss.loss_mode={mode}: {why}")
 
-    @functools.wraps(stock)
-    def post_init(self: Any) -> None:
-        stock(self)
-        if asks_for_row(self.policy_loss.get("loss_mode", None), rows):
-            row = check_actor(self)
+
+def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
+    """Whether a key is set to what the row cannot work with, the key, and why with the remedy."""
+    estimator = config.algorithm.adv_estimator
+    yield (
+        estimator == "gae" and config.critic.enable is None,
+        "algorithm.adv_estimator",
+        "verl would train a critic beside the policy; set algorithm.adv_estimator=acpo (or "
+        "critic.enable=True, if a critic is meant)",
+    )
+    yield (
+        estimator == "acpo" and config.actor_rollout_ref.rollout.n < 2,
+        "actor_rollout_ref.rollout.n",
+        "a response is compared with others to its prompt, and alone teaches nothing; set "
+        "actor_rollout_ref.rollout.n=8",
+    )
+    yield (
+        estimator in ("acpo", "grpo")
+        and row.advantage_scale != "std"
+        and config.algorithm.get("norm_adv_by_std_in_grpo", True),
+        "algorithm.norm_adv_by_std_in_grpo",
+        f"{row.title} does not divide by the deviation; set "
+        "algorithm.norm_adv_by_std_in_grpo=False",
+    )
+    for key in ("trainer.use_v1", "trainer.balance_batch"):
+        yield (
+            bool(row.shaping.group_needs and OmegaConf.select(config, key)),
+            key,
+            "the row compares all responses to a prompt, and verl would spread them over "
+            "mini-batches; set trainer.use_v1=False trainer.balance_batch=False",
+        )
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    yield (
+        bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),
+        bypass,
+        f"the row needs the entropies of the pass that is left out; set {bypass}=False",
+    )
+
+
+def watch_configurations(rows: Collection[str]) -> None:
+    """Have every run that names one of our rows checked, and its actor's engine extended.
+
+    A worker builds an actor's configuration before its engine, and the driver validates the whole
+    before it starts a worker. These two are what of verl we wrap.
+    """
+
+    def checked_actor(stock: Any, actor: Any) -> None:
+        stock(actor)
+        if asks_for_row(actor.policy_loss.get("loss_mode", None), rows):
+            row = check_actor(actor)
             # Engines take seconds to import; only those who train need them.
             engines = importlib.import_module("acpo.engines.verl.engines")
-            engines.install(self.strategy, row)
+            engines.install(actor.strategy, row)
 
-    post_init.checks_rows = True  # type: ignore[attr-defined]
-    ActorConfig.__post_init__ = post_init
+    def checked_run(stock: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_run(config, rows)
+        stock(config, *args, **kwargs)
+
+    _wrap(ActorConfig, "__post_init__", checked_actor)
+    _wrap(verl_config, "validate_config", checked_run)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., None]) -> None:
+    """Have a callable of verl's go through `around(stock, ...)`, once."""
+    stock = getattr(owner, name)
+    if hasattr(stock, "checks_rows"):
+        return
+
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        around(stock, *args, **kwargs)
+
+    wrapped.checks_rows = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)

@@ -19,6 +19,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.utils.padding import no_padding_2_padding
 
 from acpo.engines.verl.config import configured_row
+from acpo.engines.verl.internals import FSDP, MEGATRON, check_internals
 from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.margin import mode_margin, sharded_mode_margin
 from acpo.engines.verl.minibatch import RolloutEntropy, mini_batch_entropy_max, shape_advantages
@@ -201,11 +202,12 @@ class MegatronRowEngine(RowEngine):
         return outputs if margin is None else {**outputs, MARGIN: margin}
 
 
-EXTENSIONS: dict[str, type[RowEngine]] = {
-    "fsdp": FSDPRowEngine,
-    "fsdp2": FSDPRowEngine,
-    "megatron": MegatronRowEngine,
+EXTENSIONS: dict[str, tuple[type[RowEngine], dict[str, tuple[str, ...]]]] = {
+    "fsdp": (FSDPRowEngine, FSDP),
+    "fsdp2": (FSDPRowEngine, FSDP),
+    "megatron": (MegatronRowEngine, MEGATRON),
 }
+"""A strategy -> what extends its engine, and what of the engine that leans on."""
 
 
 def install(strategy: str, row: Method) -> type[RowEngine] | None:
@@ -223,9 +225,11 @@ def install(strategy: str, row: Method) -> type[RowEngine] | None:
     except (AssertionError, ValueError):  # a worker gets the same from verl when it asks
         return None
     if not issubclass(extended, RowEngine):
-        extended = type(f"ACPO{extended.__name__}", (EXTENSIONS[strategy], extended), {})
+        extension, leaned_on = EXTENSIONS[strategy]
+        check_internals(extended, leaned_on)
+        extended = type(f"ACPO{extended.__name__}", (extension, extended), {})
         device = os.getenv("VERL_ENGINE_DEVICE") or get_device_name()
         vendor = os.getenv("VERL_ENGINE_VENDOR") or get_vendor()
-        EngineRegistry._engines["language_model"][strategy][(device, vendor)] = extended
+        EngineRegistry.register("language_model", strategy, device, vendor)(extended)
     extended.keeps_rollout_entropy |= "old_entropy" in row.shaping.group_needs
     return extended

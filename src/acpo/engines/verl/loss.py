@@ -26,7 +26,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         row: the method, options set.
-        margin: (z_y - z_max) / T, 0 where the sampled token is the mode.
+        margin: z_y / T - z_max / T, 0 where the sampled token is the mode.
         entropy: where verl computed it.
         entropy_max: H_max of the whole mini-batch (Shannon rows).
     """
@@ -37,10 +37,14 @@ class MicroBatch(NamedTuple):
     entropy_max: float | None = None
 
     def stats(self, logp: Tensor) -> TokenStats:
-        """Token statistics; log p_max = log p_y - margin needs no second softmax."""
-        margin = self.margin.to(logp.dtype)
+        """Token statistics; log p_max = log p_y - margin needs no second softmax.
+
+        Rounding may leave a probability above 1, which is cut off: a negative delta would turn the
+        token's update around.
+        """
+        logp = logp.to(torch.promote_types(logp.dtype, self.margin.dtype)).clamp(max=0.0)
         base = logp if self.row.credit.differentiates_mode else logp.detach()
-        log_pmax = base - margin
+        log_pmax = (base - self.margin).clamp(max=0.0)
         tolerance = float(self.row.options["align_tol"])
         is_mode = is_policy_mode(logp.detach(), log_pmax.detach(), tolerance)
         entropy = torch.zeros_like(logp) if self.entropy is None else self.entropy.to(logp.dtype)
