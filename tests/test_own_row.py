@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from acpo.head import TokenTerms, fused_policy_loss
-from acpo.objectives import METHODS, aggregation_weights, dense_loss, token_advantages
+from acpo.objectives import METHODS, Method, aggregation_weights, dense_loss, token_advantages
+from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping
 from engines.own_row import OWN
 from engines.tiny import recorded, relative
 from objectives.batches import random_batch
@@ -77,12 +78,14 @@ class Halved(Shaping):
 
 
 def test_a_shaping_without_needs_and_with_a_measured_option(tmp_path, monkeypatch):
-    row = Method("half", "Half", "soft", {**SOFT.options, "level": 0.0}, shaping=Halved())
+    row = Method(
+        "half", "Half", "soft", {**METHODS["sapo"].options, "level": 0.0}, shaping=Halved()
+    )
     monkeypatch.setitem(METHODS, row.name, row)
     assert row.needs_whole_batch and not METHODS["sapo"].needs_whole_batch
-    _, plain = recorded(tmp_path, method="sapo")
-    trainer, measured = recorded(tmp_path, method="half", save_strategy="steps", save_steps=1)
+    _, plain = recorded(tmp_path / "a", method="sapo")
+    trainer, measured = recorded(tmp_path / "b", method="half", save_strategy="steps", save_steps=1)
     assert trainer.rollouts.measured == {"level": 0.25}
     assert relative(measured[0], 0.25 * plain[0]) < 1e-5
-    _, given = recorded(tmp_path, method="half", method_options={"level": 0.5})
+    _, given = recorded(tmp_path / "c", method="half", method_options={"level": 0.5})
     assert relative(given[0], 0.5 * plain[0]) < 1e-5

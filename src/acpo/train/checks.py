@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,54 +12,11 @@ if TYPE_CHECKING:
     from acpo.train.data import TrainingData
     from acpo.train.recipe import Recipe
 
-POSITIVE = (
-    *("temperature", "top_p", "num_train_epochs", "max_completion_length", "steps_per_generation"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
-    *("logging_steps", "save_steps", "eval_steps", "repetition_penalty", "lora_r", "lora_alpha"),
-)
-NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
 """Values of `report_to` that are packages of the same name."""
 
 GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
-
-
-def check_types(values: dict[str, Any], actions: dict[str, Any], where: str) -> None:
-    """Raise for values of a YAML file that an option cannot have, which the parser lets pass."""
-    for key, value in values.items():
-        action = actions.get(key)
-        if action is None:
-            continue
-        if value is None and action.default is not None:
-            raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
-        kind, many = action.type, action.nargs in ("+", "*")
-        if kind is int and isinstance(value, (bool, float)):
-            raise ACPOError(f"{where}{key}={value} must be a whole number")
-        if kind in (int, float) and not many and isinstance(value, (list, dict, bool)):
-            raise ACPOError(f"{where}{key}={value!r} must be a number")
-
-
-def check_ranges(values: Mapping[str, Any]) -> None:
-    """Raise for numbers out of their range."""
-    for name in (*POSITIVE, *NOT_NEGATIVE):
-        value = values.get(name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        if not math.isfinite(value) or value < 0 or (value == 0 and name in POSITIVE):
-            least = "above 0" if name in POSITIVE else "0 or more"
-            raise ACPOError(f"{name}={value} must be {least}")
-        if name == "top_p" and value > 1:
-            raise ACPOError(f"top_p={value} must be at most 1")
-
-
-def check_dtype(kind: str | None) -> None:
-    """Raise for a type of weights that does not exist."""
-    import torch
-
-    if kind not in (None, "auto") and not isinstance(getattr(torch, str(kind), None), torch.dtype):
-        raise ACPOError(f"dtype={kind!r} is no type of torch; use float32, bfloat16 or auto")
 
 
 def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
-from acpo.train.checks import check_dtype, check_ranges, check_types
+from acpo.train.values import check_dtype, check_ranges, check_types
 
 if TYPE_CHECKING:
     from trl import ModelConfig

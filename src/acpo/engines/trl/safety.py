@@ -208,7 +208,7 @@ def refuse_optimizer(optimizer: Any) -> None:
 
 
 TOLERANCE = {torch.float32: 5e-3, torch.float64: 1e-6}
-"""Relative error of logits in their own dtype: TF32 products are good to 1e-3. Others: 2e-2."""
+"""Relative error of logits by dtype: TF32 products are good to 1e-3. Others: 2e-2."""
 
 
 LEAK = 1e-2
@@ -257,10 +257,7 @@ def probe_head(policy: Any) -> None:
 
 @torch.no_grad()
 def packing_leak(update: PackedUpdate, policy: Any) -> float:
-    """By how much a packed sequence's log-probabilities depend on what stands before it.
-
-    Two packs that differ in their first sequence alone: what the second gets must not move.
-    """
+    """By how much a packed sequence's log-probabilities depend on what stands before it."""
     one, other = _second_sequence(update, policy)
     return float((one - other).abs().max())
 
@@ -291,8 +288,7 @@ def _second_sequence(update: PackedUpdate, policy: Any) -> list[Tensor]:
 def packing_fault(trainer: Any, attention: Attention) -> str | None:
     """What is wrong with packing the trainer's policy; None if nothing is.
 
-    Beside the leak, packed log-probabilities are held to the model's own: an attention function
-    that is handed a mask or a sink it does not know would drop it without a leak.
+    Beside the leak, packed log-probabilities are held to the model's own.
     """
     policy, accelerator = trainer.policy, trainer.accelerator
 
@@ -322,11 +318,7 @@ def packing_fault(trainer: Any, attention: Attention) -> str | None:
 
 
 def probed_attention(trainer: Any, attention: Attention) -> Attention:
-    """The layout, once packing has been tried on the trainer's policy.
-
-    Raises:
-        ACPOError: packs were insisted on, and cannot be had.
-    """
+    """The layout, once packing has been tried; raises if packs were insisted on in vain."""
     fault = packing_fault(trainer, attention)
     if fault is None:
         return attention
@@ -334,6 +326,13 @@ def probed_attention(trainer: Any, attention: Attention) -> Attention:
         raise ACPOError(f"update_layout='packed' is not possible: {fault}; use 'auto'")
     logger.warning(f"sequences are padded instead of packed: {fault}")
     return Attention("padded", fault)
+
+
+def require_packing(trainer: Any) -> None:
+    """Raise if the policy, now in place on all processes, cannot be packed after all."""
+    fault = packing_fault(trainer, trainer.packed.attention)
+    if fault is not None:
+        raise ACPOError(f"{fault}; set update_layout='padded'")
 
 
 def _probe_ids(policy: Any, count: int) -> Tensor:

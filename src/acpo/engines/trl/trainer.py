@@ -40,7 +40,7 @@ from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
 from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
-from acpo.engines.trl.update import PackedUpdate, Report, UpdateSettings
+from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 
@@ -301,10 +301,8 @@ class ACPOTrainer(GRPOTrainer):
         """One optimizer step's forward and backward passes."""
         began = time.perf_counter()
         if self._unprobed:  # sharded weights were not in place before
+            safety.require_packing(self)
             self._unprobed = False
-            fault = safety.packing_fault(self, self.packed.attention)
-            if fault is not None:
-                raise ACPOError(f"{fault}; set update_layout='padded'")
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
@@ -336,7 +334,7 @@ class ACPOTrainer(GRPOTrainer):
             report = self.packed.run(model, batch)
         return self._log_update(report, len(batch), began, mode="eval")
 
-    def _log_update(self, report: Report, rows: int, began: float, *, mode: str) -> Tensor:
+    def _log_update(self, report: UpdateReport, rows: int, began: float, *, mode: str) -> Tensor:
         means = report.tallies.means(self.ranks)
         loss, nonfinite = means.pop("loss"), means.pop("nonfinite_tokens")
         seconds = time.perf_counter() - began

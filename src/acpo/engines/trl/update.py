@@ -54,7 +54,7 @@ class UpdateSettings:
 
 
 @dataclass
-class Report:
+class UpdateReport:
     """What one update did, on this process.
 
     Attributes:
@@ -133,7 +133,7 @@ class PackedUpdate:
         batch: MiniBatch,
         backward: Backward | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> Report:
+    ) -> UpdateReport:
         """Accumulate one mini-batch's gradient (or only its loss, without `backward`).
 
         Args:
@@ -289,7 +289,7 @@ class PackedUpdate:
         with self.autocast():
             return model(**inputs, policy=terms)
 
-    def _report(self, batch: MiniBatch, chosen: list[int], packs: list[Pack]) -> Report:
+    def _report(self, batch: MiniBatch, chosen: list[int], packs: list[Pack]) -> UpdateReport:
         lengths = batch.rows.length
         tokens = sum(lengths[i] for i in chosen)
         used = [pack for pack in packs if pack.rows.numel()]
@@ -297,7 +297,7 @@ class PackedUpdate:
         if self.attention.layout == "packed":
             assert self.settings.budget is not None
             capacity = self.settings.budget * len(used)
-        return Report(
+        return UpdateReport(
             TokenTallies(batch.device),
             len(batch) - len(chosen),
             sum(lengths) - tokens,

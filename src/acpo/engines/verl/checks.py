@@ -70,7 +70,7 @@ def check_actor(actor: Any) -> Method:
 def _check_shared(megatron: Any, row: Method, where: str) -> None:
     """A row that looks at the whole mini-batch first has to see it on every rank."""
     remedy = "use fsdp2"
-    if not (row.shaping.needs or row.shaping.group_needs):
+    if not row.shapes:
         remedy = (
             "give the normaliser a number (+policy_loss.options.entropy_norm=11.93, log of the "
             "vocabulary, with policy_loss._target_=acpo.verl.ACPOPolicyLossConfig)"
