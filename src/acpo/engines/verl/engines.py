@@ -114,8 +114,7 @@ class RowEngine:
         """What the row needs of the current policy, `[B, T]`, by a pass that only looks."""
         asked = tu.get_non_tensor_data(data, key="calculate_entropy", default=False)
         tu.assign_non_tensor(data, calculate_entropy=bool(asked or "entropy" in row.needs))
-        look = RowLoss(_no_loss, row) if "log_pmax" in row.needs else None
-        output = self._stock_batch(data, look, forward_only=True)["model_output"]
+        output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)["model_output"]
         tu.assign_non_tensor(data, calculate_entropy=asked)
         names = {"log_pmax": ("log_probs", MARGIN), "entropy": ("entropy",)}
         wanted = [name for need in row.needs for name in names[need]]
