@@ -23,7 +23,7 @@ from annotate.traces import chain_rows, write_texts
 def case(tmp_path):
     selection = select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(2)))))
     with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        propose(selection, [ExactAnnotator()], writer)
+        propose(selection, [ExactAnnotator()], writer, concurrency=1)  # in one order
         for name in ("m", "n"):
             writer.add_annotator(name, {"kind": "model", "model": name})
         for item, record in list(writer.annotations.items.items()):
