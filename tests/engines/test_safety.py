@@ -97,7 +97,7 @@ def leak(model):
         ranks=Ranks(CPU, together=False),
         attention=Attention("packed", "test", NAME),
     )
-    return safety.packing_leak(update, model)
+    return safety.second_sequence(update, model)[1]
 
 
 def test_state_that_runs_from_sequence_to_sequence_is_seen():

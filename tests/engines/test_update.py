@@ -50,7 +50,7 @@ def test_every_target_is_predicted_by_the_token_before_it(layout):
         assert torch.equal(read[pack.states] + 1, ids[pack.rows, pack.columns])
         starts = [read[pack.positions == 0]] if layout == "packed" else []
         assert all(set(s.tolist()) <= set((ids[:, 0] + start[:, 0]).tolist()) for s in starts)
-        assert int(pack.valid.sum()) == pack.tokens
+        assert int(pack.valid.sum()) == int(pack.boundaries[-1])
         seen[pack.rows, pack.columns] = True
     assert torch.equal(seen, targets)
 

@@ -65,21 +65,17 @@ class Pack(NamedTuple):
     rows: Tensor
     columns: Tensor
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that are not padding."""
-        return int(self.boundaries[-1])
-
 
 def find_rows(*, attended: Tensor, targets: Tensor) -> Rows:
     """Where each sequence starts and how far it must be read to predict its targets.
 
     Args:
         attended: `[B, L]`, true from a row's first prompt token to its last completion token.
-        targets: `[B, L]`, true at tokens to predict; subset of `attended`.
+        targets: `[B, C]`, true at the tokens to predict among the last C; they are attended.
     """
     start = attended.int().argmax(1).tolist()
-    columns = [row.nonzero()[:, 0] for row in targets]
+    first = attended.shape[1] - targets.shape[1]
+    columns = [row.nonzero()[:, 0] + first for row in targets.cpu()]
     length = [int(c[-1]) - s if c.numel() else 0 for c, s in zip(columns, start, strict=True)]
     return Rows(start, length, columns)
 
@@ -126,17 +122,7 @@ def lay_out(
 def empty_pack() -> Pack:
     """A pass over one token without targets, for a rank that has run out of packs."""
     nothing = torch.zeros(0, dtype=torch.long)
-    return Pack(
-        (1, 1),
-        torch.zeros(1, dtype=torch.long),
-        torch.zeros(1, dtype=torch.long),
-        torch.ones(1, dtype=torch.bool),
-        torch.tensor([0, 1], dtype=torch.int32),
-        1,
-        nothing,
-        nothing,
-        nothing,
-    )
+    return _pack([0], Rows(start=[0], length=[1], targets=[nothing]), width=1, layout="packed")
 
 
 def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
@@ -235,20 +221,13 @@ class MiniBatch:
         advantages = inputs["advantages"].float()
         judged = inputs.get(JUDGED, torch.ones_like(advantages, dtype=torch.bool))
         num_tokens = inputs["num_items_in_batch"].float() * share
-        rows = rows_of(attended, mask)
+        rows = find_rows(attended=attended, targets=mask)
         return cls(ids, first, mask, rows, columns, advantages, judged, num_tokens)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over each row's trained tokens, `[B, 1]`."""
         total = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
         return total / self.mask.sum(1, keepdim=True).clamp_min(1)
-
-
-def rows_of(attended: Tensor, mask: Tensor) -> Rows:
-    """Row spans from an `[B, L]` attention mask and a mask of the last columns to predict."""
-    targets = torch.zeros_like(attended)
-    targets[:, attended.shape[1] - mask.shape[1] :] = mask
-    return find_rows(attended=attended.cpu(), targets=targets.cpu())
 
 
 def activation_bytes(config: Any, *, itemsize: int, checkpointing: bool) -> int:

@@ -9,7 +9,7 @@ from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
-from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, rows_of
+from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
 from acpo.engines.trl.rewards import (
     combined_rewards,
     scaled_advantages,
@@ -54,7 +54,7 @@ class Rollouts:
     def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
         """Statistics of the last `width` columns under `model`, `[B, width]` each."""
         packed, trainer = self.trainer.packed, self.trainer
-        rows = rows_of(attended.bool(), attended[:, -width:].bool())
+        rows = find_rows(attended=attended.bool(), targets=attended[:, -width:].bool())
         with packed.ready(trainer.policy, trainer.ref_model):
             return packed.statistics(model, ids=ids, rows=rows, first=ids.shape[1] - width)
 

@@ -146,7 +146,7 @@ class ACPOTrainer(GRPOTrainer):
         self.identity = identity.identity(self)
         self._staging = checkpoint.Staging()
         if args.record_rollouts:
-            self.recorder = RolloutRecorder.of(self)
+            self.recorder = RolloutRecorder(self)
 
     def _make_update(self) -> PackedUpdate:
         """The update this policy can have, after a look at its logits."""
@@ -290,11 +290,11 @@ class ACPOTrainer(GRPOTrainer):
             recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
             rollout: Any = self.rollouts.make(generation_batch)
             if recorder is not None:
-                recorder.record(self, rollout, update=0)
+                recorder.record(rollout, update=0)
             rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
         elif self.recorder is not None and self.recorder.kept is not None:
-            self.recorder.record(self, self.recorder.kept, update=update)
+            self.recorder.record(self.recorder.kept, update=update)
         return self._buffered_inputs[self._step % steps]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -353,7 +353,7 @@ class ACPOTrainer(GRPOTrainer):
         if self.packed.compiled is not None:
             metrics["update/compiled_graphs"].append(float(self.packed.compiled.graphs))
         if mode == "train":
-            self.guard.loss_is_finite = safety.is_finite(loss, nonfinite)
+            self.guard.loss_is_finite = math.isfinite(loss) and not nonfinite
             metrics["nonfinite/tokens"].append(nonfinite)
             metrics["nonfinite/steps"].append(float(self.guard.total))
         return torch.tensor(loss, device=self.accelerator.device)
