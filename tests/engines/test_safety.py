@@ -319,7 +319,7 @@ def test_the_budget_is_measured_on_the_model_as_wrapped(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ACPOTrainer,
         "_measure_budget",
-        lambda self, model: (seen.append(self.state.global_step), measure(self, model))[1],
+        lambda self: (seen.append(self.state.global_step), measure(self))[1],
     )
     trainer, _ = recorded(tmp_path, max_steps=2)
     assert seen == [0], "once, at the first pass of the first step"

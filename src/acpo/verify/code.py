@@ -20,7 +20,7 @@ from acpo.verify.verdict import Outcome, Verdict
 MAX_CODE_CHARS = 100_000
 
 
-class Backend(Protocol):
+class CodeBackend(Protocol):
     """Where solutions run. It returns what they did, and never learns what was expected."""
 
     limits: Limits
@@ -54,7 +54,7 @@ class CodePool(Pool[CodeJob]):
         SandboxUnavailableError: No backend was given and bubblewrap does not work here.
     """
 
-    def __init__(self, workers: int | None = None, backend: Backend | None = None) -> None:
+    def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
         backend = backend or sandbox()
         super().__init__(functools.partial(_CodeWorker, backend), workers or available_cores())
 
@@ -74,7 +74,7 @@ class CodePool(Pool[CodeJob]):
 
 
 class _CodeWorker:
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: CodeBackend) -> None:
         self._backend = backend
 
     def run(self, job: CodeJob) -> Verdict:
@@ -105,7 +105,9 @@ def _shared_pool(pid: int) -> CodePool:
     return pool
 
 
-def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Backend) -> Verdict:
+def judge_code(
+    text: str, problem: CodeProblem | Mapping[str, Any], backend: CodeBackend
+) -> Verdict:
     """Extract the program of `text`, run it on `backend`, compare what came back."""
     if not isinstance(problem, CodeProblem):
         try:
@@ -129,7 +131,7 @@ def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Bac
     return _judge_calls(sources, problem, backend)
 
 
-def _judge_calls(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_calls(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     cases = iter(problem.cases)
     answered = 0
     failure: Verdict | None = None
@@ -164,7 +166,7 @@ def _failure(reply: Reply, case: Case) -> Verdict | None:
     return Verdict(Outcome.INCORRECT, f"wrong value for {expression}")
 
 
-def _judge_program(code: str, problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_program(code: str, problem: CodeProblem, backend: CodeBackend) -> Verdict:
     seconds = 0.0
     limit = backend.limits.problem_seconds
     for case in problem.stdio:
@@ -196,7 +198,7 @@ def _same_output(output: bytes, expected: str) -> bool:
     return lines(printed) == lines(expected)
 
 
-def _judge_asserts(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_asserts(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     nonce = secrets.token_hex(16)
     test = {
         "prelude": problem.prelude,

@@ -22,6 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from acpo.engines.trl.packing import Layout
 from acpo.errors import ACPOError
 from acpo.head import TokenTerms, fused_policy_loss, language_model_head, token_stats
+from acpo.sampling.cache import unusual_attention, unusual_layers
 
 NAME = "acpo_packed"
 HALF = (torch.bfloat16, torch.float16)
@@ -283,26 +284,12 @@ def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
         takes_windows: whether the attention function knows windows, caps and dropout itself.
     """
     config = model.config.get_text_config()
-    name = type(model).__name__
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    unknown = kinds - (ATTENTION_LAYERS if takes_windows else {"full_attention"})
-    if unknown:
-        return f"{name} has layers of type {', '.join(sorted(unknown))}"
     if takes_windows:
-        return None
-    if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not read its attention function from the registry"
-    windowed = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    if windowed and not getattr(config, "layer_types", None):
-        return f"{name} attends within a sliding window of {config.sliding_window}"
-    if getattr(config, "attn_logit_softcapping", None):
-        return f"{name} caps its attention scores"
-    if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
-        return f"{name} drops attention weights; set attention_dropout=0 to pack"
-    if (getattr(config, "head_dim", None) or 0) > 256:
-        return f"{name} has heads of {config.head_dim} dimensions; the kernel takes up to 256"
-    if hasattr(config, "kv_lora_rank"):
-        return f"{name} has an attention that has not been packed"
-    return None
+        why = unusual_layers(config, ATTENTION_LAYERS)
+    else:
+        why = unusual_attention(model)
+        if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
+            why = why or "drops attention weights; set attention_dropout=0 to pack"
+        if (getattr(config, "head_dim", None) or 0) > 256:
+            why = why or f"has heads of {config.head_dim} dimensions; the kernel takes up to 256"
+    return why and f"{type(model).__name__} {why}"

@@ -45,25 +45,33 @@ class Pack(NamedTuple):
 
     Attributes:
         shape: rows and columns of the backbone's input.
+        tokens: those that are not padding.
+        longest: tokens of the longest sequence.
         source: `[rows * columns]` flat indices into the id matrix; padding points at index 0.
         positions: `[rows * columns]` position of each token in its sequence.
         valid: `[rows * columns]`, false at padding.
         boundaries: cumulative sequence lengths.
-        longest: tokens of the longest sequence.
         states: `[n]` flat indices of the states that predict each target.
         rows: `[n]` mini-batch row of each target; a sequence's targets are consecutive.
         columns: `[n]` column of each target in the id matrix.
     """
 
     shape: tuple[int, int]
+    tokens: int
+    longest: int
     source: Tensor
     positions: Tensor
     valid: Tensor
     boundaries: Tensor
-    longest: int
     states: Tensor
     rows: Tensor
     columns: Tensor
+
+    def on(self, device: torch.device) -> "Pack":
+        """The same with its tensors on a device."""
+        return Pack(
+            *(x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self)  # type: ignore[arg-type]
+        )
 
 
 def find_rows(*, attended: Tensor, targets: Tensor) -> Rows:
@@ -147,17 +155,8 @@ def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
         columns.append(target)
     shape = (len(members), longest) if layout == "padded" else (1, total)
     boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    return Pack(
-        shape,
-        source,
-        positions,
-        valid,
-        boundaries,
-        longest,
-        torch.cat(states),
-        torch.cat(owners),
-        torch.cat(columns),
-    )
+    joined = (torch.cat(parts) for parts in (states, owners, columns))
+    return Pack(shape, sum(lengths), longest, source, positions, valid, boundaries, *joined)
 
 
 @dataclass

@@ -192,34 +192,30 @@ class ACPOTrainer(GRPOTrainer):
         if args.gradient_checkpointing is not None:
             return
         shards = self.accelerator.num_processes if self.is_fsdp_enabled else 1
-        fitting = self._budget(self.policy, shards=shards, started=False, checkpointing=False)
+        fitting = self._budget(shards=shards, started=False, checkpointing=False)
         longest = 2 * args.max_completion_length
         args.gradient_checkpointing = device.type == "cuda" and fitting < longest
         if args.gradient_checkpointing and is_peft_model(self.model):
             self.model.enable_input_require_grads()
 
-    def _measure_budget(self, model: Any) -> int:
+    def _measure_budget(self) -> int:
         """Tokens per pack, from the memory that is free once the weights are in place."""
         started = bool(self.optimizer is not None and self.optimizer.state)
         checkpointing = bool(self.args.gradient_checkpointing)
-        budget = self._budget(self.policy, shards=1, started=started, checkpointing=checkpointing)
+        budget = self._budget(shards=1, started=started, checkpointing=checkpointing)
         logger.info(
             f"packs of {budget} tokens, gradient checkpointing {'on' if checkpointing else 'off'}"
         )
         return budget
 
-    def _budget(self, policy: Any, *, shards: int, started: bool, checkpointing: bool) -> int:
-        device = self.accelerator.device
+    def _budget(self, *, shards: int, started: bool, checkpointing: bool) -> int:
+        device, policy = self.accelerator.device, self.policy
+        logits = self.args.logits_bytes
         free = packing.free_bytes(
-            policy,
-            device,
-            logits_bytes=self.args.logits_bytes,
-            optimizer_started=started,
-            shards=shards,
+            policy, device, logits_bytes=logits, optimizer_started=started, shards=shards
         )
-        config = policy.config.get_text_config()
         per_token = packing.activation_bytes(
-            config, itemsize=self._itemsize, checkpointing=checkpointing
+            policy.config.get_text_config(), itemsize=self._itemsize, checkpointing=checkpointing
         )
         return packing.pack_budget(free, per_token, device)
 
