@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +54,12 @@ REFUSALS = {
 }
 """Options that may only have their default, at which they do nothing here, and why."""
 
+ALSO_FINE: dict[str, Callable[[Any], bool]] = {
+    "optim": lambda value: not re.search("lomo|layerwise", str(getattr(value, "value", value))),
+    "ddp_static_graph": lambda value: value is False,
+}
+"""Options of these that may have some other values too."""
+
 
 def refuse_unhonoured(config: Any) -> None:
     """Raise for the first option set to something this trainer would have to ignore."""
@@ -60,12 +68,7 @@ def refuse_unhonoured(config: Any) -> None:
     defaults = {entry.name: entry.default for entry in dataclasses.fields(config)}
     for name, reason in REFUSALS.items():
         value = getattr(config, name)
-        if name == "optim":
-            kind = str(getattr(value, "value", value))
-            fits = "lomo" not in kind and "layerwise" not in kind
-        else:
-            fits = value == defaults[name] or (defaults[name] is None and value is False)
-        if not fits:
+        if value != defaults[name] and not (name in ALSO_FINE and ALSO_FINE[name](value)):
             raise ACPOError(f"{name}={value!r} is not honoured: {reason}")
 
 
