@@ -31,11 +31,9 @@ RUNNING, ENDED, NOT_FINITE = range(3)
 
 
 class Samples(NamedTuple):
-    """Completions, one per prompt given, in their order.
+    """Completions, one per prompt given, in their order; the token that ended one is its last.
 
-    Attributes:
-        tokens: without padding; the token that ended one is its last.
-        logp: of each token, under the distribution it was drawn from.
+    `logp` is of each token, under the distribution it was drawn from.
     """
 
     tokens: list[list[int]]
@@ -136,9 +134,6 @@ class StaticSampler:
             prompts: token ids; none empty.
             seed: with the place in `prompts`, decides every draw.
             limits: longest completion of each prompt, where that is less than `max_new_tokens`.
-
-        Raises:
-            ACPOError: a prompt is empty, or the model's logits are not finite.
         """
         if any(not prompt for prompt in prompts):
             raise ACPOError("prompts: one is empty; a completion needs a token to follow")

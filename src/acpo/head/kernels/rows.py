@@ -202,12 +202,9 @@ def row_kernel(
 ):
     """Logits -> statistics -> coefficients -> gradient, each stage optional.
 
-    The gradient overwrites the row from the last block to the first, because the blocks read last
-    are the ones still in cache. Where it narrows, it is half as wide as the logits and fills the
-    second half of the row's own memory: in that order it only covers logits that were already used.
-
-    Logits stay as they are until a maximum is subtracted: scaling them first would round off
-    digits that the difference still has. `scaling.factor` scales and turns nats into powers of two.
+    The gradient overwrites the row from its last block on, which was read last and is still in
+    cache; one that narrows fills the second half of the row's memory, over logits already used.
+    Logits are scaled once a maximum is subtracted: before, that would round off digits.
     """
     row = tl.program_id(0).to(tl.int64)
     z_row = Z + row * z_stride
