@@ -10,9 +10,9 @@ from datasets import Dataset
 from PIL import Image
 
 from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl import packing, safety
 from acpo.engines.trl.forward import NAME, Attention, add_policy_forward, choose_attention
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
 from acpo.objectives import get_method

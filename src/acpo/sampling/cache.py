@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from acpo.errors import ACPOError
-from acpo.sampling.draw import INTERPRETED
+from acpo.head.products import INTERPRET
 
 NAME = "acpo_static"
 
@@ -41,7 +41,7 @@ class StaticKV:
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.slot_count, self.length, self.dtype = slots, length, dtype
-        self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRETED)
+        self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRET)
         self._slots = self._rows = torch.empty(0)
         self._reading = False
 

@@ -75,8 +75,7 @@ class StaticSampler:
         pad: any token; fills up prompts of different lengths.
         temperature: 0 takes the likeliest token.
         autocast: the dtype to compute in when it is not the weights'.
-        graphs: whether to capture steps; by default, on CUDA.
-        compiled: whether to compile the decoder layers; by default, on CUDA.
+        graphs, compiled: whether to capture steps and compile layers; by default, on CUDA.
     """
 
     def __init__(

@@ -201,10 +201,8 @@ def to_resume_from(asked: Any, folder: Path) -> str | None:
 def begin(trainer: Any, asked: Any) -> str | None:
     """Claim the output folder for a trainer's run; the checkpoint it goes on from, if any.
 
-    One process looks, since checksums read whole files, and tells the others.
-
-    Raises:
-        ACPOError: the checkpoint is damaged or of another run, or the folder holds another run.
+    One process looks, since checksums read whole files, and tells the others. Refused are a
+    damaged checkpoint, one of another run, and a folder that holds another run.
     """
     outcome: list[Any] = [None, None]
     if trainer.accelerator.is_main_process:

@@ -182,11 +182,7 @@ class CompiledLayers:
     What is compiled is each layer's `forward`, so that the hooks of FSDP, DDP and gradient
     checkpointing stay around it. Shapes are dynamic from the start: packs differ in length, and
     none compiles anew. Generation keeps the layers as they were, and so does a layer that torch
-    cannot compile, with its reason in the log.
-
-    Args:
-        policy: the model, unwrapped.
-        backend: of `torch.compile`.
+    cannot compile, with its reason in the log. The policy is unwrapped.
     """
 
     def __init__(self, policy: Any, backend: str = "inductor") -> None:
@@ -234,16 +230,9 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 def choose_attention(
     model: Any, *, device: torch.device, half_precision: bool, wanted: str = "auto"
 ) -> Attention:
-    """Decide once, at construction, how a model's sequences are laid out.
+    """Decide once, at construction, how the sequences of an unwrapped model are laid out.
 
-    Args:
-        model: the policy, unwrapped.
-        device: where it trains.
-        half_precision: whether attention runs in bfloat16 or float16.
-        wanted: "packed" or "padded" to insist, "auto" to choose.
-
-    Raises:
-        ACPOError: "packed" was asked for and cannot be had.
+    `wanted` is "packed" or "padded" to insist, "auto" to choose.
     """
     if wanted == "padded":
         return Attention("padded", "update_layout='padded'")
@@ -279,9 +268,7 @@ def _kernel_obstacle(device: torch.device, half_precision: bool) -> str | None:
 def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
     """Why a model's sequences cannot be packed; None if they can.
 
-    Args:
-        model: the policy, unwrapped.
-        takes_windows: whether the attention function knows windows, caps and dropout itself.
+    `takes_windows`: whether the attention function knows windows, caps and dropout itself.
     """
     config = model.config.get_text_config()
     if takes_windows:

@@ -146,10 +146,7 @@ def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:
 def refuse_occupied(folder: Path, checkpoints: list[Path], run: dict[str, Any]) -> None:
     """Raise if a folder holds what another run left, or this one, which is not to be resumed.
 
-    Args:
-        folder: where a run is about to write.
-        checkpoints: those in the folder, oldest first, unless the run goes on from one of them.
-        run: the run's identity.
+    `checkpoints` are those in the folder, oldest first, unless the run goes on from one of them.
     """
     there = read(folder)
     trained = any(path for pattern in WEIGHTS for path in folder.glob(pattern))

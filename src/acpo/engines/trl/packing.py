@@ -192,12 +192,7 @@ class MiniBatch:
 
     @classmethod
     def read(cls, inputs: Mapping[str, Any], *, share: float) -> "MiniBatch":
-        """From what TRL's rollout hands over.
-
-        Args:
-            inputs: tensors named as in `GRPOTrainer._generate_and_score_completions`.
-            share: this mini-batch's part of the rollout `num_items_in_batch` counts.
-        """
+        """From what TRL's rollout hands over, this being a `share` of what it counts as items."""
         completion_mask = inputs["completion_mask"].bool()
         mask = completion_mask
         if inputs.get("tool_mask") is not None:
@@ -257,12 +252,7 @@ def free_bytes(
 ) -> int:
     """Memory for activations, once weights, gradients and optimizer states have taken theirs.
 
-    Args:
-        model: the policy, its parameters sharded or not.
-        device: where it trains.
-        logits_bytes: memory for a chunk of logits.
-        optimizer_started: whether gradients and optimizer states are there already.
-        shards: processes that will share parameters which are not sharded yet.
+    `shards` processes will share parameters that are not sharded yet.
     """
     if device.type != "cuda":
         return CPU_BYTES

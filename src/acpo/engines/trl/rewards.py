@@ -26,9 +26,7 @@ PROVIDED = {
 def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
     """What TRL takes as `reward_funcs`, plain functions checked; reward models stay as they are.
 
-    Args:
-        reward_funcs: one, or a list.
-        dataset: whose columns the functions may ask for; None if others will be there as well.
+    They may ask for the columns of the data; None if others will be there as well.
     """
     if reward_funcs is None:
         return None

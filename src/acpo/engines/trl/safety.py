@@ -18,9 +18,9 @@ from torch.nn.utils import get_total_norm
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.utils import logging
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import HALF, Attention
 from acpo.engines.trl.packing import find_rows
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
 from acpo.head import language_model_head
@@ -84,9 +84,8 @@ def check_prompts(
 
     Args:
         dataset: the training set.
-        tokenizer: the policy's.
+        tokenizer: the policy's, whose chat template `template` replaces.
         room: most prompt tokens that leave space for a completion; None if unlimited.
-        template: a chat template that replaces the tokenizer's.
         may_be_empty: whether an environment fills prompts in later.
     """
     if dataset is None or "prompt" not in (dataset.column_names or []):

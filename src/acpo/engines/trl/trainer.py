@@ -25,6 +25,7 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl import checkpoint, identity, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
@@ -36,7 +37,6 @@ from acpo.engines.trl.forward import (
     choose_attention,
 )
 from acpo.engines.trl.packing import MiniBatch
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
 from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
@@ -50,16 +50,8 @@ logger = logging.get_logger(__name__)
 class ACPOTrainer(GRPOTrainer):
     """Trains a causal language model with any method of the table.
 
-    Takes what `trl.GRPOTrainer` takes, with an `ACPOConfig`.
-
-    Args:
-        model: a hub id, a folder, or a loaded model; PEFT models train their adapters.
-        reward_funcs: one reward function or several; `None` from a function means no verdict.
-        args: the options.
-        train_dataset: rows with a "prompt", as text or as a conversation.
-        eval_dataset: likewise.
-        processing_class: the tokenizer; needed if `model` is a loaded model.
-        **kwargs: anything else `GRPOTrainer` takes.
+    Takes what `trl.GRPOTrainer` takes, with an `ACPOConfig`. `None` from a reward function means no
+    verdict, and that the completion is not trained on.
     """
 
     _tag_names = ["trl", "acpo"]  # noqa: RUF012

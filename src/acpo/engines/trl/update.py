@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import Attention, CompiledLayers
 from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
-from acpo.engines.trl.ranks import Ranks
 from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.batch import entropy_maximum, sequences
@@ -130,13 +130,9 @@ class PackedUpdate:
         backward: Backward | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> UpdateReport:
-        """Accumulate one mini-batch's gradient (or only its loss, without `backward`).
+        """Accumulate the gradient of this process's sequences (without `backward`, only the loss).
 
-        Args:
-            model: the policy as wrapped for training.
-            batch: this process's sequences.
-            backward: called with each pack's loss.
-            no_sync: context in which gradients are not exchanged between processes.
+        Gradients are not exchanged between processes within `no_sync`.
         """
         plan = self._plan(model, batch)
         live = batch.mask.any(1) & batch.judged
