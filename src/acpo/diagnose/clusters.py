@@ -17,39 +17,22 @@ _CHUNK = 1_000
 
 
 class Effect(NamedTuple):
-    """A mean over prompts.
+    """A mean over prompts, with 95% intervals by the percentiles of a bootstrap over prompts."""
 
-    Attributes:
-        pairs: Pairs it is made from.
-        prompts: Prompts they are of.
-        mean: Over prompts.
-        low, high: Its 95% interval, by the percentiles of a bootstrap over prompts.
-        size: Mean over standard deviation between prompts (Cohen's d_z).
-        size_low, size_high: Its 95% interval, likewise.
-        p_value: Two-sided, by flipping the signs of prompts.
-        exact: Whether every assignment of signs was tried.
-    """
-
-    pairs: int
-    prompts: int
+    pairs: int  # it is made from
+    prompts: int  # they are of
     mean: float
     low: float
     high: float
-    size: float
+    size: float  # mean over standard deviation between prompts (Cohen's d_z)
     size_low: float
     size_high: float
-    p_value: float
-    exact: bool
+    p_value: float  # two-sided, by flipping the signs of prompts
+    exact: bool  # whether every assignment of signs was tried
 
 
 def effect(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> Effect:
-    """The effect that `values`, one per pair, show over their prompts.
-
-    Args:
-        values: `[pairs]`; NaN where a pair has none.
-        prompts: The prompt of each pair.
-        seed: Of the random signs and draws.
-    """
+    """The effect that `values`, `[pairs]` with NaN for none, show over the pairs' prompts."""
     means = cluster_means(values, prompts)
     p_value, exact = sign_flip(means, seed=seed)
     draws, sizes = _bootstrap(means, seed=seed)
