@@ -369,7 +369,7 @@ def peak(analysis, trace: Trace) -> int:
 
 
 def test_memory_does_not_grow_with_tokens(tmp_path):
-    few = make_trace(tmp_path / "few", parts=2, rollouts=4, length=2000)
+    few = make_trace(tmp_path / "few", parts=2, rollouts=4, length=1000)
     many = repeat(few, tmp_path / "many", times=20)
     assert len(many) == 20 * len(few)
     for analysis in ANALYSES:

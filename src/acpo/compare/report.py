@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
-from acpo.compare.summary import COLUMNS, NOTHING, UNSETTLED, VERDICTS
+from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 
 PAPER_MARK = "paper, not measured here"
 MATCHED = (
@@ -40,7 +40,7 @@ def markdown(summary: dict[str, Any]) -> str:
     if summary["note"]:
         lines += [summary["note"].strip(), ""]
     for name, task in summary["tasks"].items():
-        lines += [f"## {name}", "", *_start_lines(task), ""]
+        lines += [f"## {name}", "", _start_line(task), ""]
         lines += [*_markdown_table(_table(task["rows"])), ""]
         lines += [*remarks(summary, task), ""]
         lines += [*_markdown_table(_side_table(task)), ""]
@@ -49,11 +49,8 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += [*_markdown_table(_table(task["matched"])), ""]
             lines += [MATCHED, ""]
         if summary["sweep"]:
-            lines += [
-                "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):",
-                "",
-            ]
-            lines += [*_markdown_table(_sweep_table(task)), ""]
+            title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
+            lines += [title, "", *_markdown_table(_sweep_table(task)), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
@@ -71,7 +68,7 @@ HEADS = (
     "seeds above",
     "p (Holm)",
     "verdict",
-    f"{COLUMNS['aime24']} ({PAPER_MARK})",
+    f"AIME24, Qwen3-8B-Base ({PAPER_MARK})",
 )
 
 
@@ -140,36 +137,33 @@ def _side_table(task: dict[str, Any]) -> Table:
     """Everything but the primary outcome."""
     ks = list(dict.fromkeys(k for row in task["rows"] for k in row["pass_at"]))
     heads = ["row", "area under the curve", "difference to SAPO in it", "collapsed"]
-    heads += [
-        "signed-rank p",
-        "entropy at the end",
-        "length at the end",
-        *(f"pass@{k}" for k in ks),
-    ]
-    lines = [heads]
+    heads += ["signed-rank p", "entropy at the end", "length at the end"]
+    lines = [[*heads, *(f"pass@{k}" for k in ks)]]
     for row in ordered(task["rows"]):
         ends = [row["ends"][name] for name in ("entropy", "length")]
-        texts = [
-            row["title"],
-            percent(row["area"]),
-            percent((row["difference"] or {}).get("area"), signed=True),
-            str(row["collapsed"]),
-            _probability((row["difference"] or {}).get("signed_rank_p")),
-            *("" if end is None else f"{end['value']:.3g}" for end in ends),
-            *(percent(row["pass_at"].get(k)) for k in ks),
-        ]
-        lines.append(texts)
+        difference = row["difference"] or {}
+        lines.append(
+            [
+                row["title"],
+                percent(row["area"]),
+                percent(difference.get("area"), signed=True),
+                str(row["collapsed"]),
+                _probability(difference.get("signed_rank_p")),
+                *("" if end is None else f"{end['value']:.3g}" for end in ends),
+                *(percent(row["pass_at"].get(k)) for k in ks),
+            ]
+        )
     return lines
 
 
-def _start_lines(task: dict[str, Any]) -> list[str]:
+def _start_line(task: dict[str, Any]) -> str:
     start = percent(task["start"]) or "not measured"
     seeds = ", ".join(map(str, task["seeds"]))
     options = "".join(f", {k}={v}" for k, v in task["options"].items())
-    return [
+    return (
         f"Accuracy of the model as it came: {start}. {task['updates']} updates per run{options}. "
         f"Seeds {seeds}."
-    ]
+    )
 
 
 def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
@@ -252,13 +246,9 @@ def _sweep_table(task: dict[str, Any]) -> Table:
 
 
 def _provenance(summary: dict[str, Any]) -> list[str]:
-    versions = "; ".join(
-        ", ".join(f"{name} {number}" for name, number in entry.items())
-        for entry in summary["versions"]
-    )
-    machines = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in entry.items())
-        for entry in summary["hardware"]
+    machines, versions = (
+        "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in entries)
+        for entries in (summary["hardware"], summary["versions"])
     )
     lines = [
         f"    {summary['command']}",
@@ -316,21 +306,18 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     """One HTML file that needs nothing else, figures included."""
     body = [f"<h1>{html.escape(summary['title'])}</h1>"]
     if summary["note"]:
-        body.append(f"<p>{html.escape(summary['note'])}</p>")
+        body.append(_paragraph(summary["note"]))
     for name, task in summary["tasks"].items():
         body.append(f"<h2>{html.escape(name)}</h2>")
-        body += [f"<p>{html.escape(line)}</p>" for line in _start_lines(task)]
-        body.append(_html_table(_table(task["rows"])))
-        body += [f"<p>{html.escape(line)}</p>" for line in remarks(summary, task)]
-        body.append(_html_table(_side_table(task)))
+        body += [_paragraph(_start_line(task)), _html_table(_table(task["rows"]))]
+        body += [*map(_paragraph, remarks(summary, task)), _html_table(_side_table(task))]
         if task["matched"]:
-            body.append(f"<h3>{html.escape(MATCHED)}</h3>")
-            body.append(_html_table(_table(task["matched"])))
+            body += [f"<h3>{html.escape(MATCHED)}</h3>", _html_table(_table(task["matched"]))]
         for figure in figures[name]:
             data = base64.b64encode(figure.read_bytes()).decode()
             text = html.escape(figure.stem)
             body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
-    body += [f"<p>{html.escape(line)}</p>" for line in _provenance(summary) if line]
+    body += [_paragraph(line) for line in _provenance(summary) if line]
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -338,6 +325,10 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
         f"<title>{html.escape(summary['title'])}</title><style>{_STYLE}</style>"
         f"<body>{''.join(body)}</body></html>\n"
     )
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
 
 
 def _html_table(table: Table) -> str:

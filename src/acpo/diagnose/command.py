@@ -155,12 +155,14 @@ def first_error(
     from acpo.annotate.annotations import Annotations
     from acpo.diagnose.first_error import ProfileSettings
 
-    options = {
-        "annotations": Annotations.read(annotations),
-        "accept": _accept(verified_only, all_proposals),
-        "settings": ProfileSettings(window, every, smooth, profiles),
-    }
-    _of_trace("first-error", trace, output, **options)
+    _of_trace(
+        "first-error",
+        trace,
+        output,
+        annotations=Annotations.read(annotations),
+        accept=_accept(verified_only, all_proposals),
+        settings=ProfileSettings(window, every, smooth, profiles),
+    )
 
 
 @diagnose_app.command("all")

@@ -95,7 +95,7 @@ def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[
         return {}
     points = {}
     for row in history:
-        step, value = row.get("step"), row.get(names[0])
+        step, value = row.get("step"), row.get(names[0], "")
         # JSON's integers have no end, and comparing them is no conversion.
         if type(step) is int and type(value) in (int, float) and abs(value) <= sys.float_info.max:
             points[step] = float(value)

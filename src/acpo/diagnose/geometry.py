@@ -19,6 +19,7 @@ import numpy as np
 
 Array = np.ndarray
 
+
 class TokenScalars(NamedTuple):
     """What is known of each token, `[N]` each, float64; names as in a trace."""
 

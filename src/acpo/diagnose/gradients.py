@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from acpo.diagnose import geometry
 from acpo.diagnose.figures import (
     REVERSED,
@@ -146,7 +144,9 @@ def _signal_table(series: AllSeries) -> Table:
         for group in GROUPS:
             cosine = series["cosine", signal, group]
             ratio = series["norm_ratio", signal, group]
-            ranges = [f"{number(x.mean)} [{number(x.low)}, {number(x.high)}]" for x in (cosine, ratio)]
+            ranges = [
+                f"{number(x.mean)} [{number(x.low)}, {number(x.high)}]" for x in (cosine, ratio)
+            ]
             longer = percent(ratio.share(ratio.above_one))
             rows.append([symbol, group, f"{cosine.tokens:,}", *ranges, longer])
     head = ["signal", "tokens are", "tokens", "cosine, mean [range]", "norm ratio, mean [range]"]

@@ -107,9 +107,10 @@ def sums_by_prompt(
         for branch, sign in BRANCHES.items():
             own = np.full(len(chunk), True) if sign is None else np.sign(chunk.advantage) == sign
             new = np.stack([np.bincount(chunk.prompt[own], x[own]) for x in columns], axis=1)
-            old = sums.get(branch, new[:0])
-            longest = max(len(old), len(new))
-            sums[branch] = sum(np.pad(x, ((0, longest - len(x)), (0, 0))) for x in (old, new))
+            total = np.zeros((max(len(new), len(sums.get(branch, new))), len(columns)))
+            for part in (sums.get(branch, new[:0]), new):
+                total[: len(part)] += part
+            sums[branch] = total
     found = {branch: own[own[:, -1] > 0] for branch, own in sums.items() if own[:, -1].any()}
     return {branch: (own[:, :-1], own[:, -1]) for branch, own in found.items()}, left_out
 
