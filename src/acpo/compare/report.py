@@ -3,14 +3,15 @@
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 
-PAPER_MARK = "paper, not measured here"
+PAPER = "AIME24, Qwen3-8B-Base (paper, not measured here)"
+"""Head of the column of the paper's numbers."""
 MATCHED = (
     "Each update of these rows moved the weights as far as SAPO's of the same seed and number did, "
     "in the direction of the row's own Adam step: what differs is direction, not scale."
@@ -55,46 +56,29 @@ def markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-HEADS = (
-    "rank",
-    "row",
-    "learning rate",
-    "seeds",
-    "accuracy",
-    "gain over start",
-    "difference to SAPO",
-    "over seeds and problems",
-    "effect size",
-    "seeds above",
-    "p (Holm)",
-    "verdict",
-    f"AIME24, Qwen3-8B-Base ({PAPER_MARK})",
-)
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table as text, in the order of `HEADS`."""
+def cells(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the table as text, by the heads of its columns."""
     rate = "" if row["learning_rate"] is None else f"{row['learning_rate']:g}"
     seeds = str(len(row["seeds"]))
     seeds += f" ({row['failed']} failed)" if row["failed"] else ""
     seeds += f" ({row['missing']} missing)" if row["missing"] else ""
     paper, other = row["paper"], row["difference"] or {}
     effect = other.get("effect_size")
-    return [
-        str(row["rank"] or ""),
-        row["title"],
-        rate + (" (edge)" if row["at_edge"] else ""),
-        seeds,
-        percent(row["accuracy"]),
-        percent(row["gain"], signed=True),
-        percent(row["difference"], signed=True),
-        percent(other.get("bootstrap"), signed=True, only_interval=True),
-        "" if effect is None else f"{effect:+.1f}",
-        f"{other['won']} of {other['seeds']}" if other else "",
-        _probability(row["p_holm"]),
-        row["verdict"],
-        f"{paper['aime24']:.2f}" if paper else "",
-    ]
+    return {
+        "rank": str(row["rank"] or ""),
+        "row": row["title"],
+        "learning rate": rate + (" (edge)" if row["at_edge"] else ""),
+        "seeds": seeds,
+        "accuracy": percent(row["accuracy"]),
+        "gain over start": percent(row["gain"], signed=True),
+        "difference to SAPO": percent(row["difference"], signed=True),
+        "over seeds and problems": percent(other.get("bootstrap"), signed=True, only_interval=True),
+        "effect size": "" if effect is None else f"{effect:+.1f}",
+        "seeds above": f"{other['won']} of {other['seeds']}" if other else "",
+        "p (Holm)": _probability(row["p_holm"]),
+        "verdict": row["verdict"],
+        PAPER: f"{paper['aime24']:.2f}" if paper else "",
+    }
 
 
 def _probability(p: float | None) -> str:
@@ -124,8 +108,9 @@ Table = Sequence[Sequence[str]]
 """Lines of cells, the first of them the head."""
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    return [HEADS, *map(cells, ordered(rows))]
+def _table(rows: Sequence[dict[str, Any]], cells: Callable[..., dict[str, str]] = cells) -> Table:
+    lines = [cells(row) for row in ordered(rows)]
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def _markdown_table(table: Table) -> list[str]:
@@ -136,24 +121,21 @@ def _markdown_table(table: Table) -> list[str]:
 def _side_table(task: dict[str, Any]) -> Table:
     """Everything but the primary outcome."""
     ks = list(dict.fromkeys(k for row in task["rows"] for k in row["pass_at"]))
-    heads = ["row", "area under the curve", "difference to SAPO in it", "collapsed"]
-    heads += ["signed-rank p", "entropy at the end", "length at the end"]
-    lines = [[*heads, *(f"pass@{k}" for k in ks)]]
-    for row in ordered(task["rows"]):
-        ends = [row["ends"][name] for name in ("entropy", "length")]
+
+    def side(row: dict[str, Any]) -> dict[str, str]:
+        ends = {name: row["ends"][name] for name in ("entropy", "length")}
         difference = row["difference"] or {}
-        lines.append(
-            [
-                row["title"],
-                percent(row["area"]),
-                percent(difference.get("area"), signed=True),
-                str(row["collapsed"]),
-                _probability(difference.get("signed_rank_p")),
-                *("" if end is None else f"{end['value']:.3g}" for end in ends),
-                *(percent(row["pass_at"].get(k)) for k in ks),
-            ]
-        )
-    return lines
+        return {
+            "row": row["title"],
+            "area under the curve": percent(row["area"]),
+            "difference to SAPO in it": percent(difference.get("area"), signed=True),
+            "collapsed": str(row["collapsed"]),
+            "signed-rank p": _probability(difference.get("signed_rank_p")),
+            **{f"{n} at the end": f"{end['value']:.3g}" if end else "" for n, end in ends.items()},
+            **{f"pass@{k}": percent(row["pass_at"].get(k)) for k in ks},
+        }
+
+    return _table(task["rows"], side)
 
 
 def _start_line(task: dict[str, Any]) -> str:
@@ -280,9 +262,9 @@ def latex(summary: dict[str, Any]) -> str:
             r"\midrule",
         ]
         for row in ordered(task["rows"]):
-            _, title, rate, _, accuracy, _, difference, *_, paper = cells(row)
-            texts = [title, rate, accuracy, difference, paper]
-            parts.append(" & ".join(text.translate(_LATEX) for text in texts) + r" \\")
+            line = cells(row)
+            names = ("row", "learning rate", "accuracy", "difference to SAPO", PAPER)
+            parts.append(" & ".join(line[name].translate(_LATEX) for name in names) + r" \\")
         parts += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(parts)
 
@@ -338,7 +320,7 @@ def _html_table(table: Table) -> str:
     def line(texts: Sequence[str], tag: str) -> str:
         parts = []
         for name, text in zip(head, texts, strict=True):
-            kind = "paper" if PAPER_MARK in name else text if text in ("better", "worse") else ""
+            kind = "paper" if name == PAPER else text if text in ("better", "worse") else ""
             css = f' class="{kind}"' if kind else ""
             parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"

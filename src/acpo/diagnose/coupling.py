@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
-from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, require_temperatures, require_usable
 from acpo.errors import ACPOError
 from acpo.records import Trace
@@ -55,10 +55,9 @@ class Observed:
 def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     """C(w), M+ and M-, and the region where an aligned positive update reverses.
 
-    Args:
-        trace: with `logp`, `old_logp` and `is_mode`, to see how many tokens lie in the region, as
-            they were sampled and after each further update on them that was recorded.
-        gate: the objective's; the paper's unless given.
+    A trace with `logp`, `old_logp` and `is_mode` shows how many tokens lie in the region, as they
+    were sampled and after each further update on them that was recorded. The gate is the paper's
+    unless given.
     """
     from acpo.objectives.theory import reversal_onset
 
@@ -151,8 +150,7 @@ def _rows(gate: Gate) -> list[dict[str, Any]]:
         plus, minus = _modulations(np.full_like(RATIOS, old), RATIOS, gate)
         columns[f"M_plus_{old}"] = np.where(inside, plus, np.nan)
         columns[f"M_minus_{old}"] = np.where(inside, minus, np.nan)
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in values]
+    return rows_of(columns)
 
 
 def _table(gate: Gate) -> Table:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acpo.diagnose.figures import legend, letter, look, panels
-from acpo.diagnose.report import Finding, Table, number, percent
+from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, parts_of, require_usable, vocabulary
 from acpo.errors import ACPOError
 from acpo.records import Trace
@@ -48,12 +48,9 @@ class Profile:
     def rows(self) -> list[dict[str, Any]]:
         """One row per token."""
         missing = [math.nan] * (self.window - 1)
-        columns = (self.delta, self.entropy, *([*missing, *x] for x in self.smooth))
-        names = ("delta", "entropy", "delta_average", "entropy_average")
-        return [
-            {"token": i} | {name: float(x) for name, x in zip(names, values, strict=True)}
-            for i, values in enumerate(zip(*columns, strict=True))
-        ]
+        delta, entropy = ([*missing, *x] for x in self.smooth)
+        columns = {"token": range(len(delta)), "delta": self.delta, "entropy": self.entropy}
+        return rows_of({**columns, "delta_average": delta, "entropy_average": entropy})
 
 
 def longest(trace: Trace) -> int:
@@ -175,10 +172,8 @@ def envelope(
 ) -> Finding:
     """The bounds; with a trace, its tokens between them and δ beside H along one completion.
 
-    Args:
-        trace: with `log_pmax` and `entropy`.
-        support: size of the vocabulary; the trace's, or Qwen3's, unless given.
-        rollout: number of the completion to draw; the longest unless given.
+    Unless given, `support`, the size of the vocabulary, is the trace's, or Qwen3's, and `rollout`,
+    the number of the completion to draw, that of the longest.
     """
     if support is None:
         support = QWEN3 if trace is None else vocabulary(trace.header)
@@ -239,10 +234,8 @@ def exact_spread(support: int) -> tuple[float, float]:
 def _grid_rows(support: int) -> list[dict[str, float]]:
     delta = _delta_grid(support, 201)
     lower, exact, upper = bounds(delta, support)
-    columns = (delta, lower, exact, upper, upper - lower, upper - exact)
-    names = ("delta", "lower", "exact_minimum", "upper", "width", "exact_spread")
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    columns = {"delta": delta, "lower": lower, "exact_minimum": exact, "upper": upper}
+    return rows_of({**columns, "width": upper - lower, "exact_spread": upper - exact})
 
 
 def _widths(support: int) -> Table:

@@ -47,10 +47,8 @@ AllSeries = dict[tuple[str, str, str], Series]
 def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = False) -> Finding:
     """Measure the trace.
 
-    Args:
-        trace: with the columns of `geometry.COLUMNS`.
-        h_max: normaliser of the entropy, nats; the trace's largest entropy unless given.
-        every_token: count all tokens in (c) and (d), not those with a positive advantage.
+    Entropy is normalised by `h_max` nats, the trace's largest unless given; `every_token` counts
+    all tokens in (c) and (d), not those with a positive advantage.
     """
     counted = survey(trace, every_token=every_token)
     if h_max is None:

@@ -40,14 +40,8 @@ AllSeries = dict[tuple[str, str], Series]
 def mismatch(
     trace: Trace, *, tau_pos: float = 1.0, tau_neg: float = 1.05, every_token: bool = False
 ) -> Finding:
-    """Measure the mismatched tokens of a trace whose advantage is not zero.
-
-    Args:
-        trace: with the columns of `geometry.COLUMNS`.
-        tau_pos: gate temperature of the positive branch.
-        tau_neg: gate temperature of the non-positive branch.
-        every_token: evaluate both branches at all mismatched tokens, whatever their advantage.
-    """
+    """Measure the mismatched tokens of a trace whose advantage is not zero; with `every_token`, all
+    mismatched tokens, on both branches."""
     from acpo.objectives.theory import mismatch_reversal_gap
 
     require_temperatures(tau_pos=tau_pos, tau_neg=tau_neg)

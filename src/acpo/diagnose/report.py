@@ -4,7 +4,7 @@ import base64
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -80,6 +80,11 @@ class Finding:
         if command:
             lines += ["Made by", "", f"    {one_line(command)}", ""]
         return "\n".join(lines)
+
+
+def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """Columns of one length as rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def csv_text(rows: Sequence[Row]) -> str:

@@ -49,13 +49,8 @@ def score(
 ) -> TokenDistribution:
     """The policy at every completion token, on the CPU, in the order of the rollouts.
 
-    Args:
-        model: a transformers causal LM in evaluation mode.
-        rollouts: what to score.
-        temperature: of the policy.
-        top_k: how many of the likeliest tokens to name.
-        align_tol: the tie tolerance of the policy mode.
-        batch_size: most sequences that go through the model together.
+    The model, a transformers causal LM in evaluation mode, gets `batch_size` sequences at most;
+    `top_k` of the likeliest tokens are named, and `align_tol` is the mode's tolerance of ties.
     """
     _require_ids(model, rollouts)
     parts: dict[int, TokenDistribution] = {}
@@ -84,14 +79,8 @@ def trace_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """What `TraceWriter.append` takes.
 
-    Args:
-        rollouts: the groups of completions, consecutive.
-        scored: their tokens under the model.
-        pieces: of the model's tokenizer.
-        method: whose advantages and credit are computed.
-        group_size: completions per prompt.
-        sampled_by_scorer: whether the scored policy is the one that sampled; otherwise the
-            old log-probabilities are unknown and left out.
+    Rollouts are groups of `group_size` completions, consecutive, and `scored` their tokens under
+    the model. Where that is not what sampled them, old log-probabilities are unknown and left out.
     """
     advantages = group_advantages(
         torch.tensor([torch.nan if r.reward is None else r.reward for r in rollouts]).double(),
