@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from acpo.diagnose import geometry, tokens
-from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment, clustered_share
+from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment
 from acpo.diagnose.coupling import Gate, coupling
 from acpo.diagnose.envelope import envelope, moving_average
 from acpo.diagnose.gradients import composites, gradients
 from acpo.diagnose.mismatch import mismatch
+from acpo.diagnose.tokens import clustered_share
 from acpo.errors import ACPOError
 from acpo.objectives import theory
 from acpo.records import Trace, TraceError, TraceWriter

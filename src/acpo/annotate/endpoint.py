@@ -51,14 +51,12 @@ class Endpoint:
 
     Args:
         base_url: Up to and including the version.
-        model: As the server calls it.
         form: JSON schema of a reply.
         api_key_env: Variable with the key; unset, none is sent.
         timeout: Seconds one attempt may take.
         retries: Further attempts after a passing failure (429, 408, 5xx, no connection, cut off,
-            not a chat completion, too slow), with growing pauses. `Retry-After` holds back every
-            message to the endpoint.
-        first_pause: Seconds before the second attempt.
+            not a chat completion, too slow), with growing pauses from `first_pause` seconds on.
+            `Retry-After` holds back every message to the endpoint.
     """
 
     def __init__(

@@ -90,10 +90,8 @@ class Selection:
 def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -> Selection:
     """Choose what is compared. A completion is right when its reward is above 0.
 
-    Args:
-        trace: Needs the token columns `start` and `end`.
-        step: The optimizer step; None where the trace holds one only.
-        limit: Only the first so many prompts that have both right and wrong completions.
+    The trace needs the token columns `start` and `end`, and the optimizer step a name where it
+    holds several; `limit` counts prompts that have both right and wrong completions.
     """
     trace.require("start", "end")
     rows = trace.rollouts.to_pylist()

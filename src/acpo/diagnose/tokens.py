@@ -120,13 +120,8 @@ def clustered_share(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means over all tokens with 95% intervals; tokens of one prompt are not independent.
 
-    Args:
-        within: `[prompts, quantities]` tokens counted, or sums of what is averaged.
-        total: `[prompts]` tokens.
-        most: what no mean exceeds; None where there is no such bound.
-
-    Returns:
-        Mean, lower and upper end, `[quantities]` each; NaN ends with a single prompt.
+    From `[prompts, quantities]` counts or sums and `[prompts]` tokens to mean, lower and upper end,
+    `[quantities]` each; the ends are NaN with a single prompt. No mean exceeds `most`.
     """
     share = within.sum(0) / total.sum()
     prompts = len(total)

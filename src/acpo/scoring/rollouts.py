@@ -127,13 +127,9 @@ def recorded_rows(
 
     Args:
         prompt_ids, completion_ids: tokens of B completions, whole groups, consecutive.
-        answers, rewards: of each; None where there is none.
-        advantages: `[B]`.
+        answers, rewards, advantages: of each; None where there is no answer or reward.
         stats: `[N]` under the policy about to be updated, completions one after another.
         old_logp: `[N]` under the policy that sampled.
-        pieces: of the policy's tokenizer.
-        method: whose credit is recorded.
-        group_size: completions per prompt.
         ends: tokens that end a completion.
     """
     rollouts = [
