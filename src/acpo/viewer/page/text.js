@@ -98,7 +98,22 @@ function showTemplate(element, text) {
   showText(details.appendChild(make("bdi")), text, 20000);
 }
 
-// The same as one line of plain text, for labels.
+// A prompt and its gold answer, as far as the trace has them.
+function showPrompt(element, { prompt, answer }) {
+  fill(element);
+  if (!prompt.known) element.append(make("span", "muted", "The trace holds no prompt text."));
+  else {
+    showTemplate(element, prompt.before);
+    showText(element.appendChild(make("bdi")), prompt.text, 20000);
+    showTemplate(element, prompt.after);
+  }
+  if (answer === null) return;
+  const gold = element.appendChild(make("span", "gold"));
+  gold.append(make("span", "muted", "gold "));
+  showText(gold.appendChild(make("bdi")), answer, 400);
+}
+
+// Text as one line of plain text, for labels.
 function plainText(text, longest = 60) {
   let plain = "";
   for (const character of text) {
