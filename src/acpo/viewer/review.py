@@ -15,7 +15,7 @@ from acpo.records import Trace
 from acpo.viewer.payload import PromptGroup, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
-STYLES = (*TOKEN_STYLES, "credit.css", "review.css")
+STYLES = (*TOKEN_STYLES, "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
 
 

@@ -127,9 +127,9 @@ class CreditPage {
     for (const card of this.cards) card.close();
     this.rescale();
     this.selected = null;
-    this.cards = distinct(this.completions()).map(
-      ([completion, ...others]) => new Card(this, completion, others),
-    );
+    const alike = distinct(this.completions());
+    const related = relate(alike.map(([completion]) => completion));
+    this.cards = alike.map((same, k) => new Card(this, same, related[k]));
     const main = fill($("completions"), ...this.cards.map(({ element }) => element));
     if (!this.cards.length) main.append(make("p", "empty", "No completion has such an advantage."));
     main.classList.toggle("long", this.cards.some(({ completion }) => completion.length > 400));
@@ -138,6 +138,8 @@ class CreditPage {
     $("step").value = this.stepsOfGroup.indexOf(step);
     $("step-value").textContent = step;
     this.summarise();
+    const bars = this.shownMethods().map((method) => budgetBar(this.completions(), method));
+    fill($("budgets"), ...bars.flat());
     this.search();
     this.restore(before);
     this.overview?.mark();
@@ -163,10 +165,6 @@ class CreditPage {
 
   repaint() {
     for (const card of this.cards) card.repaint();
-  }
-
-  panes() {
-    return this.cards.flatMap(({ views }) => views.map(({ pane }) => pane));
   }
 
   summarise() {

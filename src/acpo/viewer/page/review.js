@@ -138,7 +138,7 @@ class ReviewPage {
   }
 
   side(completion, title, number) {
-    const element = make("section", "side");
+    const element = make("section", "card");
     const asked = this.item.right === null ? 0 : 1;
     const classOf = number === asked ? (i) => this.askedClass(i) : (i) => this.errorClass(i);
     const pane = new TokenPane(completion, {
