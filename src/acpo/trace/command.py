@@ -66,7 +66,7 @@ def trace(
 
 
 def import_rollouts(
-    source: Path = typer.Argument(help="verl's rollout_data_dir, or TRL's completions folder."),
+    source: Path = typer.Argument(help="Folder or file: verl's, prime-rl's, slime's or TRL's."),
     model: str = typer.Option(..., help="Scores them: hub id, folder, .gguf, package:NAME/PATH."),
     output: Path = typer.Option(..., help="Folder of the trace."),
     method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
