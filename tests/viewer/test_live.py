@@ -129,7 +129,7 @@ def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, 
     browser.open(view(run))
     for key in "jnvb[":
         browser.press(key)
-    assert "record_every" in browser.run("document.body.innerText")
+    assert "record_rollouts" in browser.run("document.body.innerText")
     assert not browser.run("document.querySelector('.work').checkVisibility()")
     empty = tmp_path / "empty"
     empty.mkdir()

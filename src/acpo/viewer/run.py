@@ -40,7 +40,9 @@ def run_facts(folder: Path) -> dict[str, Any]:
         if isinstance(row.get("warnings"), list)
         for words in row["warnings"]
     ]
-    reports = next((row["reports"] for row in rows if isinstance(row.get("reports"), dict)), {})
+    reports: dict[str, Any] = next(
+        (row["reports"] for row in rows if isinstance(row.get("reports"), dict)), {}
+    )
     return {
         "name": folder.resolve().name,
         "step": max((_step(row) for row in rows), default=0),
@@ -120,5 +122,5 @@ def _step(row: Mapping[str, Any]) -> int:
 
 def _point(row: Mapping[str, Any], key: str) -> Iterator[tuple[int, float]]:
     value = row.get(key)
-    if type(value) in (int, float) and abs(value) < 1e300:
+    if isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300:
         yield _step(row), float(value)

@@ -43,10 +43,9 @@ def render_page(
     """An HTML page.
 
     Args:
-        template: File under `page/`, extending `shell.html`; filled with autoescape on.
+        template: Extends `shell.html`; filled with autoescape on.
         title: Of the window.
-        styles: Files under `page/`, joined in order.
-        scripts: Files under `page/`, joined in order into one strict function scope.
+        styles, scripts: Joined in order, the scripts into one strict function scope.
         blocks: Data by element id; `readBlock(id)` in the page gives it back.
         live: Whether it may ask the server it came from.
     """
@@ -66,11 +65,7 @@ def render_page(
 
 
 def write_page(html: str, output: Path) -> None:
-    """Write a page, and the folder it is in.
-
-    Raises:
-        ACPOError: It cannot be written.
-    """
+    """Write a page, and the folder it is in, or raise `ACPOError`."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(html, encoding="utf-8", newline="\n")

@@ -3,26 +3,11 @@
 const LONGEST = 240; // characters of one token on the page; the inspector shows more
 
 const NAMES = {
-  "\u00a0": "NBSP",
-  "\u00ad": "SHY",
-  "\u061c": "ALM",
-  "\u200b": "ZWSP",
-  "\u200c": "ZWNJ",
-  "\u200d": "ZWJ",
-  "\u200e": "LRM",
-  "\u200f": "RLM",
-  "\u2028": "LS",
-  "\u2029": "PS",
-  "\u202a": "LRE",
-  "\u202b": "RLE",
-  "\u202c": "PDF",
-  "\u202d": "LRO",
-  "\u202e": "RLO",
-  "\u2060": "WJ",
-  "\u2066": "LRI",
-  "\u2067": "RLI",
-  "\u2068": "FSI",
-  "\u2069": "PDI",
+  "\u00a0": "NBSP", "\u00ad": "SHY", "\u061c": "ALM", "\u200b": "ZWSP",
+  "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
+  "\u2028": "LS", "\u2029": "PS", "\u202a": "LRE", "\u202b": "RLE",
+  "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2060": "WJ",
+  "\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI",
   "\ufeff": "BOM",
 };
 
