@@ -13,6 +13,7 @@ from acpo.cli import app
 from acpo.engines.trl.watch import Watch
 from acpo.viewer.live import LiveServer, run_answers
 from acpo.viewer.run import MOST_POINTS, run_facts, thinned
+from viewer.test_screens import fits, screen  # noqa: F401 (a fixture)
 from viewer.traces import HOSTILE, write_trace
 
 MARKUP = "<img src=x onerror=window.pwned=1>\u202e</script><script>window.pwned=2</script>"
@@ -43,6 +44,13 @@ def run(tmp_path):
 
 
 @pytest.fixture
+def live_browser(shared_browser):
+    """Pages that ask and ask end with the test."""
+    yield shared_browser
+    shared_browser.open("about:blank")
+
+
+@pytest.fixture
 def server(run):
     with LiveServer(run_answers(run)) as served:
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02})
@@ -66,8 +74,8 @@ def ask(server, path, method="GET", **headers):
     return answer.status, answer.headers, body
 
 
-def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, shared_browser):
-    browser = shared_browser
+def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, live_browser):
+    browser = live_browser
     browser.open(server.address)
     browser.wait("document.getElementById('run-state').textContent === 'live'")
     assert browser.run(COUNT.format("#curves svg")) == 6
@@ -99,16 +107,16 @@ def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, share
     assert all(url.startswith(server.address) for url in browser.requests())
 
 
-def test_when_the_server_ends_the_page_keeps_what_came(run, shared_browser):
+def test_when_the_server_ends_the_page_keeps_what_came(run, live_browser):
     with LiveServer(run_answers(run)) as served:
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        shared_browser.open(served.address)
+        live_browser.open(served.address)
         served.shutdown()
         thread.join()
     ended = "document.getElementById('run-state').textContent.startsWith('the server ended')"
-    shared_browser.wait(ended)
-    assert shared_browser.run(COUNT.format("#curves svg")) == 6
+    live_browser.wait(ended)
+    assert live_browser.run(COUNT.format("#curves svg")) == 6
 
 
 def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, view, browser):
@@ -121,6 +129,13 @@ def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, vie
     assert browser.run(COUNT.format("#curves svg")) == 6
     assert browser.run(COUNT.format(".pane")) == 3
     assert browser.run("document.getElementById('follow').closest('label').hidden")
+
+
+def test_it_fits_a_phone(run, view, screen):  # noqa: F811
+    log(run, row(6, warnings=["word " * 30 + "x" * 200]))
+    browser = screen(390)
+    browser.open(view(run))
+    fits(browser)
 
 
 def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, browser):
@@ -153,20 +168,20 @@ def test_other_sites_are_refused(server, site):
     assert ask(server, f"/{server.token}/", **{"Sec-Fetch-Site": site})[0] == 403
 
 
-def test_no_other_site_reads_an_answer(server, tmp_path, shared_browser):
+def test_no_other_site_reads_an_answer(server, tmp_path, live_browser):
     _, headers, _ = ask(server, f"/{server.token}/run.json", Origin="https://evil.example")
     assert not [name for name in headers if name.lower().startswith("access-control")]
     assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
     page = tmp_path / "evil.html"
     page.write_text("<p>evil</p>")
-    shared_browser.open(page)
+    live_browser.open(page)
     for mode in ("cors", "no-cors"):
         read = f"fetch('{server.address}run.json', {{mode: '{mode}'}})"
-        assert shared_browser.run(f"{read}.then((a) => a.text(), () => 'refused')") == "refused"
+        assert live_browser.run(f"{read}.then((a) => a.text(), () => 'refused')") == "refused"
     frame = f"document.body.appendChild(Object.assign(document.createElement('iframe'), \
         {{src: '{server.address}'}}))"
-    shared_browser.run(f"new Promise((done) => {{ {frame}.onload = () => done() }})")
-    assert shared_browser.run(
+    live_browser.run(f"new Promise((done) => {{ {frame}.onload = () => done() }})")
+    assert live_browser.run(
         "(() => { try { return frames[0].document.body.innerText } \
         catch { return 'refused' } })()"
     ) in ("refused", "")
@@ -238,10 +253,7 @@ def test_training_logs_as_it_goes_and_again_from_a_checkpoint(tmp_path):
     train(6)
     facts = run_facts(tmp_path)
     assert facts["step"] == 24 and len(facts["warnings"]) == 1
-    assert [curve["label"] for curve in facts["curves"]] == [
-        "entropy, nats",
-        "positive share of the update",
-    ]
+    assert [curve["label"] for curve in facts["curves"]] == ["entropy, nats", "positive share"]
     assert facts["reports"]["tensorboard"] == f"tensorboard --logdir {tmp_path}"
     state.global_step, state.log_history = 16, state.log_history[:4]
     train(1)

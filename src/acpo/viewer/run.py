@@ -16,10 +16,10 @@ CURVES = {
     "eval_reward": "held-out reward",
     "entropy": "entropy, nats",
     "delta": "δ",
-    "update/positive_share": "positive share of the update",
-    "completions/mean_length": "completion length, tokens",
+    "update/positive_share": "positive share",
+    "completions/mean_length": "length, tokens",
     "step_time": "seconds per step",
-    "update/tokens_per_second": "tokens per second of an update",
+    "update/tokens_per_second": "update, tokens/s",
 }
 """Logged quantities that are drawn, and what they are called."""
 MOST_POINTS = 1000

@@ -1,6 +1,7 @@
 // A training run: its curves, what it was told, its dashboards; while it trains, as they come.
 
 const EVERY = 2000; // ms between questions to the server
+const reading = (value) => number(value, Math.abs(value) >= 100 ? 0 : 3);
 const CURVE = { width: 300, height: 90 };
 
 class RunPanel {
@@ -58,11 +59,11 @@ class RunPanel {
     const dot = this.svg("circle", { r: 3, cx: x(last), cy: y(values.at(-1)) });
     chart.append(this.svg("polyline", { points: line.join(" ") }), dot);
     const caption = make("figcaption");
-    const reading = make("output", "number");
+    const here = make("output", "number");
     const read = (i) => {
       dot.setAttribute("cx", x(steps[i]));
       dot.setAttribute("cy", y(values[i]));
-      reading.textContent = `${number(values[i])} at ${steps[i]}`;
+      here.textContent = `${reading(values[i])} at ${steps[i]}`;
     };
     chart.addEventListener("pointermove", ({ clientX }) => {
       const box = chart.getBoundingClientRect();
@@ -72,8 +73,9 @@ class RunPanel {
     });
     chart.addEventListener("pointerleave", () => read(steps.length - 1));
     read(steps.length - 1);
-    caption.append(make("b", "", label), reading);
-    const range = make("p", "muted", `${number(low)} to ${number(high)}, steps ${first} to ${last}`);
+    caption.append(make("b", "", label), here);
+    const between = `${reading(low)} to ${reading(high)}, steps ${first} to ${last}`;
+    const range = make("p", "muted", between);
     chart.setAttribute("aria-label", `${label}: ${range.textContent}`);
     figure.append(caption, chart, range);
     return figure;
