@@ -155,6 +155,23 @@ def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, 
     assert told.exit_code == 2 and "is not a trace" in told.output
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["RUN/nowhere"], "give the output_dir"),
+        (["RUN/trace"], "give the output_dir"),
+        (["RUN", "-o", "x.html"], "without --output"),
+        (["RUN", "--step", "1"], "without --output, --step"),
+        (["RUN", "--port", "TAKEN"], "Address already in use"),
+    ],
+)
+def test_what_cannot_be_served_is_told(run, server, more, said):
+    taken = str(server.server_port)
+    arguments = [one.replace("RUN", str(run)).replace("TAKEN", taken) for one in more]
+    told = CliRunner().invoke(app, ["view", "--live", *arguments])
+    assert told.exit_code == 2 and said in " ".join(told.output.split())
+
+
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:{port}", "", "127.0.0.1", "[::1]"])
 def test_other_names_of_this_machine_are_refused(server, name):
     """A name of the attacker's that was made to point here sends that name."""

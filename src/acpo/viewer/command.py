@@ -24,15 +24,15 @@ def view(
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
     from acpo.errors import ACPOError
-    from acpo.records import Trace
+    from acpo.records import HEADER, Trace
     from acpo.viewer.credit import credit_blocks, credit_page
     from acpo.viewer.live import LiveServer, run_answers, run_blocks
     from acpo.viewer.run import is_run
     from acpo.viewer.shell import write_page
 
-    run = is_run(trace)
     if live:
-        if not trace.is_dir() or output or annotations or step is not None:
+        is_trace = (trace / HEADER).exists()
+        if not trace.is_dir() or is_trace or output or annotations or step is not None:
             raise ACPOError(
                 f"--live {trace}: give the output_dir of `acpo train`, without --output, --step "
                 "and --annotations"
@@ -45,7 +45,7 @@ def view(
                 return
     page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
     options: dict[str, Any] = {"methods": methods, "prompts": prompts, "annotations": annotations}
-    if run:
+    if is_run(trace):
         blocks = run_blocks(trace, step=step, **options)
     else:
         source = Trace.open(trace).of_step(step)

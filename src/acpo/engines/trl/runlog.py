@@ -45,7 +45,7 @@ class RunLog:
 def reports(args: Any) -> dict[str, str]:
     """By dashboard of `report_to`, its address, or the command that opens it."""
     found = {}
-    for name in args.report_to:
+    for name in args.report_to or ():
         if name == "tensorboard":
             found[name] = f"tensorboard --logdir {args.output_dir}"
         elif name == "trackio":
