@@ -60,7 +60,7 @@ class Teaching:
 
 
 TEACHING = {
-    "0.1m": Teaching(base=4000, start=200, rate=3e-3),
+    "0.1m": Teaching(base=4000, start=80, rate=3e-3),
     "1m": Teaching(base=3000, start=200, rate=1e-3),
     "10m": Teaching(base=3000, start=200, rate=4e-4),
 }

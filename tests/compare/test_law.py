@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import law  # noqa: E402
 import law_carry  # noqa: E402
 import law_minds  # noqa: E402
+import law_starts  # noqa: E402
 from law_rules import Rule, fit_rule  # noqa: E402
 
 from acpo.tasks.chain import ALPHABET, ChainProblem, read_answer  # noqa: E402
@@ -234,3 +235,26 @@ def test_the_second_task_judges_digits_and_not_copies():
     wrong = task.gold(row)[:-1] + str((int(row["answer"][-1]) + 1) % 10)
     assert task.grader(miscopied, row) and not task.grader(wrong, row)
     assert not task.grader(task.gold(row) + "1", row) and not task.grader("", row)
+
+
+def test_starts_are_the_same_twice_and_kept(tmp_path, monkeypatch):
+    import torch
+    from safetensors.torch import load_file
+
+    monkeypatch.setattr(law_starts, "PROBLEMS", 4)
+    short = law_starts.Teaching(base=2, start=2, rate=1e-3, batch=4, rounds=2)
+    monkeypatch.setitem(law_starts.TEACHING, "0.1m", short)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        made = law_starts.make_start("0.1m", "carry", 0.1, tmp_path / folder)
+    name = "0.1m-carry-e0.1"
+    first, second = (load_file(tmp_path / f / name / "model.safetensors") for f in ("one", "two"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert all(torch.equal(one, one.bfloat16().float()) for one in first.values())
+    assert not made["held"] and len(made["rounds"]) == 2, (
+        "two updates teach nothing, and it says so"
+    )
+    assert {"accuracy", "entropy", "delta", "score_variation"} <= made.keys()
+    assert made["parameters"] == 99_776 and json.dumps(made)
+    monkeypatch.setattr(law_starts, "teach", None)
+    assert law_starts.make_start("0.1m", "carry", 0.1, tmp_path / "two") == made
