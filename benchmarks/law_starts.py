@@ -185,6 +185,30 @@ def make_start(
         return json.loads((place / "start.json").read_text())
     began, how = time.process_time(), TEACHING[size]
     model = make_base(size, task, folder, device, seed)
+    rounds = approach(model, task, entropy, how, seed)
+    found = rounds[-1]["found"]
+    record = {
+        "size": size,
+        "task": task,
+        "wanted": {"entropy": entropy, "accuracy": ACCURACY},
+        "held": is_near(found, entropy),
+        **found,
+        "parameters": model.num_parameters(),
+        "seed": seed,
+        "teaching": vars(how),
+        "rounds": rounds,
+        "torch": torch.__version__,
+        "device": device,
+        "cpu_seconds": round(time.process_time() - began, 1),
+    }
+    write_start(model, place, record)
+    return record
+
+
+def approach(
+    model: Any, task: str, entropy: float, how: Teaching, seed: int
+) -> list[dict[str, Any]]:
+    """Teach a model, in place, until accuracy and entropy are near; what each round found."""
     aim = {"entropy": entropy, "accuracy": ACCURACY}
     rounds: list[dict[str, Any]] = []
     for number in range(how.rounds):
@@ -212,22 +236,7 @@ def make_start(
             break
         aim["accuracy"] = min(max(aim["accuracy"] + ACCURACY - found["accuracy"], 0.2), 0.6)
         aim["entropy"] *= min(max(entropy / found["entropy"], 0.6), 1.6)
-    record = {
-        "size": size,
-        "task": task,
-        "wanted": {"entropy": entropy, "accuracy": ACCURACY},
-        "held": is_near(found, entropy),
-        **found,
-        "parameters": model.num_parameters(),
-        "seed": seed,
-        "teaching": vars(how),
-        "rounds": rounds,
-        "torch": torch.__version__,
-        "device": device,
-        "cpu_seconds": round(time.process_time() - began, 1),
-    }
-    write_start(model, place, record)
-    return record
+    return rounds
 
 
 def is_near(found: dict[str, float], entropy: float) -> bool:
