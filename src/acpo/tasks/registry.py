@@ -246,12 +246,16 @@ def load_file(path: Path, what: str) -> ModuleType:
 
 
 def blame(error: BaseException, path: Path) -> str:
-    """What was raised, and the last line of the user's own file that it went through."""
+    """What was raised, at the last line of the user's own file."""
+    return f"{line_of(error, path)}: {type(error).__name__}: {error}"
+
+
+def line_of(error: BaseException, path: Path) -> str:
+    """The last line of a file that an error went through, as `file:line`."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
     line = error.lineno if isinstance(error, SyntaxError) else None
-    place = f"{path}:{line or (own[-1] if own else '?')}"
-    return f"{place}: {type(error).__name__}: {error}"
+    return f"{path}:{line or (own[-1] if own else '?')}"
 
 
 def _hash(path: Path) -> str:
