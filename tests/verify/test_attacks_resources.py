@@ -23,7 +23,7 @@ def test_attack_13_fork_bomb():
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass"
     verdict = judge(bomb, limits=HASTY)
     assert verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
-    assert time.monotonic() - start < HASTY.wall_seconds + 5
+    assert time.monotonic() - start < SHORT.wall_seconds + 5
     assert not sandbox_processes()
 
 
@@ -91,7 +91,7 @@ def test_attack_16_endless_loop_in_c(loop):
     start = time.monotonic()
     code = f"def add(a, b):\n    {loop.replace(chr(10), chr(10) + '    ')}"
     assert judge(code, limits=HASTY).outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
-    assert time.monotonic() - start < HASTY.wall_seconds + 3
+    assert time.monotonic() - start < SHORT.wall_seconds + 3
 
 
 def test_attack_17_ten_gigabytes():
