@@ -22,7 +22,7 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
     "verify": {"errors", "jsonl", "linefile"},
-    "tasks": {"errors", "jsonl", "verify"},
+    "tasks": {"errors", "jsonl", "linefile", "verify"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},
     "engines": {

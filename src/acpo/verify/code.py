@@ -1,16 +1,13 @@
 """Code completions to verdicts: a backend runs them, this side compares."""
 
-import atexit
 import functools
-import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.pool import Pool, available_cores
+from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.rewrite import Case
 from acpo.verify.sandbox import Execution, ProgramRun, Reply, sandbox
@@ -18,6 +15,8 @@ from acpo.verify.session import Limits
 from acpo.verify.verdict import Outcome, Verdict
 
 MAX_CODE_CHARS = 100_000
+AnyProblem = CodeProblem | Mapping[str, Any]
+CodeJob = tuple[str, AnyProblem]
 
 
 class CodeBackend(Protocol):
@@ -36,13 +35,6 @@ class CodeBackend(Protocol):
     ) -> Execution: ...
 
 
-class CodeJob(NamedTuple):
-    """One completion and the problem it answers."""
-
-    text: str
-    problem: CodeProblem | Mapping[str, Any]
-
-
 class CodePool(Pool[CodeJob]):
     """Code verification, `workers` sandboxes at a time, each made for one solution.
 
@@ -55,22 +47,10 @@ class CodePool(Pool[CodeJob]):
     """
 
     def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
-        backend = backend or sandbox()
-        super().__init__(functools.partial(_CodeWorker, backend), workers or available_cores())
+        super().__init__(functools.partial(_CodeWorker, backend or sandbox()), workers)
 
-    def verify(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Future[Verdict]:
-        """The verdict on `text`, when a sandbox was free to make it."""
-        return self.submit(CodeJob(text, problem))
-
-    async def verify_async(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
-        """The verdict on `text` without blocking the event loop."""
-        return await self.submit_async(CodeJob(text, problem))
-
-    def verify_all(
-        self, pairs: Iterable[tuple[str, CodeProblem | Mapping[str, Any]]]
-    ) -> list[Verdict]:
-        """Verdicts on (text, problem) pairs, in their order."""
-        return self.run(CodeJob(*pair) for pair in pairs)
+    def job(self, text: str, reference: AnyProblem) -> CodeJob:
+        return text, reference
 
 
 class _CodeWorker:
@@ -78,36 +58,26 @@ class _CodeWorker:
         self._backend = backend
 
     def run(self, job: CodeJob) -> Verdict:
-        return judge_code(job.text, job.problem, self._backend)
+        return judge_code(*job, self._backend)
 
     def close(self) -> None:
         """Nothing outlives a job."""
 
 
-def verify_code(text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
+shared_pool = once_per_process(CodePool)
+"""The pool that `verify_code` and the reward functions of this process share."""
+
+
+def verify_code(text: str, problem: AnyProblem) -> Verdict:
     """Verify one completion against a problem or a dataset row, with this process's shared pool.
 
     Raises:
         SandboxUnavailableError: bubblewrap does not work here.
     """
-    return shared_pool().submit(CodeJob(text, problem)).result()
+    return shared_pool().verify(text, problem).result()
 
 
-def shared_pool() -> CodePool:
-    """The pool that `verify_code` and the reward functions of this process share."""
-    return _shared_pool(os.getpid())
-
-
-@functools.lru_cache(maxsize=1)
-def _shared_pool(pid: int) -> CodePool:
-    pool = CodePool()
-    atexit.register(lambda: pool.close() if os.getpid() == pid else None)
-    return pool
-
-
-def judge_code(
-    text: str, problem: CodeProblem | Mapping[str, Any], backend: CodeBackend
-) -> Verdict:
+def judge_code(text: str, problem: AnyProblem, backend: CodeBackend) -> Verdict:
     """Extract the program of `text`, run it on `backend`, compare what came back."""
     if not isinstance(problem, CodeProblem):
         try:

@@ -20,11 +20,6 @@ class VLLMBackend:
 
     Weights are loaded for the first sample, in the checkpoint's precision.
 
-    Args:
-        model: Hub id or folder.
-        sampling: How completions are drawn. Each request also has its own seed.
-        batch_size: Sequences that run together.
-
     Raises:
         SamplingError: vLLM is not installed, there is no such model, or no chat template and
             `sampling.chat` asks for it.
