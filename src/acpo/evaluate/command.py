@@ -121,7 +121,10 @@ def run_eval(
 
     chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
     if trace is not None and chosen is not BackendName.TRANSFORMERS:
-        raise ACPOError(f"--trace {trace} needs --backend transformers: servers tell no token ids")
+        raise ACPOError(
+            f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
+            "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
+        )
     options: dict[str, Any] = {}
     if chosen is BackendName.OPENAI:
         options = {"api_key_env": api_key_env, "concurrency": concurrency}

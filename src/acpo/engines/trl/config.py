@@ -52,6 +52,16 @@ def _only(*values: Any) -> Callable[[Any], bool]:
 
 _VESPO = Refusal(lambda value: value in (2.0, 3.0), "VESPO is not a row of the table; leave it out")
 _ADAPTIVE = "the adaptive entropy controller is not implemented; use a fixed entropy_coef"
+_KEPT_TOKENS = (
+    "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
+    "every ratio, and the mode and delta are no longer the sampler's; leave it out"
+)
+_CHANGES_DRAWS = {
+    *("temperature", "do_sample", "num_beams", "top_p", "top_k", "min_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+}
+"""Keys of `generation_kwargs` after which tokens are no draws of softmax(logits / temperature)."""
 _COMPILE = "the decoder layers are compiled by themselves; see compile_layers"
 
 IN_BACKWARD = ("lomo", "layerwise")
@@ -112,6 +122,12 @@ REFUSALS: dict[str, Refusal] = {
     "length_column_name": Refusal(
         _only("length"), "prompts are drawn by TRL's own sampler; leave it out"
     ),
+    "top_p": Refusal(_only(1.0), _KEPT_TOKENS),
+    "top_k": Refusal(_only(None, 0, -1), _KEPT_TOKENS),
+    "min_p": Refusal(_only(None, 0.0), _KEPT_TOKENS),
+    "repetition_penalty": Refusal(_only(1.0), _KEPT_TOKENS),
+    "vllm_structured_outputs_regex": Refusal(_only(None), _KEPT_TOKENS),
+    "generation_kwargs": Refusal(lambda value: not _CHANGES_DRAWS & set(value or ()), _KEPT_TOKENS),
     "data_seed": Refusal(_only(None), "prompts are drawn with seed; leave data_seed out"),
     "average_tokens_across_devices": Refusal(
         _only(True), "normalisers always span all processes; leave it out"
