@@ -167,6 +167,10 @@ def test_a_model_without_template_says_what_to_do(vllm, tmp_path):
 def test_an_engine_that_is_there_is_used(vllm, model):
     given = vllm.LLM(model=model, max_model_len=256, max_num_seqs=4)
     shared = backend(model, batch_size=4, engine=given.llm_engine)
+    broken = shared.sample(requests(6))
+    next(broken)
+    broken.close()
+    assert not given.llm_engine.has_unfinished_requests(), "what nobody waits for is let go"
     assert len(list(shared.sample(requests(6)))) == 6
     assert [given.llm_engine] == vllm.ENGINES
 

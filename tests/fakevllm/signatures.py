@@ -28,10 +28,20 @@ WANTED = {
     "LLM.reset_prefix_cache": ("entrypoints/llm.py", "LLM.reset_prefix_cache"),
     "LLMEngine.from_engine_args": ("v1/engine/llm_engine.py", "LLMEngine.from_engine_args"),
     "LLMEngine.add_request": ("v1/engine/llm_engine.py", "LLMEngine.add_request"),
+    "LLMEngine.abort_request": ("v1/engine/llm_engine.py", "LLMEngine.abort_request"),
     "LLMEngine.step": ("v1/engine/llm_engine.py", "LLMEngine.step"),
     "LLMEngine.has_unfinished_requests": (
         "v1/engine/llm_engine.py",
         "LLMEngine.has_unfinished_requests",
+    ),
+    "get_ip": ("utils/network_utils.py", "get_ip"),
+    "NCCLTrainerSendWeightsArgs": (
+        "distributed/weight_transfer/nccl_engine.py",
+        "NCCLTrainerSendWeightsArgs",
+    ),
+    "NCCLWeightTransferEngine": (
+        "distributed/weight_transfer/nccl_engine.py",
+        "NCCLWeightTransferEngine",
     ),
     "tokens_input": ("inputs/engine.py", "tokens_input"),
 }

@@ -72,6 +72,11 @@ class LLMEngine:
         self.most_at_once = max(self.most_at_once, len(self.waiting) + len(self.running))
         return f"{request_id}-0a1b2c3d"  # with a suffix of vLLM's own, as there
 
+    @signed("LLMEngine.abort_request")
+    def abort_request(self, request_ids: list[str], **options) -> None:
+        self.waiting = [request for request in self.waiting if request.name not in request_ids]
+        self.running = [request for request in self.running if request.name not in request_ids]
+
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.running)
 

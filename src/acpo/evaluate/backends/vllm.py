@@ -44,7 +44,7 @@ class VLLMBackend:
             import vllm
         except (ACPOError, ImportError) as error:
             raise SamplingError(f"{error}; or use another backend") from error
-        self._vllm, self._running = vllm, engine
+        self._vllm, self._given = vllm, engine
         self._checkpoint = Checkpoint(model, sampling)
         if self._checkpoint.base != self._checkpoint.place:
             raise SamplingError(
@@ -65,11 +65,23 @@ class VLLMBackend:
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
         prompts = self._checkpoint.prompts(requests)
         with self._failures():
-            engine = self._running or self._engine(
-                longest_prompt=max(map(len, prompts.values()), default=0)
-            )
-        waiting = deque(enumerate(requests))
+            engine = self._given or self._engine(max(map(len, prompts.values()), default=0))
         running: dict[str, tuple[Request, float]] = {}
+        try:
+            yield from self._completions(engine, requests, prompts, running)
+        finally:
+            if running and self._given is not None:  # whoever has the engine goes on with it
+                with contextlib.suppress(Exception):
+                    engine.abort_request(list(running))
+
+    def _completions(
+        self,
+        engine: Any,
+        requests: Sequence[Request],
+        prompts: dict[str, list[int]],
+        running: dict[str, tuple[Request, float]],
+    ) -> Iterator[Completion]:
+        waiting = deque(enumerate(requests))
         while waiting or running:
             with self._failures():
                 # No more than fit: the clock of a sample starts when it does.
