@@ -52,6 +52,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=64, help="`rollout` and `gap`: problems.")
     parser.add_argument("--batch", type=int, default=256, help="`evaluate`: sequences at a time.")
     parser.add_argument("--limit", type=int, help="`evaluate`: questions of each benchmark.")
+    parser.add_argument("--server", help="`evaluate`: a server of the same model, up to /v1.")
+    parser.add_argument(
+        "--stop-after",
+        type=float,
+        help="`train`: ends at the first update so long after the start.",
+    )
     parser.add_argument("--tiny", action="store_true", help="Sizes for a CPU: does it run?")
     args, args.overrides = parser.parse_known_args()
     return args
@@ -133,13 +139,14 @@ def gib_in_use() -> float | None:
 
 
 def limited(seconds: float | None, function: Any) -> dict[str, Any]:
-    """What a part found; what it raised, or that it took too long."""
+    """What a part found; what it raised, or that it took too long. May be nested."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"took more than {seconds:g} s")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds or 0)
+    began = time.perf_counter()
+    outer = signal.signal(signal.SIGALRM, stop)
+    left, _ = signal.setitimer(signal.ITIMER_REAL, seconds or 0)
     try:
         return function()
     except Exception as error:
@@ -147,7 +154,9 @@ def limited(seconds: float | None, function: Any) -> dict[str, Any]:
         told = traceback.format_exc().splitlines()[-12:]
         return {"error": f"{type(error).__name__}: {error}", "traceback": told}
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, outer)
+        spent = time.perf_counter() - began
+        signal.setitimer(signal.ITIMER_REAL, max(left - spent, 1e-3) if left else 0)
 
 
 def main() -> None:

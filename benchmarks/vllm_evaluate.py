@@ -1,17 +1,19 @@
 """`--backend vllm` on the engine at hand: accuracy with intervals, samples per second, resumption.
 
 Part `evaluate` of vllm_colocated.py. Each of `--benchmarks` is asked once at temperature 0. The run
-is broken off after a part of the samples and continued, as a killed one is; the transformers
-backend answers the first questions of the first benchmark again, and `acpo trace` scores them.
+is broken off after a part of the samples and continued, as a killed one is. The transformers
+backend, and a server of the same model where `--server` names one, answer the first questions of
+the first benchmark as well; what vLLM drew of it is scored into a trace.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm_colocated import Colocated
+from vllm_colocated import Colocated, limited
 
 from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
 from acpo.evaluate.backends.by_name import make_backend
@@ -22,8 +24,8 @@ from acpo.evaluate.traces import trace_samples
 from acpo.tasks.grading import Judges
 from acpo.tasks.questions import load_questions
 
-BESIDE = 64
-"""Questions that the transformers backend answers, too."""
+BESIDE, BESIDE_SECONDS = 128, 60.0
+"""Questions that other backends answer, too, and how long each may take."""
 
 
 class BrokenOff:
@@ -73,8 +75,14 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
             }
             save(record)
         if names:
-            record["transformers"] = _beside(place, names[0], judges, sampling, output)
-            save(record)
+            beside = {"transformers": {"batch_size": BESIDE}}
+            beside |= {"server": {"base_url": args.server, "retries": 0}} if args.server else {}
+            for name, options in beside.items():
+                record[name] = limited(
+                    BESIDE_SECONDS,
+                    functools.partial(_beside, place, names[0], judges, output / name, options),
+                )
+                save(record)
     if names:
         record["trace"] = _trace(place, output / "vllm-0", output / "trace")
     return record
@@ -88,20 +96,23 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _beside(
-    place: Colocated, name: str, judges: Judges, sampling: Sampling, output: Path
+    place: Colocated, name: str, judges: Judges, output: Path, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The transformers backend on the first questions; its weights are a second copy."""
+    """Another backend on the first questions: transformers' weights are a second copy."""
     count = min(BESIDE, place.args.limit or BESIDE)
     wanted = plan(load_questions(name, limit=count), 1, count)
-    source = make_backend("transformers", place.model, sampling, batch_size=count)
+    sampling = Sampling(0.0, max_tokens=place.trainer.max_completion_length)
+    kind = "openai" if "base_url" in options else "transformers"
+    source = make_backend(kind, place.model, sampling, **options)
     began = time.perf_counter()
-    run([wanted], source, judges, output=output / "transformers", sampling=sampling)
+    run([wanted], source, judges, output=output, sampling=sampling)
     seconds = time.perf_counter() - began
-    _, ours = read_samples(output / "transformers" / f"{wanted.name}.jsonl")
-    _, theirs = read_samples(output / "vllm-0" / f"{wanted.name}.jsonl")
+    file = f"{wanted.name}.jsonl"
+    _, ours = read_samples(output / file)
+    _, theirs = read_samples(output.parent / "vllm-0" / file)
     same = sum(theirs[key]["completion"] == sample["completion"] for key, sample in ours.items())
     return {
-        **_summary(output / "transformers" / f"{wanted.name}.jsonl"),
+        **_summary(output / file),
         "seconds": round(seconds, 2),
         "samples_per_second": round(len(ours) / seconds, 2),
         "same_text_as_vllm": same / len(ours),

@@ -17,13 +17,13 @@ from torch import Tensor
 from vllm_colocated import Colocated
 
 from acpo.engines.trl.packing import MiniBatch
-from acpo.engines.trl.rollout import trained_mask
+from acpo.engines.trl.rollout import select_rows, trained_mask
 from acpo.objectives import TokenStats, get_method
 from acpo.objectives.sampler_gap import sampler_gap
 
 METHODS = ("grpo", "dapo", "gspo", "sapo", "acpo", "acpo_no_routing")
 GRADIENTS = ("sapo", "acpo")
-MODES = ("sequence_mask", "sequence_truncate", "token_truncate")
+MODES = ("sequence_mask", "token_truncate")
 
 
 class Told:
@@ -83,7 +83,16 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
     record["rounding"] = sampler_gap(sampler=again, trainer=stats, **known)
     record["histogram"] = _histogram((stats.logp - sampler.logp)[mask].abs())
     save(record)
-    record["cosines"] = {name: _cosines(place, inputs, rollout, name) for name in GRADIENTS}
+    # Half of the groups: a gradient of all is no nearer to the expected one by much.
+    few = range(len(inputs) // trainer.num_generations // 2 * trainer.num_generations)
+    drawn = {"vllm": select_rows(rollout, few)}
+    drawn |= {f"static {n}": _static(place, [inputs[i] for i in few]) for n in (1, 2)}
+    trainer.rollouts._sampler = None  # its memory is the gradients'
+    record["gradient_rows"] = len(few)
+    record["cosines"] = {}
+    for name in GRADIENTS:
+        record["cosines"][name] = _cosines(trainer, drawn, name)
+        save(record)
     trainer._metrics["train"].clear()
     return record
 
@@ -118,25 +127,29 @@ def _histogram(differences: Tensor) -> dict[str, list[float]]:
     return {"edges": edges, "counts": torch.bincount(places, minlength=len(edges)).tolist()}
 
 
-def _cosines(place: Colocated, inputs: Any, rollout: dict[str, Any], name: str) -> dict[str, float]:
-    trainer = place.trainer
+def _cosines(trainer: Any, drawn: dict[str, dict[str, Any]], name: str) -> dict[str, float]:
+    """Between gradients of one row, of the draws as they are and with the correction."""
+    cap = trainer.vllm_importance_sampling_clip_max
+    rollouts = {
+        **drawn,
+        **{
+            f"vllm {mode}": {
+                **drawn["vllm"],
+                "importance_sampling_ratio": _ratio(drawn["vllm"], mode, cap),
+            }
+            for mode in MODES
+        },
+    }
+    rollouts["vllm"] = {**drawn["vllm"], "importance_sampling_ratio": None}
     settings = trainer.packed.settings
     before, settings.method = settings.method, get_method(name)
     try:
-        found = {"vllm": _gradient(trainer, {**rollout, "importance_sampling_ratio": None})}
-        for mode in MODES:
-            ratio = _ratio(rollout, mode, trainer.vllm_importance_sampling_clip_max)
-            own = _gradient(trainer, {**rollout, "importance_sampling_ratio": ratio})
-            found[f"vllm {mode}"] = own
-        for number in (1, 2):
-            drawn = _static(place, inputs, number)
-            found[f"static {number}"] = _gradient(trainer, drawn)
+        found = {which: _gradient(trainer, rollout) for which, rollout in rollouts.items()}
     finally:
         settings.method = before
-    pairs = itertools.combinations(found, 2)
     return {
         f"{a}, {b}": float(torch.nn.functional.cosine_similarity(found[a], found[b], dim=0))
-        for a, b in pairs
+        for a, b in itertools.combinations(found, 2)
     }
 
 
@@ -150,15 +163,14 @@ def _ratio(rollout: dict[str, Any], mode: str, cap: float) -> Tensor:
     return ratio.masked_fill(ratio > cap, 0.0) if mode.endswith("mask") else ratio.clamp(max=cap)
 
 
-def _static(place: Colocated, inputs: Any, seed: int) -> dict[str, Any]:
+def _static(place: Colocated, inputs: Any) -> dict[str, Any]:
     """A rollout by the static sampler, told as if vLLM had drawn it."""
     trainer = place.trainer
     generation = trainer.vllm_generation
     inner = generation.generate
 
     def generate(prompts: Any, **_: Any) -> tuple[Any, ...]:
-        trainer.rollouts.sample_static(prompts[:1])  # each call at a step has numbers of its own
-        drawn = trainer.rollouts.sample_static(prompts)
+        drawn = trainer.rollouts.sample_static(prompts)  # other numbers at every call
         return prompts, drawn.tokens, [[[x] for x in row] for row in drawn.logp], None
 
     trainer._last_loaded_step = trainer.state.global_step

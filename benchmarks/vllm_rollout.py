@@ -35,7 +35,32 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
         "vllm": round(without + engine + first, 2),
         "static": round(without + static, 2),
     }
+    save(record)
+    record["dynamic_sampling"] = _resampled(trainer, inputs)
+    trainer.rollouts._sampler = None  # its memory is the update's
     return record
+
+
+def _resampled(trainer: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A rollout of a quarter of the prompts, silent groups replaced."""
+    few = inputs[: max(4, len(inputs) // 4 // trainer.num_generations) * trainer.num_generations]
+    trainer.model.train()
+    before, trainer.args.dynamic_sampling = trainer.args.dynamic_sampling, True
+    metrics = trainer._metrics["train"]
+    try:
+        began = clock()
+        rollout = trainer.rollouts.make(few)
+        return {
+            "rows": len(rollout["advantages"]),
+            "silent_rows": int((rollout["advantages"] == 0).sum()),
+            "rounds": metrics["dynamic_sampling/rounds"][-1],
+            "groups_missing": metrics["dynamic_sampling/groups_missing"][-1],
+            "seconds": round(clock() - began, 2),
+        }
+    finally:
+        trainer.args.dynamic_sampling = before
+        trainer.rollouts.fresh_prompts.position = 0
+        metrics.clear()
 
 
 def _timed(sampler: Callable[[Any], tuple[float, list[Any]]], prompts: Any) -> dict[str, Any]:

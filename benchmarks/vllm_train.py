@@ -31,8 +31,9 @@ KEPT = (
 class Curve(TrainerCallback):
     """Keeps what was logged, and when."""
 
-    def __init__(self, save: Callable[[dict[str, Any]], None], process_began: float) -> None:
-        self.save, self.process_began, self.resumed_at = save, process_began, 0
+    def __init__(self, save: Callable[[dict[str, Any]], None], place: Colocated) -> None:
+        self.save, self.process_began, self.resumed_at = save, place.began, 0
+        self.limit, self.stopped = place.args.stop_after, False
         self.first_update: float | None = None
         self.began = time.perf_counter()
 
@@ -42,6 +43,9 @@ class Curve(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.first_update is None:
             self.first_update = round(time.perf_counter() - self.process_began, 2)
+        late = self.limit is not None and time.perf_counter() - self.process_began > self.limit
+        if late and state.global_step < state.max_steps:
+            self.stopped = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.save(self.record(state))
@@ -55,6 +59,7 @@ class Curve(TrainerCallback):
         return {
             "updates": state.global_step,
             "resumed_at": self.resumed_at,
+            "stopped": self.stopped,
             "seconds_to_first_update": self.first_update,
             "train_seconds": round(time.perf_counter() - self.began, 1),
             "curve": curve,
@@ -73,7 +78,7 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
         and trainer.vllm_importance_sampling_mode,
         "sleep": config.vllm_enable_sleep_mode,
     }
-    curve = Curve(lambda found: save({**about, **found}), place.began)
+    curve = Curve(lambda found: save({**about, **found}), place)
     trainer.add_callback(curve)
     trainer.train(resume_from_checkpoint=True if place.args.resume else None)
     record = {**about, **curve.record(trainer.state)}

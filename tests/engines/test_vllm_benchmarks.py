@@ -23,7 +23,7 @@ def place(tmp_path_factory) -> Path:
         rows = [{"problem": f"{i} + 1?", "answer": str(i + 1)} for i in range(first, first + 16)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rewards.py").write_text(
-        "def odd(completion_ids, **_):\n    return [float(sum(ids) % 2) for ids in completion_ids]\n"
+        "def odd(completion_ids, **_):\n    return [sum(ids) % 2 for ids in completion_ids]\n"
     )
     return folder
 
@@ -57,8 +57,9 @@ def read(place: Path, name: str) -> dict:
 
 
 def test_every_part_of_one_engine(place):
-    words = ["--folder", str(place / "run"), "--max_steps", "2", "--mark", str(place / "mark")]
+    words = ["--folder", str(place / "run"), "--max_steps", "50", "--mark", str(place / "mark")]
     words += ["--benchmarks", str(place / "test.jsonl"), "--limit", "6", "--batch", "4"]
+    words += ["--server", "http://127.0.0.1:9/v1", "--stop-after", "1"]
     words += ["--engine", '{"enforce_eager": true}', "--method", "acpo"]
     done = subprocess.run(
         command(place, "vllm_colocated.py", *words),
@@ -70,6 +71,7 @@ def test_every_part_of_one_engine(place):
     assert rollout["group"] == 4 and rollout["max_new_tokens"] == 8
     for name in ("vllm", "static"):
         assert len(rollout[name]["seconds"]) == 3 and rollout[name]["tokens_per_second"]
+    assert rollout["dynamic_sampling"]["rows"] == 16
     gap = read(place, "gap")
     assert gap["gap"]["difference"]["q100"] < 1e-4, "one model, both in float32"
     assert gap["rounding"]["mode"]["aligned_to_mismatched"] == 0
@@ -80,8 +82,9 @@ def test_every_part_of_one_engine(place):
     evaluated = read(place, "evaluate")
     assert evaluated["test"]["samples"] == 6 and evaluated["test"]["kept_when_broken_off"] == 2
     assert evaluated["transformers"]["samples"] == 6 and evaluated["trace"]["seconds"] > 0
+    assert "error" in evaluated["server"], "nobody listens"
     trained = read(place, "train")
-    assert trained["updates"] == 2 and trained["method"] == "acpo"
+    assert trained["stopped"] and trained["updates"] == 1 and trained["method"] == "acpo"
     assert trained["before"]["samples"] == trained["after"]["samples"] == 4
 
 
