@@ -5,11 +5,11 @@
     PYTHONPATH=tests/fakevllm python benchmarks/vllm_colocated.py --tiny --out /tmp/vllm    # CPU
 
 Parts: `rollout` (vllm_rollout.py), `gap` (vllm_gap.py), `evaluate` (vllm_evaluate.py), `train`
-(vllm_train.py). The recipe's trainer is built once, with TRL's own vLLM code below it; options
-that are not named here are the recipe's. Each part writes OUT/vllm_NAME.json as it goes, with what
-went wrong where something did; the next one runs all the same. `--mark` names a file that is
-written before `train`: parts whose seconds count have ended, and another process may use the GPU.
-`--engine` is JSON of further arguments to `vllm.LLM`, which TRL does not pass on.
+(vllm_train.py), and `mark`, which writes the file `--mark` names: parts whose seconds count have
+ended, and another process may use the GPU. The recipe's trainer is built once, with TRL's own vLLM
+code below it; options that are not named here are the recipe's. Each part writes
+OUT/vllm_NAME.json as it goes, with what went wrong where something did; the next one runs all the
+same. `--engine` is JSON of further arguments to `vllm.LLM`, which TRL does not pass on.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engine", type=json.loads, default={}, help="JSON: arguments to vllm.LLM."
     )
-    parser.add_argument("--mark", type=Path, help="Written before `train` begins.")
+    parser.add_argument("--mark", type=Path, help="File that the part `mark` writes.")
     parser.add_argument("--wait", type=Path, help="`train` waits until this file is there.")
     parser.add_argument("--resume", action="store_true", help="Go on from the last checkpoint.")
     parser.add_argument("--benchmarks", default="", help="`evaluate`: data files, with commas.")
@@ -168,8 +168,9 @@ def main() -> None:
     print(f"trainer and engine after {place.seconds}", flush=True)
     for part in args.parts.split(","):
         name, _, seconds = part.partition(":")
-        if name == "train" and args.mark is not None:
+        if name == "mark":
             args.mark.touch()
+            continue
         while name == "train" and args.wait is not None and not args.wait.exists():
             time.sleep(0.2)
         began = time.perf_counter()

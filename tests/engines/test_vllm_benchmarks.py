@@ -59,6 +59,7 @@ def read(place: Path, name: str) -> dict:
 def test_every_part_of_one_engine(place):
     words = ["--folder", str(place / "run"), "--max_steps", "50", "--mark", str(place / "mark")]
     words += ["--benchmarks", str(place / "test.jsonl"), "--limit", "6", "--batch", "4"]
+    words += ["--parts", "rollout,evaluate,mark,gap,train"]
     words += ["--server", "http://127.0.0.1:9/v1", "--stop-after", "1"]
     words += ["--engine", '{"enforce_eager": true}', "--method", "acpo"]
     done = subprocess.run(
