@@ -1,7 +1,7 @@
 """vLLM's log-probabilities against the trainer's on the same tokens, and what the gap does.
 
 Part `gap` of vllm_colocated.py. vLLM draws a rollout and tells, for each token, its
-log-probability, its rank and the likeliest token's. TRL's own code makes the trainer's pass and the
+log-probability and the likeliest token's. TRL's own code makes the trainer's pass and the
 correction of it. Told apart are the gap (`acpo.objectives.sampler_gap`), what the trainer's own
 rounding makes of the same tokens packed otherwise (`rounding`), and cosines between gradients: with
 and without the correction, of draws by the static sampler from the trained weights, and of two sets
@@ -20,6 +20,7 @@ from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.rollout import select_rows, trained_mask
 from acpo.objectives import TokenStats, get_method
 from acpo.objectives.sampler_gap import sampler_gap
+from acpo.objectives.tokens import is_policy_mode
 
 METHODS = ("grpo", "dapo", "gspo", "sapo", "acpo", "acpo_no_routing")
 GRADIENTS = ("sapo", "acpo")
@@ -33,7 +34,6 @@ class Told:
         self.place = place
         self.logp: list[list[float]] = []
         self.top: list[list[float]] = []
-        self.is_mode: list[list[bool]] = []
 
     def __call__(self, prompts: Any, **_: Any) -> tuple[Any, ...]:
         from vllm import SamplingParams
@@ -49,21 +49,21 @@ class Told:
             steps = list(zip(output.token_ids, output.logprobs, strict=True))
             self.logp.append([step[token].logprob for token, step in steps])
             self.top.append([max(x.logprob for x in step.values()) for _, step in steps])
-            self.is_mode.append([step[token].rank == 1 for token, step in steps])
         told = [[[x] for x in row] for row in self.logp]
         return prompts, [list(output.token_ids) for output in outputs], told, None
 
     def stats(self, like: TokenStats) -> TokenStats:
-        """As tensors in the shape of the trainer's."""
+        """As tensors in the shape of the trainer's; ties are judged as the trainer judges them."""
 
-        def table(rows: list[list[Any]], dtype: torch.dtype) -> Tensor:
-            found = torch.zeros(like.logp.shape, dtype=dtype, device=like.logp.device)
+        def table(rows: list[list[float]]) -> Tensor:
+            found = torch.zeros_like(like.logp)
             for i, row in enumerate(rows):
-                found[i, : len(row)] = torch.tensor(row, dtype=dtype, device=found.device)
+                found[i, : len(row)] = torch.tensor(row, device=found.device)
             return found
 
-        logp, top = table(self.logp, torch.float32), table(self.top, torch.float32)
-        return TokenStats(logp, top, table(self.is_mode, torch.bool), like.entropy)
+        logp, top = table(self.logp), table(self.top)
+        align_tol = float(self.place.trainer.packed.settings.method.options["align_tol"])
+        return TokenStats(logp, top, is_policy_mode(logp, top, align_tol), like.entropy)
 
 
 def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
