@@ -94,8 +94,16 @@ def test_nothing_is_changed_where_there_is_no_gap():
         assert all(value == 0 for value in row.values())
 
 
+def test_tokens_the_sampler_could_not_score_are_left_out():
+    logp = SAMPLER.logp.clone()
+    logp[0, 1] = math.nan
+    found = measured(sampler=SAMPLER._replace(logp=logp))
+    assert found["tokens"] == 2 and found["mode"]["aligned_to_mismatched"] == 0
+    assert found["sequence_w"]["q100"] == pytest.approx(1.2, rel=1e-5)
+
+
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(ACPOError, match="mask is false everywhere"):
+    with pytest.raises(ACPOError, match="mask is false wherever"):
         measured(mask=torch.zeros_like(MASK))
     row = next(name for name, row in METHODS.items() if row.needs_whole_batch)
     with pytest.raises(ACPOError, match=f"method {row!r} looks at whole batches"):

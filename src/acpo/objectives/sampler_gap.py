@@ -36,12 +36,13 @@ def sampler_gap(
         sampler: `[B, T]` statistics as the sampler told them; its entropy is not read.
         trainer: `[B, T]` statistics of the same tokens in the trainer's pass.
         advantages: `[B]`.
-        mask: `[B, T]`, true at sampled tokens.
+        mask: `[B, T]`, true at sampled tokens; those the sampler could not score are left out.
         methods: rows whose credit and update are compared; they must need no whole batch.
         clip_max: the cap of the correction (`vllm_importance_sampling_clip_max`).
     """
+    mask = mask & sampler.logp.isfinite()
     if not mask.any():
-        raise ACPOError("mask is false everywhere: there are no tokens to compare")
+        raise ACPOError("mask is false wherever logp is finite: there are no tokens to compare")
     log_w = torch.where(mask, trainer.logp - sampler.logp, 0.0).double()
     sequence = log_w.sum(1).exp()
     return {
@@ -125,8 +126,8 @@ def _row(
         for entropy in [trainer.entropy[mask].double()]
         for x in (trainer, sampler)
     )
-    log_w = torch.where(mask, trainer.logp - sampler.logp, 0.0).double().sum(1).exp()
-    kept = torch.where(log_w > clip_max, 0.0, log_w)[rows]
+    sequence = torch.where(mask, trainer.logp - sampler.logp, 0.0).double().sum(1).exp()
+    kept = torch.where(sequence > clip_max, 0.0, sequence)[rows]
 
     def evaluated(stats: TokenStats, old: Tensor) -> tuple[Tensor, Tensor]:
         given: dict[str, Any] = {

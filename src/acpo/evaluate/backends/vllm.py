@@ -42,8 +42,13 @@ class VLLMBackend:
         try:
             require_vllm("--backend vllm")
             import vllm
-        except (ACPOError, ImportError) as error:
-            raise SamplingError(f"{error}; or use another backend") from error
+        except ACPOError as error:
+            raise SamplingError(str(error)) from error
+        except ImportError as error:
+            raise SamplingError(
+                f"--backend vllm: vLLM cannot be imported ({error}): install it again, or use "
+                "another backend"
+            ) from error
         self._vllm, self._given = vllm, engine
         self._checkpoint = Checkpoint(model, sampling)
         if self._checkpoint.base != self._checkpoint.place:
