@@ -108,6 +108,12 @@ class Colocated:
     def llm(self) -> Any:
         return self.trainer.vllm_generation.llm
 
+    def settle(self) -> None:
+        """Let go of the requests that a part which was stopped has left in the engine."""
+        left = getattr(getattr(self.llm.llm_engine, "output_processor", None), "request_states", {})
+        if left:
+            self.llm.llm_engine.abort_request(list(left), internal=True)
+
     def inputs(self, seed: int = 0) -> list[dict[str, Any]]:
         """Rows of training problems, each repeated for its group."""
         data = self.run.data.train
@@ -185,6 +191,7 @@ def main() -> None:
         save = functools.partial(write, path, record)
         work = functools.partial(measure, place, save)
         found = limited(float(seconds) if seconds else None, work)
+        place.settle()
         save({**found, "part_seconds": round(time.perf_counter() - began, 1)})
         print(f"{name}: {found.get('error', 'done')} ({record['part_seconds']} s)", flush=True)
     leave = threading.Timer(10, os._exit, (0,))  # vLLM's threads may hold the interpreter
