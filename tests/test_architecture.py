@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
 ALLOWED = {
     "errors": set(),
     "intervals": set(),
+    "vllm_version": {"errors"},
     "jsonl": {"errors"},
     "linefile": {"errors"},
     "record_columns": {"errors", "linefile"},
@@ -27,15 +28,16 @@ ALLOWED = {
     "sampling": {"errors", "head"},
     "engines": {
         *("errors", "objectives", "head", "sampling"),
-        *("verify", "tasks", "records", "scoring"),
+        *("verify", "tasks", "records", "scoring", "vllm_version"),
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
         *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
+        "vllm_version",
     },
     "train": {
         *("errors", "intervals", "objectives", "head", "verify", "tasks", "engines"),
-        "checkpoints",
+        *("checkpoints", "vllm_version"),
     },
     "trace": {
         *("errors", "objectives", "records", "scoring"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
+from acpo.vllm_version import require_vllm
 
 if TYPE_CHECKING:
     from acpo.train.data import TrainingData
@@ -24,10 +25,11 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
     config: Any = recipe.config
     wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
     wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
-    wanted += [("use_vllm", "vllm")] if config.use_vllm and not elsewhere else []
+    if config.use_vllm and not elsewhere:
+        require_vllm("use_vllm")
     for what, package in wanted:
         if importlib.util.find_spec(package) is None:
-            own = {"peft": "'acpo[peft]'", "vllm": "'acpo[vllm]'"}.get(package, package)
+            own = {"peft": "'acpo[peft]'"}.get(package, package)
             raise ACPOError(
                 f"{what}: {package} is not installed; pip install {own}, or leave it out"
             )

@@ -26,6 +26,7 @@ from acpo.train.plan import (
     count_parameters,
     plan_batches,
     prompts_used,
+    sampler_advice,
     training_bytes,
 )
 from acpo.train.recipe import Recipe, read_recipe
@@ -220,6 +221,8 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
         f"moments take {needed / GIB:.2f} GiB per process if sharded over {processes}; "
         "activations come on top, in packs that fit"
     )
+    if advice := sampler_advice(parameters):
+        findings.note(advice)
     if torch.cuda.is_available() and not recipe.config.use_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = recipe.config.vllm_gpu_memory_utilization if recipe.config.use_vllm else 0.0

@@ -49,14 +49,32 @@ REFUSALS = {
     "ignore_data_skip": "a resumed run continues inside its rollout; leave it out",
     "train_sampling_strategy": "prompts are drawn by TRL's own sampler; see shuffle_dataset",
     "length_column_name": "prompts are drawn by TRL's own sampler; leave it out",
+    **dict.fromkeys(
+        (
+            *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
+            "vllm_structured_outputs_regex",
+        ),
+        "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
+        "every ratio, and the mode and delta are no longer the sampler's; leave it out",
+    ),
     "data_seed": "prompts are drawn with seed; leave data_seed out",
     "average_tokens_across_devices": "normalisers always span all processes; leave it out",
 }
 """Options that may only have their default, at which they do nothing here, and why."""
 
+CHANGES_DRAWS = {
+    *("temperature", "do_sample", "num_beams", "top_p", "top_k", "min_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+}
+"""Keys of `generation_kwargs` after which tokens are no draws of softmax(logits / temperature)."""
+
 ALSO_FINE: dict[str, Callable[[Any], bool]] = {
     "optim": lambda value: not re.search("lomo|layerwise", str(getattr(value, "value", value))),
     "ddp_static_graph": lambda value: value is False,
+    "top_k": lambda value: value in (None, 0, -1),
+    "min_p": lambda value: value in (None, 0.0),
+    "generation_kwargs": lambda value: not CHANGES_DRAWS & set(value or ()),
 }
 """Options of these that may have some other values too."""
 

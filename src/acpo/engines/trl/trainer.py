@@ -43,6 +43,7 @@ from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
+from acpo.vllm_version import require_vllm
 
 logger = logging.get_logger(__name__)
 
@@ -88,6 +89,8 @@ class ACPOTrainer(GRPOTrainer):
             raise ACPOError("processing_class is missing: a loaded model needs its tokenizer")
         if isinstance(processing_class, ProcessorMixin):
             raise ACPOError("images are not supported; pass the tokenizer as processing_class")
+        if args.use_vllm:
+            require_vllm("use_vllm")
         environment = kwargs.get("environment_factory") is not None
         if args.process_index == 0:
             safety.check_output_folder(str(args.output_dir))
@@ -142,8 +145,7 @@ class ACPOTrainer(GRPOTrainer):
 
     def _make_update(self) -> PackedUpdate:
         """The update this policy can have, after a look at its logits."""
-        args, policy = self.args, self.policy
-        device = self.accelerator.device
+        args, policy, device = self.args, self.policy, self.accelerator.device
         half = self.accelerator.mixed_precision == "bf16" or policy.dtype in HALF
         self._itemsize = 2 if half else 4
         attention = choose_attention(
@@ -260,12 +262,12 @@ class ACPOTrainer(GRPOTrainer):
         if any(value is not None for value in vision.values()):
             raise ACPOError("images are not supported; use a text-only model and data set")
         stats = self.rollouts.statistics(model, input_ids, attention_mask, logits_to_keep)
-        if self.rollouts.entropy is None:
-            self.rollouts.entropy = stats.entropy
+        if self.rollouts.stats is None:
+            self.rollouts.stats = stats
         return stats.logp, stats.entropy, None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.rollouts.entropy = None
+        self.rollouts.stats = None
         return self.rollouts.score(super()._generate_and_score_completions(inputs), inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
