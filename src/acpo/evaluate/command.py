@@ -96,22 +96,14 @@ def run_eval(
     from acpo.tasks.grading import Judges
     from acpo.verify import batch
 
-<<<<<<< HEAD
     chosen: BackendName = backend or ("openai" if base_url else "transformers")
     if trace is not None and chosen != "transformers":
-        raise ACPOError(f"--trace {trace} needs --backend transformers: servers tell no token ids")
-    options: dict[str, Any] = {"device": device} if chosen == "transformers" else {}
-    if chosen == "openai":
-=======
-    chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
-    if trace is not None and chosen is not BackendName.TRANSFORMERS:
         raise ACPOError(
             f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
             "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
         )
-    options: dict[str, Any] = {}
-    if chosen is BackendName.OPENAI:
->>>>>>> vllm
+    options: dict[str, Any] = {"device": device} if chosen == "transformers" else {}
+    if chosen == "openai":
         options = {"api_key_env": api_key_env, "concurrency": concurrency}
         options |= {"timeout": timeout, "retries": retries}
         options |= {"base_url": base_url} if base_url else {}

@@ -22,15 +22,8 @@ class VLLMBackend:
 
     Weights are loaded for the first sample, in the checkpoint's precision.
 
-<<<<<<< HEAD
-=======
-    Args:
-        model: Hub id or folder.
-        sampling: How completions are drawn. Each request also has its own seed.
-        batch_size: Sequences that run together.
-        engine: A vLLM engine that has this model already; loaded for the first sample otherwise.
+    `engine` is a vLLM engine that has the model already.
 
->>>>>>> vllm
     Raises:
         SamplingError: vLLM is not installed or of another version, there is no such model, or no
             chat template and `sampling.chat` asks for it.
