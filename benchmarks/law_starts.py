@@ -212,7 +212,7 @@ def approach(
     aim = {"entropy": entropy, "accuracy": ACCURACY}
     rounds: list[dict[str, Any]] = []
     for number in range(how.rounds):
-        mind = find_mind(task, seed=seed, **aim)
+        mind = find_mind(task, seed=seed, nearest=number > 0, **aim)
         gap = teach(
             model,
             mind,

@@ -224,6 +224,7 @@ def test_a_mind_writes_what_it_was_solved_for(task, entropy):
 def test_an_impossible_mind_is_refused():
     with pytest.raises(ValueError, match="do not go together"):
         law_minds.find_mind("chain", entropy=0.9, accuracy=0.4)
+    assert law_minds.find_mind("chain", entropy=0.9, accuracy=0.4, nearest=True).corrupted == 0
 
 
 def test_the_second_task_judges_digits_and_not_copies():

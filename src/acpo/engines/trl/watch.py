@@ -132,9 +132,9 @@ class Watch(TrainerCallback):
         history = []
         for logs in state.log_history:
             history.append({**logs, "warnings": self._news(logs, logs.get("step", 0))})
-        if args is not None and state.is_world_process_zero:
-            self._log.begin(args, history)
         self.finished = state.global_step >= state.max_steps
+        if args is not None and state.is_world_process_zero and not self.finished:
+            self._log.begin(args, history)
         if self.finished and state.is_world_process_zero:
             logger.warning(
                 f"finished: the checkpoint is at step {state.global_step} of {state.max_steps}, "
