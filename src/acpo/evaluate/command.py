@@ -98,7 +98,10 @@ def run_eval(
 
     chosen: BackendName = backend or ("openai" if base_url else "transformers")
     if trace is not None and chosen != "transformers":
-        raise ACPOError(f"--trace {trace} needs --backend transformers: servers tell no token ids")
+        raise ACPOError(
+            f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
+            "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
+        )
     options: dict[str, Any] = {"device": device} if chosen == "transformers" else {}
     if chosen == "openai":
         options = {"api_key_env": api_key_env, "concurrency": concurrency}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
 from acpo.tasks.task import CODE, MATH, Row, Task
-from acpo.verify.code import Backend, CodePool
+from acpo.verify.code import CodeBackend, CodePool
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool
 from acpo.verify.normalise import normalise
@@ -77,7 +77,7 @@ class InProcess(Closing):
         """Nothing was started."""
 
 
-def make_pool(task: Task, workers: int | None = None, code: Backend | None = None) -> Any:
+def make_pool(task: Task, workers: int | None = None, code: CodeBackend | None = None) -> Any:
     """What judges the completions of a task: `verify(text, row or gold)` and `close()`.
 
     Code runs at `code`, or in the sandbox.
@@ -108,7 +108,7 @@ class Judges(Closing):
     """
 
     def __init__(
-        self, workers: int | None = None, code_backend: Callable[[], Backend] | None = None
+        self, workers: int | None = None, code_backend: Callable[[], CodeBackend] | None = None
     ) -> None:
         self._workers = workers
         self._code_backend = code_backend

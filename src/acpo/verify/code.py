@@ -19,7 +19,7 @@ AnyProblem = CodeProblem | Mapping[str, Any]
 CodeJob = tuple[str, AnyProblem]
 
 
-class Backend(Protocol):
+class CodeBackend(Protocol):
     """Where solutions run. It returns what they did, and never learns what was expected."""
 
     limits: Limits
@@ -46,7 +46,7 @@ class CodePool(Pool[CodeJob]):
         SandboxUnavailableError: No backend was given and bubblewrap does not work here.
     """
 
-    def __init__(self, workers: int | None = None, backend: Backend | None = None) -> None:
+    def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
         super().__init__(functools.partial(_CodeWorker, backend or sandbox()), workers)
 
     def job(self, text: str, reference: AnyProblem) -> CodeJob:
@@ -54,7 +54,7 @@ class CodePool(Pool[CodeJob]):
 
 
 class _CodeWorker:
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: CodeBackend) -> None:
         self._backend = backend
 
     def run(self, job: CodeJob) -> Verdict:
@@ -77,7 +77,7 @@ def verify_code(text: str, problem: AnyProblem) -> Verdict:
     return shared_pool().verify(text, problem).result()
 
 
-def judge_code(text: str, problem: AnyProblem, backend: Backend) -> Verdict:
+def judge_code(text: str, problem: AnyProblem, backend: CodeBackend) -> Verdict:
     """Extract the program of `text`, run it on `backend`, compare what came back."""
     if not isinstance(problem, CodeProblem):
         try:
@@ -101,7 +101,7 @@ def judge_code(text: str, problem: AnyProblem, backend: Backend) -> Verdict:
     return _judge_calls(sources, problem, backend)
 
 
-def _judge_calls(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_calls(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     cases = iter(problem.cases)
     answered = 0
     failure: Verdict | None = None
@@ -136,7 +136,7 @@ def _failure(reply: Reply, case: Case) -> Verdict | None:
     return Verdict(Outcome.INCORRECT, f"wrong value for {expression}")
 
 
-def _judge_program(code: str, problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_program(code: str, problem: CodeProblem, backend: CodeBackend) -> Verdict:
     seconds = 0.0
     limit = backend.limits.problem_seconds
     for case in problem.stdio:
@@ -168,7 +168,7 @@ def _same_output(output: bytes, expected: str) -> bool:
     return lines(printed) == lines(expected)
 
 
-def _judge_asserts(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_asserts(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     nonce = secrets.token_hex(16)
     test = {
         "prelude": problem.prelude,

@@ -8,9 +8,11 @@ columns of which the data must have one, so that a trainer can say what is missi
 
 import asyncio
 import functools
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -103,6 +105,30 @@ def _named(reward: Reward, name: str, needed: Needed) -> Reward:
     reward.__name__ = name
     reward.required_columns = needed  # type: ignore[attr-defined]
     return reward
+
+
+def around(
+    reward: Reward,
+    *,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    after: Callable[[Any, dict[str, Any]], Any] = lambda values, columns: values,
+) -> Reward:
+    """The same reward function, plain or async, run in a context, what it returns passed on."""
+
+    @functools.wraps(reward)
+    async def run_async(*args: Any, **columns: Any) -> Any:
+        with inside():
+            values = await reward(*args, **columns)
+        return after(values, columns)
+
+    @functools.wraps(reward)
+    def run(*args: Any, **columns: Any) -> Any:
+        with inside():
+            values = reward(*args, **columns)
+        return after(values, columns)
+
+    calls = (reward, getattr(reward, "__call__", None))  # noqa: B004
+    return run_async if any(map(inspect.iscoroutinefunction, calls)) else run
 
 
 def answer_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
