@@ -19,7 +19,7 @@ from objectives.batches import EXTRAS, ROWS, loss_and_gradient, random_batch
 from objectives.loops import loop_loss
 
 TAUS = [(1.0, 1.05), (0.7, 2.0), (3.0, 0.5)]
-LOOPED = ROWS[: ROWS.index("gmpo") + 1] + ["acpo_balanced", "global_sg_balanced"]
+LOOPED = [*ROWS[: ROWS.index("gmpo") + 1], "acpo_balanced", "global_sg_balanced"]
 """Rows of objectives/loops.py; those after them: test_next.py."""
 
 
@@ -34,7 +34,11 @@ def options_for(row, tau_pos=1.0, tau_neg=1.05):
 
 @pytest.mark.parametrize(
     ("row", "taus"),
-    [(row, taus) for row in LOOPED for taus in TAUS[: 3 if "tau_pos" in METHODS[row].options else 1]],
+    [
+        (row, taus)
+        for row in LOOPED
+        for taus in TAUS[: 3 if "tau_pos" in METHODS[row].options else 1]
+    ],
 )
 def test_autograd_equals_closed_form_and_loops(row, taus):
     options = options_for(row, *taus)

@@ -15,6 +15,7 @@ from acpo.objectives.tokens import select
 
 MAX_LOG_RATIO = 20.0
 
+
 class SequenceMean(Protocol):
     """Mean over the valid tokens of each sequence (or their sum), broadcast back to every token."""
 
@@ -156,9 +157,13 @@ def plain_ratio(gate: GateInputs) -> Gated:
 
 
 def penalised_ratio(gate: GateInputs) -> Gated:
-    """KL-Cov: w itself; where marked, the mark times |log w| is taken away."""
+    """KL-Cov: w itself; where marked, the mark times |log w| is taken away.
+
+    A distance within rounding counts as 0: its sign, the penalty's whole gradient, would be chance.
+    """
     assert gate.marks is not None
     distance = gate.logp - gate.old_logp
+    distance = torch.where(distance.detach().abs() > 1e-5, distance, 0.0)
     return plain_ratio(gate)._replace(
         penalty=gate.marks * distance.abs(), penalty_slope=gate.marks * distance.detach().sign()
     )
@@ -363,7 +368,9 @@ GATES: dict[str, RatioGate] = {
     "flipped_ratio": RatioGate(flipped_ratio, "1/w where A > 0, w elsewhere, clipped"),
     "variance_gate": RatioGate(variance_gate, "w exp(-(w-1)²/2σ²)"),
     "total_variation_mask": RatioGate(total_variation_mask, "sg[w] log π while |π-π_old| is small"),
-    "binary_divergence_mask": RatioGate(binary_divergence_mask, "sg[w] log π while binary KL is small"),
+    "binary_divergence_mask": RatioGate(
+        binary_divergence_mask, "sg[w] log π while binary KL is small"
+    ),
     "gamma_weight": RatioGate(gamma_weight, "sg[φ(sequence ratio)] log π", averages=True),
     "entropy_adaptive_clip": RatioGate(entropy_adaptive_clip, "ratio clip that follows entropy"),
 }

@@ -188,7 +188,7 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
 
 def _check_option(name: str, value: Any) -> None:
     words = _WORDS.get(name, ())
-    if value in words and isinstance(value, str) or (value is None and name in _UNSET):
+    if (isinstance(value, str) and value in words) or (value is None and name in _UNSET):
         return
     if name == "norm":
         raise ACPOError(f"norm={value!r} is unknown; use 'split' (the paper's) or 'joint'")

@@ -161,8 +161,8 @@ _PUBLISHED = (
         reference="Cheng et al. 2025, Reasoning with Exploration (arXiv:2506.14758)",
         formula="A' = A + min(α sg[H], |A|/κ), then DAPO's clip",
         constants="α 0.4, κ 2: the paper's",
-        notes="No code of the authors was found; public copies of the line agree, but one multiplies "
-        "the bonus by A once more, which turns it against bad answers",
+        notes="No code of the authors was found. Public copies of the line agree, but one "
+        "multiplies the bonus by A once more, which turns it against bad answers",
     ),
     Method(
         "low_prob",
@@ -184,11 +184,11 @@ _PUBLISHED = (
         aggregation="token_mean",
         shaping=CovarianceClip(),
         reference="Cui et al. 2025, The Entropy Mechanism (arXiv:2505.22617)",
-        formula="no gradient on a random share r of the unclipped tokens with "
-        "cov_low < (A - mean A)(log π - mean log π) < cov_high",
+        formula="no gradient on a random share r of the unclipped tokens with cov_low < (A - "
+        "mean A)(log π - mean log π) < cov_high",
         constants="share 2e-4, bounds 1 and 5: verl's and the authors' defaults",
-        notes="verl takes means and draws over a micro-batch, this row over the mini-batch. The draw "
-        "is a hash of the completion's tokens, so it does not depend on how they are split",
+        notes="verl takes means and draws over a micro-batch, this row over the mini-batch. The "
+        "draw is a hash of the completion's tokens, so it does not depend on how they are split",
     ),
     Method(
         "kl_cov",
@@ -198,11 +198,12 @@ _PUBLISHED = (
         aggregation="token_mean",
         shaping=CovariancePenalty(),
         reference="Cui et al. 2025, The Entropy Mechanism (arXiv:2505.22617)",
-        formula="J = A w - β |log w| on the share k of largest "
-        "(A - mean A)(log π - mean log π), A w elsewhere",
+        formula="J = A w - β |log w| on the share k of largest (A - mean A)(log π - mean log π), "
+        "A w elsewhere",
         constants="k 2e-4 (the authors' range ends at 2e-3), β 1: verl's and the authors' defaults",
-        notes="Never clipped, as in verl. The penalty acts on tokens of advantage 0 too. verl ranks "
-        "within a micro-batch, this row within the mini-batch",
+        notes="Never clipped, as in verl. The penalty acts on tokens of advantage 0 too. verl "
+        "ranks within a micro-batch, this row within the mini-batch. |log w| below 1e-5 counts "
+        "as 0",
     ),
     Method(
         "aspo",
@@ -219,8 +220,8 @@ _PUBLISHED = (
         reference="Wang et al. 2025, ASPO (arXiv:2510.06062)",
         formula="g = min(1/w, 3) while w <= 1 + ε (A > 0), min(w, 3) while w >= 1 - ε (A < 0)",
         constants="3, ε 0.2 and 0.4, quantile 0.8: the official scripts",
-        notes="Gradient goes on above the bound 3. The official code's high_entropy_mask is true on "
-        "low-entropy tokens: the names are swapped, the values are these",
+        notes="Gradient goes on above the bound 3. The official code's high_entropy_mask is true "
+        "on low-entropy tokens: the names are swapped, the values are these",
     ),
     Method(
         "ce_gppo",
@@ -229,7 +230,7 @@ _PUBLISHED = (
         {**RANGE, "beta_low": 0.5, "beta_high": 1.0, "ratio_cap": 10.0},
         aggregation="token_mean",
         reference="Su et al. 2025, CE-GPPO (arXiv:2509.20712)",
-        formula="g = β1 (1 - ε) below the clip range (A < 0), β2 (1 + ε) above it (A > 0), w inside",
+        formula="g = β1 (1 - ε) below the range (A < 0), β2 (1 + ε) above it (A > 0), w inside",
         constants="β1 0.5 (1.5B; 0.75 for 7B), β2 1, dual clip 10: the official scripts",
     ),
     Method(
@@ -241,8 +242,8 @@ _PUBLISHED = (
         reference="Yang et al. 2025, DCPO (arXiv:2509.02333)",
         formula="clip w to [(1 + √max(0, 1 - 4ε/π_old))/2, min(10, (1 + √(1 + 4ε_high/π_old))/2)]",
         constants="ε 0.2, ε_high 0.28, cap 10: the official code",
-        notes="The paper's smoothed advantage over steps is not part of the row. Where "
-        "π_old < 4ε the lower bound is 1/2, as in the code",
+        notes="The paper's smoothed advantage over steps is not part of the row. Where π_old < "
+        "4ε the lower bound is 1/2, as in the code",
     ),
     Method(
         "maspo",
@@ -251,8 +252,8 @@ _PUBLISHED = (
         {"sigma": 1.0, "alpha": 0.3, "beta_sigma": 0.03},
         aggregation="token_mean",
         reference="MASPO 2026 (arXiv:2602.17550)",
-        formula="g = w exp(-(w - 1)²/2σ²) where w moved as A pushes it, w elsewhere; "
-        "σ = clip(σ_b π_old^-α, σ_b, 10) clip(1 + βA, .1, 10), for A < 0 clip(1/(1 - βA), .1, 10)",
+        formula="g = w exp(-(w - 1)²/2σ²) where w moved as A pushes it, w elsewhere; σ = "
+        "clip(σ_b π_old^-α, σ_b, 10) clip(1 + βA, .1, 10), for A < 0 clip(1/(1 - βA), .1, 10)",
         constants="σ_b 1, α 0.3, β 0.03: the official code",
     ),
     Method(
@@ -263,11 +264,11 @@ _PUBLISHED = (
         aggregation="token_mean",
         shaping=EntropyScale(),
         reference="HAPO 2025 (arXiv:2509.16591)",
-        formula="ĥ = log H about its 0.8 quantile, in [-1, 1]; A' = A (1 + β ĥ); clip to "
-        "[1 - ε(1 - α ĥ⁻), 1 + ε_high(1 + α ĥ⁺)]",
+        formula="ĥ = log H about its 0.8 quantile, in [-1, 1]; A' = A (1 + β ĥ); clip to [1 - "
+        "ε(1 - α ĥ⁻), 1 + ε_high(1 + α ĥ⁺)]",
         constants="quantile 0.8, α and β 1, ε 0.2: the paper's",
-        notes="The paper's. The official code divides negative values by a negative minimum, so that "
-        "ĥ >= 0 everywhere and its branches for low entropy never run",
+        notes="The paper's. The official code divides negative values by a negative minimum, so "
+        "that ĥ >= 0 everywhere and its branches for low entropy never run",
     ),
     Method(
         "dppo_tv",
@@ -298,8 +299,8 @@ _PUBLISHED = (
         aggregation="fixed_length",
         advantage_scale="none",
         reference="Liu et al. 2025 (arXiv:2503.20783)",
-        formula="GRPO's clip; r - mean without the deviation; sums over tokens divided by the longest "
-        "completion allowed",
+        formula="GRPO's clip; r - mean without the deviation; sums over tokens divided by the "
+        "longest completion allowed",
         constants="ε 0.2: TRL's",
         notes="TRL's dr_grpo leaves the deviation to scale_rewards; this row sets it",
     ),
@@ -312,8 +313,8 @@ _PUBLISHED = (
         reference="TRL's loss_type='bnpo'",
         formula="GRPO's clip, averaged over all tokens",
         constants="ε 0.2: TRL's",
-        notes="TRL averages over the tokens of a micro-batch, this row over the mini-batch: the same "
-        "where one is the other",
+        notes="TRL averages over the tokens of a micro-batch, this row over the mini-batch: the "
+        "same where one is the other",
     ),
     Method(
         "vespo",

@@ -10,7 +10,7 @@ import torch
 from trl import GRPOConfig
 
 from acpo.errors import ACPOError
-from acpo.objectives import Method, get_method
+from acpo.objectives import METHODS, Method, get_method
 
 METHOD_OPTIONS = (
     "tau_pos",
@@ -23,6 +23,7 @@ METHOD_OPTIONS = (
     "entropy_norm",
     "epsilon",
     "epsilon_high",
+    "delta",
     "top_entropy_quantile",
     "gamma",
     "entropy_limit",
@@ -50,7 +51,10 @@ def _only(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
-_VESPO = Refusal(lambda value: value in (2.0, 3.0), "VESPO is not a row of the table; leave it out")
+_VESPO = Refusal(
+    lambda value: value in (2.0, 3.0),
+    "set it as k_pos, lambda_pos, k_neg or lambda_neg of method='vespo' in method_options",
+)
 _ADAPTIVE = "the adaptive entropy controller is not implemented; use a fixed entropy_coef"
 _COMPILE = "the decoder layers are compiled by themselves; see compile_layers"
 
@@ -59,9 +63,6 @@ REFUSALS: dict[str, Refusal] = {
     "loss_type": Refusal(_only(None), "the objective is chosen by method=; leave loss_type out"),
     "importance_sampling_level": Refusal(
         _only("token"), "the method decides; method='gspo' has sequence-level ratios"
-    ),
-    "delta": Refusal(
-        _only(None), "two-sided clipping belongs to no row of the table; leave it out"
     ),
     "vespo_k_pos": _VESPO,
     "vespo_lambda_pos": _VESPO,
@@ -291,6 +292,8 @@ class ACPOConfig(GRPOConfig):
                     "set one"
                 )
         given |= {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
+        if self.method in METHODS and "max_length" in METHODS[self.method].options:
+            given.setdefault("max_length", self.max_completion_length)
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})
 
     def _check_ranges(self) -> None:

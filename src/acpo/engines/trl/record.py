@@ -168,6 +168,9 @@ class RolloutRecorder:
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
         masks = trained_mask(rollout)
+        advantages = rollout["advantages"]
+        if advantages.dim() == 2:  # a trace has one per completion
+            advantages = (advantages * masks).sum(1) / masks.sum(1).clamp_min(1)
         found = []
         for row, source in enumerate(sources):
             answer, reward = self._sources[source]
@@ -180,7 +183,7 @@ class RolloutRecorder:
                     rollout["completion_ids"][row][mask].tolist(),
                     answer,
                     reward,
-                    float(rollout["advantages"][row]),
+                    float(advantages[row]),
                     columns,
                 )
             )
