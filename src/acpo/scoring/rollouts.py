@@ -114,7 +114,7 @@ def trace_rows(
     )
     ids = np.concatenate([np.asarray(r.completion_ids, dtype=np.int64) for r in rollouts])
     stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
-    credit, token_advantage = token_credit(
+    credit, token_advantage, _ = token_credit(
         method,
         stats=stats,
         old_logp=scored.logp,
@@ -186,7 +186,7 @@ def recorded_rows(
         )
     ]
     rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
-    credit, token_advantage = token_credit(
+    credit, token_advantage, _ = token_credit(
         method,
         stats=stats,
         old_logp=old_logp,
