@@ -59,7 +59,7 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     rollout = {"old_entropy", "old_log_pmax"} & set(method.shaping.group_needs)
     if rollout and not _on_policy(columns):
         raise ACPOError(
-            f"method {method.name!r} needs the distribution of the policy that sampled, and "
+            f"method {method.name!r} needs the mode or entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
         )
     out = MethodColumns(*(np.full(len(trace), np.nan, dtype=np.float32) for _ in range(3)))
