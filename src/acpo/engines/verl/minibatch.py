@@ -12,6 +12,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
+from acpo.engines.ranks import Ranks
 from acpo.errors import ACPOError
 from acpo.objectives import Method
 from acpo.objectives.batch import sequences
@@ -62,30 +63,8 @@ def mini_batch_entropy_max(
 ) -> float | None:
     """H_max over the valid tokens of all ranks."""
     mask = _padded(data, "response_mask").bool()
-    largest = entropy_maximum(row, entropy, mask, DataParallel(dp))
+    largest = entropy_maximum(row, entropy, mask, Ranks(mask.device, group=dp))
     return None if largest is None else float(largest)
-
-
-class DataParallel:
-    """Reductions over the data-parallel ranks that share a mini-batch."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def sum(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, group=self.group)
-        return x
-
-    def maximum(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
-        return x
-
-    def gather(self, values: Tensor) -> Tensor:
-        rows = _gather(values[None], self.group)
-        lengths = _gather(torch.tensor([values.numel()], device=values.device), self.group)
-        return torch.cat([row[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
 
 
 def shape_advantages(
@@ -93,16 +72,12 @@ def shape_advantages(
 ) -> None:
     """Replace the mini-batch's advantages by the row's token advantages, and add its marks.
 
-    Args:
-        data: this rank's rows.
-        row: a method with shaping.
-        group_size: responses per prompt.
-        seen: `[B, T]` statistics: what the row's shaping needs of the current policy, and
-            `old_entropy` of the rollout policy.
-        dp: the data-parallel group that shares the mini-batch.
+    `seen` are `[B, T]` statistics: what the shaping needs of the current policy, and `old_entropy`
+    of the rollout policy.
     """
     mask = _padded(data, "response_mask").bool()
-    advantages = _sequence_advantages(_padded(data, "advantages"), mask, DataParallel(dp))
+    ranks = Ranks(mask.device, group=dp)
+    advantages = _sequence_advantages(_padded(data, "advantages"), mask, ranks)
     column = None
     if row.shaping.group_needs:
         column = _group_column(data, row, group_size, seen, advantages, mask, dp)
@@ -116,7 +91,7 @@ def shape_advantages(
         old_logp=_padded(data, "old_log_probs") if "old_log_probs" in data else None,
         **current,
     )
-    shaped = row.shape(batch, DataParallel(dp))
+    shaped = row.shape(batch, ranks)
     nested = data["response_mask"].is_nested
     for name, column in (("advantages", shaped.advantages), (MARKS, shaped.marks)):
         if column is not None:
@@ -149,7 +124,7 @@ def _group_column(
     return found[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
 
 
-def _sequence_advantages(advantages: Tensor, mask: Tensor, dp: DataParallel) -> Tensor:
+def _sequence_advantages(advantages: Tensor, mask: Tensor, dp: Ranks) -> Tensor:
     """`[B]` from verl's `[B, T]`, if every rank's repeat one number over a response."""
     first = advantages.gather(1, mask.int().argmax(1, keepdim=True))
     differ = torch.where(mask, advantages != first, False).any()
