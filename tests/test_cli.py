@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import rich.text
 import typer
 from typer.testing import CliRunner
@@ -54,6 +55,36 @@ def test_methods_table_for_people():
     assert result.exit_code == 0
     assert all(name in result.stdout for name in METHODS)
     assert "sg[min(w, cap)]" in result.stdout, "brackets are text, not markup"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_explained(name):
+    result = CliRunner().invoke(app, ["methods", name], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert METHODS[name].title in result.stdout and "what A is multiplied by" in result.stdout
+    for word in (METHODS[name].formula, METHODS[name].notes, METHODS[name].constants):
+        assert word in result.stdout
+
+
+def test_what_a_method_multiplies():
+    def curve(name, index=0):
+        result = CliRunner().invoke(app, ["methods", name, "--json"])
+        return json.loads(result.stdout)["curves"][index]
+
+    acpo = curve("acpo")
+    for p, up, down in zip(acpo["at"], acpo["positive"], acpo["nonpositive"], strict=True):
+        assert up == pytest.approx(3 * (1 - p)) and down == pytest.approx((1 + 2 / 1.05) * p)
+    assert curve("grpo")["positive"] == pytest.approx([1.0] * 20)
+    low = curve("low_prob")
+    assert low["positive"] == pytest.approx([0.2 * p + 0.8 for p in low["at"]])
+    clip = curve("grpo", 1)
+    expected = [0.0 if w > 1.2 else w for w in clip["at"]]
+    assert clip["positive"] == pytest.approx(expected)
+
+
+def test_an_unknown_method_is_refused_with_the_nearest():
+    result = CliRunner().invoke(app, ["methods", "acop"])
+    assert result.exit_code == 2 and "did you mean 'acpo'" in result.output
 
 
 def walk(command, path=()):

@@ -27,7 +27,8 @@ def padded(flat: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_update_is_the_gradient_along_the_token(name, tmp_path):
-    on_policy = name == "gtpo_entropy"
+    on_policy = name in ("gtpo_entropy", "score_baseline")
+    method = get_method(name, **({"max_length": 40} if name == "dr_grpo" else {}))
     made = write_trace(tmp_path / "t", prompts=1, length=40, drift=0.0 if on_policy else 0.4)
     trace = Trace.open(tmp_path / "t")
     columns = method_columns(trace, name)
@@ -38,7 +39,7 @@ def test_update_is_the_gradient_along_the_token(name, tmp_path):
         advantages = torch.tensor([-0.5, 0.5, -0.5, 0.5], dtype=torch.float64)
     entropy = torch.distributions.Categorical(logits=logits).entropy()
     gradient = logit_gradient(
-        name,
+        method,
         logits=logits,
         tokens=tokens,
         old_logp=old_logp,
@@ -46,9 +47,10 @@ def test_update_is_the_gradient_along_the_token(name, tmp_path):
         mask=mask,
         group_size=4,
         old_entropy=entropy,
+        old_log_pmax=logits.log_softmax(-1).amax(-1),
     )
     direction = torch.nn.functional.one_hot(tokens, logits.shape[-1]) - logits.softmax(-1)
-    upward = -gradient / aggregation_weights(name, mask, dtype=torch.float64)[..., None]
+    upward = -gradient / aggregation_weights(method, mask, dtype=torch.float64)[..., None]
     expected = (upward * direction).sum(-1) / direction.square().sum(-1)
     np.testing.assert_allclose(columns.update, expected[mask].numpy(), rtol=2e-4, atol=2e-5)
 

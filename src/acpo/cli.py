@@ -119,12 +119,16 @@ class RecipeCommand(TyperCommand):
 
 @app.command()
 def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Explain this method alone.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
-    """List every method: gate, credit, routing, aggregation, reference."""
-    from acpo.methods_table import print_methods
+    """List every method, or explain one: rule, constants, what it multiplies, differences."""
+    from acpo.methods_table import print_method, print_methods
 
-    print_methods(as_json)
+    if name is None:
+        print_methods(as_json)
+    else:
+        print_method(name, as_json)
 
 
 OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, TokenStats, get_method, group_advantages
-from acpo.objectives.batch import entropy_maximum
 from acpo.objectives.gates import segment_mean
 from acpo.objectives.loss import TokenCoefficients, token_coefficients
+from acpo.objectives.method import entropy_maximum
 from acpo.records import Trace
 from acpo.scoring.credit import token_credit
 
@@ -56,9 +56,10 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     """
     method = get_method(method)
     columns = _columns(trace)
-    if "old_entropy" in method.shaping.group_needs and not _on_policy(columns):
+    rollout = {"old_entropy", "old_log_pmax"} & set(method.shaping.group_needs)
+    if rollout and not _on_policy(columns):
         raise ACPOError(
-            f"method {method.name!r} needs the entropy of the policy that sampled, and "
+            f"method {method.name!r} needs the mode or entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
         )
     out = MethodColumns(*(np.full(len(trace), np.nan, dtype=np.float32) for _ in range(3)))
@@ -139,7 +140,7 @@ def _step_columns(
     group_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     stats = TokenStats(batch["logp"], batch["log_pmax"], batch["is_mode"], batch["entropy"])
-    credit, of_token = token_credit(
+    credit, of_token, marks = token_credit(
         method,
         stats=stats,
         old_logp=batch["old_logp"],
@@ -158,6 +159,7 @@ def _step_columns(
             torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
         ),
         entropy_max=entropy_maximum(method, stats.entropy.where(finite, 0.0), finite),
+        marks=marks,
     )
     update = own_update(coefficients, stats, batch)
     return credit, of_token, update.where(finite, torch.nan)

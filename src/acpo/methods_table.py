@@ -1,23 +1,20 @@
-"""`acpo methods`: the table of methods as a person reads it."""
+"""`acpo methods`: the table of methods as a person reads it, and one row explained."""
 
 import json
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from acpo.objectives import aggregation_weights, get_method, logit_gradient
 from acpo.objectives.credit import Affine
-from acpo.objectives.methods import METHODS, Method
+from acpo.objectives.gates import GATES
+from acpo.objectives.method import SHARED, Method
+from acpo.objectives.methods import METHODS
 
-GATES = {
-    "soft": "soft gate (4/τ)σ(τ(w-1))",
-    "clip": "ratio clip",
-    "sequence_clip": "sequence ratio, clipped",
-    "geometric_clip": "geometric mean of clipped ratios",
-    "capped_reinforce": "sg[min(w, cap)] log π",
-    "ratio": "ratio",
-}
 SIGNALS = {"none": "", "delta": "δ", "entropy": "ē"}
 
 
@@ -34,7 +31,7 @@ def describe(method: Method) -> dict[str, Any]:
     return {
         "name": method.name,
         "title": method.title,
-        "gate": GATES[method.gate],
+        "gate": GATES[method.gate].title,
         "c+": " | ".join(_multiplier(b.positive, method) for b in branches),
         "c-": " | ".join(_multiplier(b.nonpositive, method) for b in branches),
         "credit gradient": gradient,
@@ -42,6 +39,9 @@ def describe(method: Method) -> dict[str, Any]:
         "aggregation": method.aggregation.replace("_", " "),
         "options": dict(method.options),
         "reference": method.reference,
+        "formula": method.formula,
+        "constants": method.constants,
+        "notes": method.notes,
     }
 
 
@@ -60,6 +60,110 @@ def _multiplier(affine: Affine, method: Method) -> str:
         return text
     scale = affine.scale if not isinstance(affine.scale, str) else method.options[affine.scale]
     return f"{scale:g}({text})" if affine.slope and offset else f"{scale:g}{text}"
+
+
+class Curve(NamedTuple):
+    """What an advantage of each sign is multiplied by, along some axis."""
+
+    axis: str
+    at: list[float]
+    positive: list[float]
+    nonpositive: list[float]
+
+
+SIZE = 40
+"""Points of a curve, and tokens of the vocabulary they are computed with."""
+
+
+def curves(method: Method) -> list[Curve]:
+    """The row's own numbers: at w = 1 over p(y), and at p(y) = 1/4 over w.
+
+    Each point is a completion of one token, the rest of its probability spread evenly, and all
+    points of a curve are one mini-batch. A curve shows the component of the row's logit gradient
+    along e_y - p, divided by A, and by the weight of the token in the loss.
+    """
+    p = torch.linspace(0.05, 0.95, SIZE // 2, dtype=torch.float64)
+    w = torch.linspace(0.3, 3.0, SIZE // 2, dtype=torch.float64)
+    return [
+        Curve("p(y), w = 1", p.tolist(), *_multipliers(method, p, torch.ones_like(p))),
+        Curve("w, p(y) = 1/4", w.tolist(), *_multipliers(method, torch.full_like(w, 0.25), w)),
+    ]
+
+
+def _multipliers(method: Method, p: torch.Tensor, w: torch.Tensor) -> list[list[float]]:
+    if method.options.get("max_length", 1) is None:
+        method = method(max_length=1)
+    p, w = p.repeat(2), w.repeat(2)
+    tokens = torch.arange(SIZE)
+    probabilities = ((1 - p) / (SIZE - 1))[:, None].repeat(1, SIZE)
+    probabilities[tokens, tokens] = p
+    log_p, entropy = probabilities.log(), torch.special.entr(probabilities).sum(1, keepdim=True)
+    advantages = torch.ones(SIZE, dtype=torch.float64)
+    advantages[SIZE // 2 :] = -1.0
+    mask = torch.ones(SIZE, 1, dtype=torch.bool)
+    gradient = logit_gradient(
+        method,
+        logits=log_p[:, None],
+        tokens=tokens[:, None],
+        old_logp=(p.log() - w.log())[:, None],
+        advantages=advantages,
+        mask=mask,
+        group_size=SIZE,
+        old_entropy=entropy,
+        old_log_pmax=log_p.amax(1, keepdim=True),
+    )[:, 0]
+    direction = torch.eye(SIZE, dtype=torch.float64) - probabilities
+    along = (gradient * direction).sum(1) / direction.square().sum(1)
+    weights = aggregation_weights(method, mask, dtype=torch.float64)[:, 0]
+    both = (-along / weights / advantages).view(2, -1)
+    return both.tolist()
+
+
+def _bars(values: list[float]) -> str:
+    """A line of bars from 0 (or the least value) to the largest."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    if high - low < 1e-12:
+        return "·" * len(values)
+    return "".join(" ▁▂▃▄▅▆▇█"[round(8 * (x - low) / (high - low))] for x in values)
+
+
+def print_method(name: str, as_json: bool) -> None:
+    """Explain one method: formula, constants, what it multiplies, where it comes from."""
+    method = get_method(name)
+    row, shown = describe(method), curves(method)
+    if as_json:
+        row["curves"] = [curve._asdict() for curve in shown]
+        print(json.dumps(row, indent=1, ensure_ascii=False))
+        return
+    console = Console(highlight=False)
+    rest = [row[k] for k in ("credit gradient", "tokens", "aggregation")]
+    console.print(f"[bold]{escape(method.name)}[/bold]: {escape(method.title)}")
+    console.print(escape(f"J = A · f(w) · c; f: {row['gate']}; c+ = {row['c+']}, c- = {row['c-']}"))
+    console.print(escape("; ".join(filter(None, rest))))
+    for title, text in (
+        ("rule", row["formula"]),
+        ("options", _options(method.options, SHARED)),
+        ("of every row", ", ".join(SHARED)),
+        ("constants", row["constants"]),
+        ("from", f"{row['reference']}{_address(row['reference'])}"),
+        ("differences", row["notes"]),
+    ):
+        if text:
+            console.print(f"  [bold]{title}[/bold]: {escape(text)}", soft_wrap=True)
+    for curve in shown:
+        console.print(f"\nwhat A is multiplied by, over {escape(curve.axis)}:")
+        for label, values in (("A > 0", curve.positive), ("A < 0", curve.nonpositive)):
+            ends = f"{min(values):.2f} to {max(values):.2f}"
+            console.print(f"  {label}  {curve.at[0]:g} {_bars(values)} {curve.at[-1]:g}   {ends}")
+
+
+def _options(options: Any, shared: Any) -> str:
+    return ", ".join(f"{k}={v}" for k, v in options.items() if k not in shared)
+
+
+def _address(reference: str) -> str:
+    found = re.search(r"arXiv:(\d{4}\.\d{5})", reference)
+    return f", https://arxiv.org/abs/{found.group(1)}" if found else ""
 
 
 def print_methods(as_json: bool) -> None:

@@ -180,7 +180,6 @@ def test_every_field_of_grpo_config_is_classed_once():
 WRONG = {
     "loss_type": "dapo",
     "importance_sampling_level": "sequence",
-    "delta": 4.0,
     "vespo_k_pos": 1.0,
     "vespo_lambda_pos": 1.0,
     "vespo_k_neg": 1.0,
@@ -221,8 +220,15 @@ def test_what_is_not_honoured_is_refused_with_a_reason(tmp_path, name):
 def test_defaults_are_accepted_and_every_method_configures(tmp_path):
     for method in METHODS:
         config = ACPOConfig(**options(tmp_path, method=method))
-        assert config.objective == METHODS[method]
-        assert config.scale_rewards == ("none" if method == "gtpo" else "group")
+        longest = {"max_length": 12} if method == "dr_grpo" else {}
+        assert config.objective == METHODS[method](**longest)
+        assert config.scale_rewards == ("none" if method in ("gtpo", "dr_grpo") else "group")
+
+
+def test_two_sided_clipping_is_an_option_of_rows_that_clip(tmp_path):
+    assert ACPOConfig(**options(tmp_path, method="dapo", delta=4.0)).objective.options["delta"] == 4
+    with pytest.raises(ACPOError, match=r"delta=4.0 is not an option of method 'acpo'"):
+        ACPOConfig(**options(tmp_path, delta=4.0))
 
 
 def test_precision_is_chosen_from_the_device_when_unset(tmp_path):

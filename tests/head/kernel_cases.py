@@ -15,7 +15,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NARROW = 3e-3 if DEVICE == "cuda" else 8e-3  # the interpreter truncates to bfloat16
 # Below, at and above a block; one that is no multiple of anything.
 VOCABS = (16, 300, 8192, 8200)
-LOCAL = [row for row in ROWS if not METHODS[row].sequence_level]
+WITHOUT_KERNEL = ["aspo", "kl_cov"]  # the coefficients of all such rows are torch's
+LOCAL = [row for row in ROWS[: ROWS.index("gmpo")] if not METHODS[row].sequence_level]
+LOCAL += WITHOUT_KERNEL
 
 
 CHUNK = 8 if DEVICE == "cuda" else 6  # the interpreter takes a row at a time
@@ -53,6 +55,7 @@ def terms_for(row, tokens, logp, **extra):
         ref_logp=logp + 0.2 * noise() if "beta" in extra else None,
         beta=extra.get("beta", 0.0),
         entropy_weights=noise() if extra.get("bonus") else None,
+        marks=(noise() > 0).float() if method.shaping.marks else None,
     )
 
 

@@ -14,9 +14,8 @@ from acpo.objectives import (
     aggregation_weights,
     dense_loss,
     stats_from_logits,
-    token_advantages,
 )
-from objectives.batches import EXTRAS, ROWS, random_batch
+from objectives.batches import EXTRAS, ROWS, random_batch, shaped_tokens
 
 HIDDEN, VOCAB = 13, 29
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -63,24 +62,16 @@ def flat_call(row, hidden, weight, batch, options, call=fused, **extra):
         tokens=batch["tokens"],
         temperature=batch["temperature"],
     )
-    advantages = token_advantages(
-        row,
-        advantages=batch["advantages"],
-        mask=batch["mask"],
-        entropy=stats.entropy,
-        old_entropy=batch["old_entropy"],
-        tokens=batch["tokens"],
-        group_size=batch["group_size"],
-        log_pmax=stats.log_pmax,
-        **options,
-    )
-    weights = aggregation_weights(row, batch["mask"], dtype=hidden.dtype)
+    shaped = shaped_tokens(row, batch, stats, **options)
+    if shaped.marks is not None:
+        extra = {"marks": shaped.marks.flatten(), **extra}
+    weights = aggregation_weights(METHODS[row](**options), batch["mask"], dtype=hidden.dtype)
     ids = torch.arange(hidden.shape[0], device=DEVICE)[:, None].expand_as(batch["tokens"])
     return call(
         hidden.flatten(0, 1),
         weight,
         batch["tokens"].flatten(),
-        advantages=advantages.flatten(),
+        advantages=shaped.advantages.flatten(),
         weights=weights.flatten(),
         method=row,
         temperature=batch["temperature"],
@@ -465,7 +456,7 @@ def test_statistics_may_be_written_into():
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("row", ["gspo", "gmpo"])
+@pytest.mark.parametrize("row", ["gmpo"])
 @pytest.mark.parametrize("column", ["advantages", "weights"])
 def test_one_ratio_per_sequence_takes_one_value_per_sequence(row, column):
     ids = torch.tensor([0, 0, 0, 1, 1, 1], device=DEVICE)
@@ -482,6 +473,27 @@ def test_one_ratio_per_sequence_takes_one_value_per_sequence(row, column):
     columns[column][1] = 0.5
     with pytest.raises(ACPOError, match=rf"differ within a sequence \(3 tokens\): method '{row}'"):
         fused(hidden, weight, **call, **columns)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row != "gmpo"])
+def test_advantages_per_token(row):
+    options = EXTRAS.get(row, {})
+    hidden, weight, batch = head_batch(3)
+    hidden.requires_grad_(), weight.requires_grad_()
+    noise = torch.randn(batch["mask"].shape, dtype=torch.float64).to(DEVICE)
+    batch["advantages"] = batch["advantages"][:, None] + noise
+    dense = dense_loss(row, logits=hidden @ weight.t(), **batch, **options)
+    out = flat_call(row, hidden, weight, batch, options)
+    torch.testing.assert_close(out.loss, dense)
+    torch.testing.assert_close(
+        gradients(out.loss, hidden, weight), gradients(dense, hidden, weight)
+    )
+
+
+def test_a_gate_that_reads_marks_asks_for_them():
+    tokens = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(ACPOError, match="marks is missing: the gate of method 'aspo'"):
+        TokenTerms(tokens, torch.ones(2), torch.ones(2), method="aspo")
 
 
 def test_the_terms_are_nothing_a_wrapper_can_open():

@@ -4,10 +4,31 @@ from typing import Any
 
 import torch
 
-from acpo.objectives import METHODS
+from acpo.objectives import METHODS, shape_tokens
 
 ROWS = list(METHODS)
-EXTRAS: dict[str, dict[str, Any]] = {"gtpo": {"initial_entropy": 1.0}, "gspo": {"epsilon": 0.3}}
+EXTRAS: dict[str, dict[str, Any]] = {
+    "gtpo": {"initial_entropy": 1.0},
+    "gspo": {"epsilon": 0.3},
+    "clip_cov": {"cov_share": 0.1, "cov_low": 0.1},
+    "kl_cov": {"cov_share": 0.1},
+    "dr_grpo": {"max_length": 9},
+}
+"""Options at which a row has something to do on a small batch."""
+SHAPED_BY = ("advantages", "mask", "old_entropy", "tokens", "group_size", "old_logp")
+SHAPED_BY += ("old_log_pmax",)
+
+
+def shaped_tokens(row: str, batch: dict[str, Any], stats: Any, **options: Any) -> Any:
+    """Advantages and marks of a batch, from the statistics of its current policy."""
+    return shape_tokens(
+        row,
+        entropy=stats.entropy,
+        log_pmax=stats.log_pmax,
+        logp=stats.logp,
+        **{name: batch[name] for name in SHAPED_BY},
+        **options,
+    )
 
 
 def random_batch(
@@ -48,6 +69,7 @@ def random_batch(
         "temperature": temperature,
         "group_size": group_size,
         "old_entropy": old_entropy,
+        "old_log_pmax": torch.log_softmax(logits / temperature, -1).amax(-1).maximum(old_logp),
     }
 
 

@@ -266,6 +266,7 @@ def loop_loss(
     group_size: int | None = None,
     old_entropy: Tensor | None = None,
     ref_logp: Tensor | None = None,
+    old_log_pmax: Tensor | None = None,
     **options: Any,
 ) -> Tensor:
     """Compute the loss of one method, token by token.
@@ -281,6 +282,7 @@ def loop_loss(
         group_size: Consecutive rows per prompt, for the two GTPO rows.
         old_entropy: Entropy of the rollout policy [B, T], for ``gtpo_entropy``.
         ref_logp: Log-probability under the reference policy [B, T], when ``beta`` is not 0.
+        old_log_pmax: Read by no row here.
         **options: Overrides of the method's defaults.
 
     Returns:

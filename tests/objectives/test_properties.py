@@ -15,12 +15,12 @@ from acpo.objectives import (
     token_objective,
 )
 from acpo.objectives.batch import entropy_maximum
-from objectives.batches import EXTRAS, ROWS, loss_and_gradient, random_batch
+from objectives.batches import EXTRAS, ROWS, loss_and_gradient, random_batch, shaped_tokens
 
 seeds = st.integers(0, 10_000)
 rows_of_table = st.sampled_from(ROWS)
 quick = settings(max_examples=60, deadline=None)
-PER_TOKEN = ("tokens", "old_logp", "mask", "old_entropy")
+PER_TOKEN = ("tokens", "old_logp", "mask", "old_entropy", "old_log_pmax")
 
 
 def options_of(row):
@@ -81,12 +81,7 @@ def test_micro_batches_change_nothing(seed, row, assignment):
     method = METHODS[row](**options)
     mask, tokens = batch["mask"], batch["tokens"]
     whole = stats_from_logits(logits=batch["logits"], tokens=tokens)
-    advantages = token_advantages(
-        method,
-        entropy=whole.entropy,
-        log_pmax=whole.log_pmax,
-        **{k: batch[k] for k in ("advantages", "mask", "old_entropy", "tokens", "group_size")},
-    )
+    shaped = shaped_tokens(method, batch, whole)
     entropy_max = entropy_maximum(method, whole.entropy, mask)
     logits = batch["logits"].clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
@@ -96,7 +91,8 @@ def test_micro_batches_change_nothing(seed, row, assignment):
             method,
             stats=stats_from_logits(logits=logits[rows], tokens=tokens[rows]),
             old_logp=batch["old_logp"][rows],
-            advantages=advantages[rows],
+            advantages=shaped.advantages[rows],
+            marks=None if shaped.marks is None else shaped.marks[rows],
             mask=mask[rows],
             entropy_max=entropy_max,
         )
@@ -128,6 +124,9 @@ def test_zero_advantage_is_exactly_zero_gradient(row):
     assert (gradient[:3] != 0).any()
     if row == "gtpo":
         assert (gradient[3:] != 0).any(), "GTPO's entropy term acts on every row"
+    elif row == "kl_cov":
+        moved = gradient[3:].abs().sum(-1) > 0
+        assert moved.sum() <= 2, "KL-Cov's penalty acts on few tokens, whatever their advantage"
     else:
         assert (gradient[3:] == 0).all()
 

@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-def trl_loss(batch, logits, *, ref_logp=None, beta=0.0, **settings):
+def trl_loss(batch, logits, *, ref_logp=None, beta=0.0, delta=None, **settings):
     """`GRPOTrainer._compute_loss` with the model's forward pass replaced by given logits."""
     stats = stats_from_logits(
         logits=logits, tokens=batch["tokens"], temperature=batch["temperature"]
@@ -51,13 +51,16 @@ def trl_loss(batch, logits, *, ref_logp=None, beta=0.0, **settings):
         "accelerator": accelerator,
         "model": SimpleNamespace(training=True),
         "args": SimpleNamespace(
-            delta=None,
+            delta=delta,
+            **{"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0},
+            **{"vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0},
             sapo_temperature_pos=1.0,
             sapo_temperature_neg=1.05,
             use_bias_correction_kl=False,
             steps_per_generation=1,
         ),
         "_metrics": {"train": defaultdict(list)},
+        "get_gamma_weights": trl.GRPOTrainer.get_gamma_weights,
         "_get_per_token_logps_and_entropies": lambda *_, **__: (stats.logp, stats.entropy, None),
     }
     trainer = SimpleNamespace(**{**defaults, "beta": beta, **settings})

@@ -25,7 +25,7 @@ from acpo.head.rows import RowStats, Sparsity, missing_sequence_mean, row_coeffi
 from acpo.head.statistics import token_stats
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats
-from acpo.objectives.gates import segment_mean
+from acpo.objectives.gates import GATES, segment_mean
 
 
 def fused_policy_loss(
@@ -87,7 +87,7 @@ def _usable(
     active = terms.active()
     broken = ~torch.isfinite(hidden.detach().sum(1, dtype=terms.row_weight().dtype))
     counted = [active, broken & active]
-    if terms.method.sequence_level:
+    if GATES[terms.method.gate].one_advantage:
         counted.append(terms.uneven())
     numbers = {name: x for name, x in terms.columns().items() if name != "sequence_ids"}
     n_active, n_broken, *uneven = check_values(

@@ -7,7 +7,7 @@ from acpo.head.lookup import LanguageModelHead
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, stats_from_logits
 from acpo.objectives.gates import SequenceMean
-from acpo.objectives.loss import evaluate_tokens, kl_penalty
+from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
 
 
 def reference_stats(
@@ -32,13 +32,13 @@ def reference_policy_loss(
     assert terms.weights is not None
     valid = terms.weights != 0
 
-    def sequence_mean(x: Tensor) -> Tensor:
+    def sequence_mean(x: Tensor, *, total: bool = False) -> Tensor:
         assert terms.sequence_ids is not None
-        mean = torch.zeros_like(x)
+        found = torch.zeros_like(x)
         for sequence in terms.sequence_ids.unique():
             members = (terms.sequence_ids == sequence) & valid
-            mean = torch.where(members, x[members].mean(), mean)
-        return mean
+            found = torch.where(members, x[members].sum() if total else x[members].mean(), found)
+        return found
 
     terms.stats = reference_stats(
         hidden, head, terms.tokens, temperature=terms.temperature, align_tol=terms.align_tol
@@ -60,8 +60,9 @@ def loss_from_stats(terms: TokenTerms, stats: TokenStats, sequence_mean: Sequenc
         advantages=terms.advantages,
         sequence_mean=sequence_mean,
         entropy_max=entropy_max,
+        marks=terms.marks,
     )
-    value = terms.advantages * gated.value * credit.value
+    value = objective_value(terms.advantages, gated, credit)
     if terms.beta:
         assert terms.ref_logp is not None
         kl = kl_penalty(stats.logp, terms.ref_logp)

@@ -119,7 +119,7 @@ class SparseGradient(NamedTuple):
     values: Tensor
 
 
-def missing_sequence_mean(x: Tensor) -> Tensor:
+def missing_sequence_mean(x: Tensor, *, total: bool = False) -> Tensor:
     raise AssertionError("a method that averages over sequences needs sequence_ids")
 
 
@@ -146,6 +146,7 @@ def row_coefficients(
         entropy_max=terms.entropy_max,
         ref_logp=terms.ref_logp,
         beta=terms.beta,
+        marks=terms.marks,
     )
     weights = torch.where(finite, terms.weights, 0.0)
     value, h = -weights * c.value, -weights * c.h

@@ -25,12 +25,13 @@ class TokenTerms:
         method: a row of `METHODS`.
         old_logp: `[N]` log-probabilities under the rollout policy; None if that is the current one.
         temperature: rollout temperature; the policy is softmax(logits / temperature).
-        sequence_ids: `[N]`, equal and consecutive for the tokens of a sequence (gspo, gmpo).
+        sequence_ids: `[N]`, equal and consecutive for the tokens of a sequence (gspo, gmpo, vespo).
         entropy_max: H_max of the Shannon rows; the largest of these tokens unless given.
         ref_logp: `[N]` log-probabilities under the reference policy, for `beta`.
         beta: weight of the KL penalty.
         corrects_kl: multiply the KL estimate by the importance ratio.
         entropy_weights: `[N]` weights of an entropy bonus, normaliser folded in.
+        marks: `[N]`, what the row's shaping left for its gate (`shape_tokens`).
         **options: the method's options.
 
     Attributes:
@@ -41,7 +42,10 @@ class TokenTerms:
         nonfinite: how many tokens with a gradient had non-finite logits; they were left out.
     """
 
-    COLUMNS = ("advantages", "weights", "old_logp", "sequence_ids", "ref_logp", "entropy_weights")
+    COLUMNS = (
+        *("advantages", "weights", "old_logp", "sequence_ids", "ref_logp"),
+        *("entropy_weights", "marks"),
+    )
 
     states: Tensor | None = None
     loss: Tensor
@@ -64,6 +68,7 @@ class TokenTerms:
         beta: float = 0.0,
         corrects_kl: bool = False,
         entropy_weights: Tensor | None = None,
+        marks: Tensor | None = None,
         **options: Any,
     ) -> None:
         self.method = get_method(method, **options)
@@ -71,7 +76,12 @@ class TokenTerms:
         self.advantages, self.weights, self.old_logp = advantages, weights, old_logp
         self.sequence_ids, self.entropy_max = sequence_ids, entropy_max
         self.ref_logp, self.beta, self.corrects_kl = ref_logp, beta, corrects_kl
-        self.entropy_weights = entropy_weights
+        self.entropy_weights, self.marks = entropy_weights, marks
+        if self.method.shaping.marks and advantages is not None and marks is None:
+            raise ACPOError(
+                f"marks is missing: the gate of method {self.method.name!r} reads them; pass those "
+                "of shape_tokens with its advantages"
+            )
         if beta and ref_logp is None:
             raise ACPOError(
                 f"ref_logp is missing: beta={beta} needs the reference policy's log-probs"
@@ -130,7 +140,10 @@ class TokenTerms:
         assert self.weights is not None and self.advantages is not None
         live = self.weights != 0
         if not self.beta:
-            live = live & (self.advantages != 0)
+            moved = self.advantages != 0
+            if self.method.shaping.acts_alone and self.marks is not None:
+                moved = moved | (self.marks != 0)
+            live = live & moved
         if self.entropy_weights is not None:
             live = live | (self.entropy_weights != 0)
         return live

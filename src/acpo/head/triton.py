@@ -16,10 +16,19 @@ from acpo.head.kernels.sparse import (
     selected_gradient_kernel,
 )
 from acpo.head.projection import Projection
-from acpo.head.rows import RowCoefficients, RowStats, RowSums, SparseGradient, Sparsity
+from acpo.head.rows import (
+    RowCoefficients,
+    RowStats,
+    RowSums,
+    SparseGradient,
+    Sparsity,
+    row_coefficients,
+)
 from acpo.head.terms import TokenTerms
+from acpo.objectives import Method
 
 COLUMN_ALIGNMENT = 128
+KERNEL_GATES = ("soft", "clip", "capped_reinforce", "ratio")
 
 
 class Scaling(NamedTuple):
@@ -75,7 +84,14 @@ def policy_gradient(
     dtype: torch.dtype,
     sparsity: Sparsity | None = None,
 ) -> tuple[RowCoefficients, Tensor | SparseGradient]:
-    """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`."""
+    """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`.
+
+    A gate without a kernel of its own has its coefficients made by torch, between two launches.
+    """
+    if not _has_kernel(terms.method):
+        statistics(raw, terms.tokens, projection, terms.align_tol, out)
+        c = row_coefficients(out, terms)
+        return c, gradient(raw, terms.tokens, projection, out, c, dtype, sparsity)
     c = RowCoefficients(*(torch.empty_like(out.logp) for _ in range(4)))
     stages = Stages(
         statistics=True,
@@ -88,6 +104,11 @@ def policy_gradient(
     if sparsity is None:
         return c, target
     return c, _select(raw, terms.tokens, projection, out, c, dtype, sparsity)
+
+
+def _has_kernel(method: Method) -> bool:
+    """Whether the row kernel computes the method's gate (kernels/policy.py)."""
+    return method.gate in KERNEL_GATES and method.options.get("delta") is None
 
 
 def gradient(

@@ -1,7 +1,7 @@
 """The paper's maths: advantages, gates, credit, and the table of methods. Needs only torch."""
 
 from acpo.objectives.advantages import group_advantages
-from acpo.objectives.batch import token_advantages
+from acpo.objectives.batch import shape_tokens, token_advantages
 from acpo.objectives.credit import CreditRule, credit_multipliers
 from acpo.objectives.dense import dense_loss, logit_gradient
 from acpo.objectives.loss import (
@@ -11,14 +11,16 @@ from acpo.objectives.loss import (
     token_coefficients,
     token_objective,
 )
-from acpo.objectives.methods import METHODS, Method, get_method
-from acpo.objectives.shaping import Shaping
+from acpo.objectives.method import Method
+from acpo.objectives.methods import METHODS, get_method
+from acpo.objectives.shaping import Shaped, Shaping
 from acpo.objectives.tokens import TokenStats, stats_from_logits
 
 __all__ = [
     "METHODS",
     "CreditRule",
     "Method",
+    "Shaped",
     "Shaping",
     "TokenCoefficients",
     "TokenObjective",
@@ -29,6 +31,7 @@ __all__ = [
     "get_method",
     "group_advantages",
     "logit_gradient",
+    "shape_tokens",
     "stats_from_logits",
     "token_advantages",
     "token_coefficients",

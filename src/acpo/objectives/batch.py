@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.methods import Method, get_method
-from acpo.objectives.shaping import Alone, Groups, Reducer, Sequences
+from acpo.objectives.gates import GATES
+from acpo.objectives.method import Method, entropy_maximum
+from acpo.objectives.methods import get_method
+from acpo.objectives.shaping import Alone, Groups, Sequences, Shaped
 from acpo.objectives.tokens import TokenStats
+
+STATISTICS = ("entropy", "log_pmax", "logp")
 
 
 class Batch(NamedTuple):
@@ -21,10 +25,13 @@ class Batch(NamedTuple):
     mask: Tensor
     ref_logp: Tensor | None
     entropy_max: Tensor | float | None
+    marks: Tensor | None = None
 
-    def sequence_mean(self, x: Tensor) -> Tensor:
-        length = self.mask.sum(1, keepdim=True).clamp_min(1)
-        return (torch.where(self.mask, x, 0.0).sum(1, keepdim=True) / length).expand_as(x)
+    def sequence_mean(self, x: Tensor, *, total: bool = False) -> Tensor:
+        sums = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
+        if not total:
+            sums = sums / self.mask.sum(1, keepdim=True).clamp_min(1)
+        return sums.expand_as(x)
 
 
 def prepare_batch(
@@ -41,7 +48,11 @@ def prepare_batch(
     beta: float,
     entropy_max: Tensor | float | None,
     options: dict[str, Any],
+    shaped: bool = False,
+    marks: Tensor | None = None,
+    old_log_pmax: Tensor | None = None,
 ) -> Batch:
+    """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     method = get_method(method, **options)
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
@@ -49,16 +60,21 @@ def prepare_batch(
     mask = mask.bool()
     dtype = stats.logp.dtype
     advantages = advantages.to(dtype)
-    if advantages.dim() == 1:
-        advantages = token_advantages(
+    if not shaped:
+        known = {"tokens": tokens, "old_entropy": old_entropy, "old_logp": old_logp}
+        advantages, _, marks = shape_tokens(
             method,
             advantages=advantages,
             mask=mask,
-            entropy=stats.entropy,
-            old_entropy=old_entropy,
-            tokens=tokens,
             group_size=group_size,
-            log_pmax=stats.log_pmax,
+            **{name: getattr(stats, name) for name in STATISTICS},
+            **known,
+            old_log_pmax=old_log_pmax,
+        )
+    elif method.shaping.marks and marks is None:
+        raise ACPOError(
+            f"marks is missing: the gate of method {method.name!r} reads them; pass those of "
+            "shape_tokens with its advantages"
         )
 
     def valid(x: Tensor) -> Tensor:
@@ -77,10 +93,16 @@ def prepare_batch(
         mask,
         None if ref_logp is None else valid(ref_logp),
         entropy_max,
+        None if marks is None else valid(marks),
     )
 
 
-def token_advantages(
+def token_advantages(method: str | Method, **batch: Any) -> Tensor:
+    """One advantage per token, `[B, T]`; arguments as in `shape_tokens`."""
+    return shape_tokens(method, **batch).advantages
+
+
+def shape_tokens(
     method: str | Method,
     *,
     advantages: Tensor,
@@ -90,29 +112,37 @@ def token_advantages(
     tokens: Tensor | None = None,
     group_size: int | None = None,
     log_pmax: Tensor | None = None,
+    logp: Tensor | None = None,
+    old_logp: Tensor | None = None,
+    old_log_pmax: Tensor | None = None,
     **options: Any,
-) -> Tensor:
-    """One advantage per token, `[B, T]`, from one per sequence, `[B]`.
+) -> Shaped:
+    """Advantages and marks per token, `[B, T]`, from one advantage per sequence or per token.
 
     This is the only step that looks across sequences. Call it on the whole mini-batch; its result
     may be split into micro-batches in any way.
 
     Args:
         method: a row of `METHODS`.
-        advantages: `[B]`, groups consecutive.
+        advantages: `[B]`, groups consecutive; or `[B, T]`, from a process reward for instance.
         mask: `[B, T]`, true at valid completion tokens.
-        entropy: `[B, T]` under the current policy (8020, gtpo).
+        entropy: `[B, T]` under the current policy.
         old_entropy: `[B, T]` under the rollout policy (gtpo_entropy).
-        tokens: `[B, T]` sampled ids (gtpo).
-        group_size: completions per prompt (gtpo, gtpo_entropy).
-        log_pmax: `[B, T]` log-probability of the current policy's mode (balanced rows).
+        tokens: `[B, T]` sampled ids (gtpo, clip_cov).
+        group_size: completions per prompt (gtpo, gtpo_entropy, score_baseline).
+        log_pmax: `[B, T]` log-probability of the current policy's mode.
+        logp: `[B, T]` log-probability of the sampled token under the current policy.
+        old_logp: the same under the rollout policy (clip_cov, score_baseline).
+        old_log_pmax: `[B, T]` log-probability of the rollout policy's mode (score_baseline).
         **options: the method's options.
     """
     method = get_method(method, **options)
     shaping, mask = method.shaping, mask.bool()
-    given = {"entropy": entropy, "log_pmax": log_pmax, "tokens": tokens, "old_entropy": old_entropy}
-    for name in (*shaping.needs, *shaping.group_needs):
-        if given[name] is None:
+    current = {"entropy": entropy, "log_pmax": log_pmax, "logp": logp}
+    rollout = {"tokens": tokens, "old_entropy": old_entropy}
+    rollout |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
+    for name in (*method.needs, *shaping.group_needs):
+        if (current | rollout)[name] is None:
             raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
     column = None
     if shaping.group_needs:
@@ -122,11 +152,11 @@ def token_advantages(
             raise ACPOError(
                 f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
             )
-        column = shaping.of_group(
-            Groups(advantages, mask, group_size, method.options, tokens, old_entropy)
-        )
-    batch = sequences(method, advantages, mask, entropy=entropy, log_pmax=log_pmax, group=column)
-    return shaping.shape(batch, Alone()).advantages
+        column = shaping.of_group(Groups(advantages, mask, group_size, method.options, **rollout))
+    batch = sequences(
+        method, advantages, mask, group=column, old_logp=old_logp, tokens=tokens, **current
+    )
+    return method.shape(batch, Alone())
 
 
 def sequences(
@@ -134,33 +164,34 @@ def sequences(
     advantages: Tensor,
     mask: Tensor,
     *,
-    entropy: Tensor | None = None,
-    log_pmax: Tensor | None = None,
     group: Tensor | None = None,
+    tokens: Tensor | None = None,
+    **statistics: Tensor | None,
 ) -> Sequences:
     """A mini-batch as the method's shaping reads it: statistics constant under differentiation."""
+    one = GATES[method.gate].one_advantage
+    if one and advantages.dim() == 2 and bool((_spread_within(advantages, mask) > 1e-5).any()):
+        raise ACPOError(
+            f"advantages differ within a sequence: method {method.name!r} has one ratio per "
+            "sequence and takes one advantage for it"
+        )
+    detached = {name: None if x is None else x.detach() for name, x in statistics.items()}
     return Sequences(
         advantages,
         mask,
         method.credit,
         method.options,
-        entropy=None if entropy is None else entropy.detach(),
-        log_pmax=None if log_pmax is None else log_pmax.detach(),
         group=group,
+        tokens=tokens,
+        **detached,
     )
 
 
-def entropy_maximum(
-    method: Method, entropy: Tensor, mask: Tensor, reduce: Reducer | None = None
-) -> Tensor | float | None:
-    """H_max of the Shannon rows: the option's number, or the mini-batch's (detached) maximum."""
-    norm = method.options.get("entropy_norm")
-    if norm is None:
-        return None
-    if not isinstance(norm, str):
-        return float(norm)
-    highest = torch.where(mask, entropy.detach(), 0.0).amax()
-    return (reduce or Alone()).maximum(highest).clamp_min(1e-8)
+def _spread_within(advantages: Tensor, mask: Tensor) -> Tensor:
+    """How far the advantages of a sequence lie apart, relative to the largest."""
+    low = advantages.masked_fill(~mask, torch.inf).amin(1)
+    high = advantages.masked_fill(~mask, -torch.inf).amax(1)
+    return torch.where(mask.any(1), (high - low) / high.abs().maximum(low.abs()), 0.0).nan_to_num()
 
 
 def _check_batch(

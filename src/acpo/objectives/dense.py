@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.batch import prepare_batch
-from acpo.objectives.loss import aggregation_weights, token_coefficients, token_objective
-from acpo.objectives.methods import Method, get_method
+from acpo.objectives.batch import Batch, prepare_batch
+from acpo.objectives.loss import aggregation_weights, batch_objective, token_coefficients
+from acpo.objectives.method import Method
+from acpo.objectives.methods import get_method
 from acpo.objectives.tokens import TokenStats, scaled_log_probs, stats_from_logits
 
 
@@ -21,32 +22,28 @@ def dense_loss(
     advantages: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
-    group_size: int | None = None,
-    old_entropy: Tensor | None = None,
-    ref_logp: Tensor | None = None,
     beta: float = 0.0,
-    **options: Any,
+    **rest: Any,
 ) -> Tensor:
     """The loss by plain autograd from `[B, T, V]` logits: the definition, slow and obvious.
 
-    Arguments as in `token_objective`; `advantages` is `[B]` with groups in consecutive rows.
+    Arguments as in `token_objective`, with the whole mini-batch in them: `advantages` is `[B]` with
+    groups in consecutive rows, or `[B, T]` from outside, which the row shapes like any other.
     """
-    method = get_method(method, **options)
-    stats = _dense_stats(method, logits, tokens, mask, temperature)
-    objective = token_objective(
+    method, batch = _dense_batch(
         method,
-        stats=stats,
+        logits=logits,
+        tokens=tokens,
+        mask=mask,
+        temperature=temperature,
         old_logp=old_logp,
         advantages=advantages,
-        mask=mask,
-        tokens=tokens,
-        group_size=group_size,
-        old_entropy=old_entropy,
-        ref_logp=ref_logp,
         beta=beta,
+        **rest,
     )
-    weights = aggregation_weights(method, mask, dtype=objective.value.dtype)
-    return -(weights * objective.value).sum()
+    value = batch_objective(batch, beta).value
+    weights = aggregation_weights(method, mask, dtype=value.dtype)
+    return -(weights * value).sum()
 
 
 def logit_gradient(
@@ -58,31 +55,23 @@ def logit_gradient(
     advantages: Tensor,
     mask: Tensor,
     temperature: float = 1.0,
-    group_size: int | None = None,
-    old_entropy: Tensor | None = None,
-    ref_logp: Tensor | None = None,
     beta: float = 0.0,
-    **options: Any,
+    **rest: Any,
 ) -> Tensor:
     """∂ dense_loss / ∂ logits, `[B, T, V]`, in closed form. Arguments as in `dense_loss`."""
-    method = get_method(method, **options)
     with torch.no_grad():
-        stats = _dense_stats(method, logits, tokens, mask, temperature)
-        tokens = torch.where(mask.bool(), tokens, 0)
-        batch = prepare_batch(
+        method, batch = _dense_batch(
             method,
-            stats=stats,
+            logits=logits,
+            tokens=tokens,
+            mask=mask,
+            temperature=temperature,
             old_logp=old_logp,
             advantages=advantages,
-            mask=mask,
-            tokens=tokens,
-            group_size=group_size,
-            old_entropy=old_entropy,
-            ref_logp=ref_logp,
             beta=beta,
-            entropy_max=None,
-            options={},
+            **rest,
         )
+        tokens = torch.where(mask.bool(), tokens, 0)
         c = token_coefficients(
             method,
             stats=batch.stats,
@@ -92,17 +81,42 @@ def logit_gradient(
             entropy_max=batch.entropy_max,
             ref_logp=batch.ref_logp,
             beta=beta,
+            marks=batch.marks,
         )
         log_p = scaled_log_probs(logits, temperature)
         p = log_p.exp()
         mode = torch.where(batch.stats.is_mode, tokens, log_p.argmax(-1))
         bm = c.b * batch.stats.log_pmax.exp()
         gradient = -(c.a + bm)[..., None] * p
-        gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + stats.entropy[..., None])
+        entropy = batch.stats.entropy[..., None]
+        gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + entropy)
         gradient.scatter_add_(-1, tokens[..., None], c.a[..., None])
         gradient.scatter_add_(-1, mode[..., None], bm[..., None])
         weights = aggregation_weights(method, mask, dtype=gradient.dtype)[..., None]
         return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
+
+
+_INPUTS = ("group_size", "old_entropy", "old_log_pmax", "ref_logp")
+
+
+def _dense_batch(
+    method: str | Method,
+    *,
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    temperature: float,
+    **rest: Any,
+) -> tuple[Method, Batch]:
+    """The row with its options, and the mini-batch as it reads it."""
+    inputs = {name: rest.pop(name, None) for name in _INPUTS}
+    inputs |= {name: rest.pop(name) for name in ("old_logp", "advantages", "beta")}
+    method = get_method(method, **rest)
+    stats = _dense_stats(method, logits, tokens, mask, temperature)
+    batch = prepare_batch(
+        method, stats=stats, mask=mask, tokens=tokens, entropy_max=None, options={}, **inputs
+    )
+    return method, batch
 
 
 def _dense_stats(

@@ -4,8 +4,9 @@ Every objective is A · f(w) · c. A gate gives f, differentiable in log π(y), 
 slope ∂f/∂log π(y), which the fused head uses instead of autograd.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from acpo.objectives.tokens import select
 
 MAX_LOG_RATIO = 20.0
 
-SequenceMean = Callable[[Tensor], Tensor]
-"""Mean over the valid tokens of each sequence, broadcast back to every token."""
+
+class SequenceMean(Protocol):
+    """Mean over the valid tokens of each sequence (or their sum), broadcast back to every token."""
+
+    def __call__(self, x: Tensor, *, total: bool = False) -> Tensor: ...
 
 
 def segment_mean(ids: Tensor, valid: Tensor | None = None) -> SequenceMean:
@@ -24,14 +28,16 @@ def segment_mean(ids: Tensor, valid: Tensor | None = None) -> SequenceMean:
     Sums run in order, so that repeated runs give the same bits.
     """
 
-    def mean(x: Tensor) -> Tensor:
+    def mean(x: Tensor, *, total: bool = False) -> Tensor:
         if x.numel() == 0:
             return x
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         _, lengths = ids.unique_consecutive(return_counts=True)
-        total = torch.segment_reduce(torch.where(counted, x, 0.0), "sum", lengths=lengths)
-        count = torch.segment_reduce(counted.to(x.dtype), "sum", lengths=lengths)
-        return (total / count.clamp_min(1)).repeat_interleave(lengths)
+        sums = torch.segment_reduce(torch.where(counted, x, 0.0), "sum", lengths=lengths)
+        if not total:
+            count = torch.segment_reduce(counted.to(x.dtype), "sum", lengths=lengths)
+            sums = sums / count.clamp_min(1)
+        return sums.repeat_interleave(lengths)
 
     return mean
 
@@ -43,21 +49,42 @@ class Gated(NamedTuple):
         value: f, differentiable in logp.
         slope: ∂f/∂logp. For the sequence-level gates, |y| times it: the token's share.
         saturated: where the gate clips, caps, or leaves less than a tenth of the gradient.
+        penalty: what is taken from A · f · c whatever the advantage, differentiable in logp.
+        penalty_slope: ∂penalty/∂logp.
     """
 
     value: Tensor
     slope: Tensor
     saturated: Tensor
+    penalty: Tensor | None = None
+    penalty_slope: Tensor | None = None
 
 
 class GateInputs(NamedTuple):
-    """What a gate may read. `positive` is A > 0, per token."""
+    """What a gate may read, per token.
+
+    Attributes:
+        logp, old_logp: log-probabilities of the sampled token.
+        advantages: A, after shaping.
+        sequence_mean: averages over sequences.
+        options: the method's.
+        marks: what the row's shaping left for its gate.
+    """
 
     logp: Tensor
     old_logp: Tensor
-    positive: Tensor
+    advantages: Tensor
     sequence_mean: SequenceMean
     options: Mapping[str, Any]
+    marks: Tensor | None = None
+
+    @property
+    def positive(self) -> Tensor:
+        return self.advantages > 0
+
+    def number(self, option: str) -> float:
+        """The value of an option."""
+        return float(self.options[option])
 
 
 def log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
@@ -89,29 +116,26 @@ def ratio_clip(gate: GateInputs) -> Gated:
     """GRPO, DAPO: min(wA, clip(w, 1 - ε, 1 + ε_high)A) / A."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp()
     clipped, bound = _clip(ratio, gate)
-    return Gated(
-        torch.where(clipped, bound, ratio),
-        torch.where(clipped, 0.0, _ratio_slope(gate)),
-        clipped,
-    )
+    return _stopped(ratio, _ratio_slope(gate), clipped, bound)
 
 
 def sequence_clip(gate: GateInputs) -> Gated:
-    """GSPO: the clipped geometric-mean ratio of the whole sequence, in token form."""
-    mean = gate.sequence_mean(log_ratio(gate.logp, gate.old_logp))
-    ratio = mean.exp()
+    """GSPO: the clipped geometric-mean ratio s of the whole sequence, in token form.
+
+    sg[s] π(y) / sg[π(y)]: with one advantage per sequence the gradient of s itself, and with one
+    per token the paper's GSPO-token.
+    """
+    ratio = gate.sequence_mean(log_ratio(gate.logp, gate.old_logp).detach()).exp()
     clipped, bound = _clip(ratio, gate)
-    return Gated(
-        torch.where(clipped, bound, ratio),
-        torch.where(clipped, 0.0, ratio.detach() * _in_range(gate)),
-        clipped,
-    )
+    inside = _in_range(gate).to(ratio.dtype)
+    moving = ratio * (1 + inside * (gate.logp - gate.logp.detach()))
+    return _stopped(moving, ratio * inside, clipped, bound)
 
 
 def geometric_clip(gate: GateInputs) -> Gated:
     """GMPO: log ratios clipped one-sidedly per token, then the geometric mean over the sequence."""
     logr = log_ratio(gate.logp, gate.old_logp)
-    low, high = -float(gate.options["epsilon"]), float(gate.options["epsilon_high"])
+    low, high = -gate.number("epsilon"), gate.number("epsilon_high")
     clipped = torch.where(gate.positive, logr > high, logr < low)
     bound = select(gate.positive, high, low, logr.dtype)
     ratio = gate.sequence_mean(torch.where(clipped, bound, logr)).exp()
@@ -122,9 +146,8 @@ def geometric_clip(gate: GateInputs) -> Gated:
 def capped_reinforce(gate: GateInputs) -> Gated:
     """CISPO: sg[min(w, ε_high)] · log π(y)."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
-    cap = float(gate.options["epsilon_high"])
-    weight = ratio.clamp(max=cap)
-    return Gated(weight * gate.logp, weight, ratio > cap)
+    cap = gate.number("epsilon_high")
+    return _reinforce(ratio.clamp(max=cap), gate, ratio > cap)
 
 
 def plain_ratio(gate: GateInputs) -> Gated:
@@ -133,22 +156,222 @@ def plain_ratio(gate: GateInputs) -> Gated:
     return Gated(ratio, _ratio_slope(gate), torch.zeros_like(gate.positive))
 
 
+def penalised_ratio(gate: GateInputs) -> Gated:
+    """KL-Cov: w itself; where marked, the mark times |log w| is taken away.
+
+    A distance within rounding counts as 0: its sign, the penalty's whole gradient, would be chance.
+    """
+    assert gate.marks is not None
+    distance = gate.logp - gate.old_logp
+    distance = torch.where(distance.detach().abs() > 1e-5, distance, 0.0)
+    return plain_ratio(gate)._replace(
+        penalty=gate.marks * distance.abs(), penalty_slope=gate.marks * distance.detach().sign()
+    )
+
+
+def likelihood_weighted_clip(gate: GateInputs) -> Gated:
+    """Advantage Reweighting: the clipped ratio times α π_old(y) + 1 - α."""
+    alpha = gate.number("alpha")
+    return _scaled(ratio_clip(gate), alpha * gate.old_logp.exp() + (1 - alpha))
+
+
+def dynamic_clip(gate: GateInputs) -> Gated:
+    """DCPO: bounds that widen as π_old(y) falls; solutions of |w - 1| w π_old(y) = ε."""
+    ratio, rarity = log_ratio(gate.logp, gate.old_logp).exp(), 4 * (-gate.old_logp).exp()
+    low = (1 + (1 - gate.number("epsilon") * rarity).clamp_min(0.0).sqrt()) / 2
+    high = (1 + (1 + gate.number("epsilon_high") * rarity).sqrt()) / 2
+    clipped, bound = _outside(ratio, gate, low, high.clamp(max=gate.number("ratio_cap")))
+    return _stopped(ratio, _ratio_slope(gate), clipped, bound)
+
+
+def gradient_keeping_clip(gate: GateInputs) -> Gated:
+    """CE-GPPO: outside the clip range β (1 ∓ ε) π(y) / sg[π(y)], so that gradient goes on.
+
+    β is `beta_low` below the range (A < 0), `beta_high` above it. Where A <= 0, w is bounded by
+    `ratio_cap`.
+    """
+    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    clipped, bound = _clip(ratio, gate)
+    kept = bound * select(
+        gate.positive, gate.number("beta_high"), gate.number("beta_low"), bound.dtype
+    )
+    cap = gate.number("ratio_cap")
+    capped = ~gate.positive & (ratio > cap).detach()
+    value = torch.where(clipped, kept * _moving_one(gate), ratio)
+    slope = torch.where(clipped, kept, _ratio_slope(gate))
+    return _stopped(value, slope, capped, torch.full_like(slope, cap))._replace(
+        saturated=clipped | capped
+    )
+
+
+def flipped_ratio(gate: GateInputs) -> Gated:
+    """ASPO: sg[min(1/w, cap)] where A > 0, sg[min(w, cap)] elsewhere, times π(y) / sg[π(y)].
+
+    No gradient beyond 1 ± ε, with `epsilon_uncertain` for ε at the marked tokens.
+    """
+    assert gate.marks is not None
+    ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
+    sure, unsure = gate.number("epsilon"), gate.number("epsilon_uncertain")
+    epsilon = select(gate.marks > 0, unsure, sure, ratio.dtype)
+    weight = torch.where(gate.positive, 1 / ratio, ratio).clamp(max=gate.number("ratio_cap"))
+    clipped, bound = _outside(ratio, gate, 1 - epsilon, 1 + epsilon)
+    stopped = torch.where(gate.positive, 1 / bound, bound)
+    return _stopped(weight * _moving_one(gate), weight, clipped, stopped)
+
+
+def variance_gate(gate: GateInputs) -> Gated:
+    """MASPO: w sg[exp(-(w - 1)² / 2σ²)] where w has moved the way A pushes it, w elsewhere.
+
+    σ grows with the rarity of the token and, gently, with A.
+    """
+    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    base, tilt = gate.number("sigma"), gate.number("beta_sigma") * gate.advantages
+    width = (base * (-gate.number("alpha") * gate.old_logp).exp()).clamp(base, 10.0)
+    tilt = torch.where(gate.positive, 1 + tilt, 1 / (1 - tilt.clamp(max=0.0)))
+    width = width * tilt.clamp(0.1, 10.0)
+    beyond = torch.where(gate.positive, ratio > 1, ratio < 1).detach()
+    fading = (-((ratio - 1) / width).square() / 2).exp().detach()
+    fading = torch.where(beyond, fading, 1.0)
+    return Gated(ratio * fading, _ratio_slope(gate) * fading, fading < 0.1)
+
+
+def total_variation_mask(gate: GateInputs) -> Gated:
+    """DPPO-TV: sg[min(w, cap)] log π(y), unless π(y) - π_old(y) has left [-ε, ε_high]."""
+    moved = (gate.logp.exp() - gate.old_logp.exp()).detach()
+    high, low = gate.number("epsilon_high"), gate.number("epsilon")
+    return _masked_reinforce(gate, torch.where(gate.positive, moved > high, moved < -low))
+
+
+def binary_divergence_mask(gate: GateInputs) -> Gated:
+    """DPPO-KL: as DPPO-TV, with KL(π_old(y) || π(y)) of the token against all others."""
+    tiny = 1e-8
+    p, q = gate.logp.exp().detach(), gate.old_logp.exp()
+    others = (1 - q) * ((1 - q + tiny) / (1 - p + tiny)).log()
+    divergence = q * (gate.old_logp - gate.logp.detach()) + others
+    limit = select(
+        gate.positive, gate.number("epsilon_high"), gate.number("epsilon"), divergence.dtype
+    )
+    away = torch.where(gate.positive, p > q, p < q)
+    return _masked_reinforce(gate, (divergence > limit) & away)
+
+
+def gamma_weight(gate: GateInputs) -> Gated:
+    """VESPO: sg[φ(W)] log π(y), φ(W) = e^λ W^k e^(-λW), W the ratio of the whole sequence."""
+    total = gate.sequence_mean(log_ratio(gate.logp, gate.old_logp).detach(), total=True)
+    log_w = total.clamp(math.log(1e-8), MAX_LOG_RATIO)
+    k, rate = (
+        select(gate.positive, gate.number(f"{name}_pos"), gate.number(f"{name}_neg"), log_w.dtype)
+        for name in ("k", "lambda")
+    )
+    weight = (rate + k * log_w - rate * log_w.exp()).exp()
+    return _reinforce(weight, gate, weight < 0.1)
+
+
+def entropy_adaptive_clip(gate: GateInputs) -> Gated:
+    """HAPO: bounds and weight follow the mark ĥ in [-1, 1], how uncertain the token is.
+
+    Sure tokens (ĥ <= 0) may fall further, unsure ones rise further. The advantage is multiplied
+    by 1 + β ĥ: of unsure tokens once w has left half the range, of sure ones before it does.
+    """
+    assert gate.marks is not None
+    ratio, h = log_ratio(gate.logp, gate.old_logp).exp(), gate.marks
+    epsilon, high = gate.number("epsilon"), gate.number("epsilon_high")
+    alpha = gate.number("alpha")
+    clipped, bound = _outside(
+        ratio, gate, 1 - epsilon * (1 - alpha * h.clamp(max=0)), 1 + high * (1 + alpha * h.clamp(0))
+    )
+    inner = ((ratio > 1 - epsilon / 2) & (ratio < 1 + high / 2)).detach()
+    weight = 1 + gate.number("beta_entropy") * torch.where(inner == (h <= 0), h, 0.0)
+    return _scaled(_stopped(ratio, _ratio_slope(gate), clipped, bound), weight)
+
+
+def _reinforce(weight: Tensor, gate: GateInputs, saturated: Tensor) -> Gated:
+    """weight · log π(y)."""
+    return Gated(weight * gate.logp, weight, saturated)
+
+
+def _masked_reinforce(gate: GateInputs, outside: Tensor) -> Gated:
+    ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
+    cap = gate.number("ratio_cap")
+    return _reinforce(ratio.clamp(max=cap).masked_fill(outside, 0.0), gate, outside | (ratio > cap))
+
+
+def _scaled(gated: Gated, weight: Tensor) -> Gated:
+    """A gate times a constant."""
+    return gated._replace(value=gated.value * weight, slope=gated.slope * weight)
+
+
+def _stopped(value: Tensor, slope: Tensor, clipped: Tensor, bound: Tensor) -> Gated:
+    """A gate that is constant where clipped."""
+    return Gated(
+        torch.where(clipped, bound, value), torch.where(clipped, 0.0, slope.detach()), clipped
+    )
+
+
 def _clip(ratio: Tensor, gate: GateInputs) -> tuple[Tensor, Tensor]:
-    high = 1 + float(gate.options["epsilon_high"])
-    low = 1 - float(gate.options["epsilon"])
+    """Where PPO's clip, and TRL's bound `delta` on w of bad answers, stop the gradient."""
+    high, low = 1 + gate.number("epsilon_high"), 1 - gate.number("epsilon")
+    clipped, bound = _outside(ratio, gate, ratio.new_full((), low), ratio.new_full((), high))
+    delta = gate.options.get("delta")
+    if delta is None:
+        return clipped, bound
+    above = ~gate.positive & (ratio > float(delta)).detach()
+    return clipped | above, bound.masked_fill(above, float(delta))
+
+
+def _outside(ratio: Tensor, gate: GateInputs, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Where w is above `high` (A > 0) or below `low` (A <= 0), and the bound there."""
     clipped = torch.where(gate.positive, ratio > high, ratio < low).detach()
-    return clipped, select(gate.positive, high, low, ratio.dtype)
+    return clipped, torch.where(gate.positive, high, low).expand_as(ratio)
+
+
+def _moving_one(gate: GateInputs) -> Tensor:
+    """π(y) / sg[π(y)]: 1, with the gradient of log π(y)."""
+    return 1 + gate.logp - gate.logp.detach()
 
 
 def _in_range(gate: GateInputs) -> Tensor:
     return (gate.logp - gate.old_logp).detach().abs() <= MAX_LOG_RATIO
 
 
-GATES: dict[str, Callable[[GateInputs], Gated]] = {
-    "soft": soft_gate,
-    "clip": ratio_clip,
-    "sequence_clip": sequence_clip,
-    "geometric_clip": geometric_clip,
-    "capped_reinforce": capped_reinforce,
-    "ratio": plain_ratio,
+class RatioGate(NamedTuple):
+    """A gate as the table of methods names it.
+
+    Attributes:
+        apply: f and its slope.
+        title: in a few words.
+        averages: whether it looks at the other tokens of the sequence.
+        one_advantage: whether it takes one advantage per sequence only.
+    """
+
+    apply: Callable[[GateInputs], Gated]
+    title: str
+    averages: bool = False
+    one_advantage: bool = False
+
+
+GATES: dict[str, RatioGate] = {
+    "soft": RatioGate(soft_gate, "soft gate (4/τ)σ(τ(w-1))"),
+    "clip": RatioGate(ratio_clip, "ratio clip"),
+    "sequence_clip": RatioGate(sequence_clip, "sequence ratio, clipped", averages=True),
+    "geometric_clip": RatioGate(
+        geometric_clip, "geometric mean of clipped ratios", averages=True, one_advantage=True
+    ),
+    "capped_reinforce": RatioGate(capped_reinforce, "sg[min(w, cap)] log π"),
+    "ratio": RatioGate(plain_ratio, "ratio"),
+    "penalised_ratio": RatioGate(penalised_ratio, "ratio - marked |log w|"),
+    "likelihood_weighted_clip": RatioGate(
+        likelihood_weighted_clip, "ratio clip x (α π_old(y) + 1 - α)"
+    ),
+    "dynamic_clip": RatioGate(dynamic_clip, "ratio clip, wider for rare tokens"),
+    "gradient_keeping_clip": RatioGate(gradient_keeping_clip, "ratio clip that keeps gradient"),
+    "flipped_ratio": RatioGate(flipped_ratio, "1/w where A > 0, w elsewhere, clipped"),
+    "variance_gate": RatioGate(variance_gate, "w exp(-(w-1)²/2σ²)"),
+    "total_variation_mask": RatioGate(total_variation_mask, "sg[w] log π while |π-π_old| is small"),
+    "binary_divergence_mask": RatioGate(
+        binary_divergence_mask, "sg[w] log π while binary KL is small"
+    ),
+    "gamma_weight": RatioGate(gamma_weight, "sg[φ(sequence ratio)] log π", averages=True),
+    "entropy_adaptive_clip": RatioGate(entropy_adaptive_clip, "ratio clip that follows entropy"),
 }
+"""How the ratio may enter. A row of one's own may add to it."""

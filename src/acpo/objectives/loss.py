@@ -1,7 +1,7 @@
 """From token statistics to objectives, losses and closed-form gradients.
 
-Every method's per-token objective is J = A · f(w) · c - β · KL, and its gradient with respect to
-the scaled logits z = logits / T is
+Every method's per-token objective is J = A · f(w) · c - penalty - β · KL, and its gradient with
+respect to the scaled logits z = logits / T is
 
     a (e_y - p) + b m (e_{v*} - p) + h (-p ⊙ (log p + H)),    m = p_max.
 
@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from acpo.objectives.batch import check_gradient_paths, prepare_batch
+from acpo.errors import ACPOError
+from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch
 from acpo.objectives.credit import Credit, credit_multipliers
 from acpo.objectives.gates import GATES, Gated, GateInputs, SequenceMean
-from acpo.objectives.methods import Method, get_method
+from acpo.objectives.method import Method
+from acpo.objectives.methods import get_method
 from acpo.objectives.metrics import Tally, tally_tokens
 from acpo.objectives.tokens import TokenStats
 
@@ -54,12 +56,25 @@ def aggregation_weights(
         num_tokens: valid tokens in the whole mini-batch, likewise.
         dtype: of the result.
     """
-    valid = mask.to(dtype)
-    if get_method(method).aggregation == "token_mean":
+    valid, method = mask.to(dtype), get_method(method)
+    if method.aggregation == "token_mean":
         total = valid.sum() if num_tokens is None else num_tokens
         return valid / torch.as_tensor(total, dtype=dtype, device=valid.device).clamp_min(1)
-    lengths = valid.sum(1, keepdim=True).clamp_min(1)
-    return valid / lengths / (mask.shape[0] if num_sequences is None else num_sequences)
+    each = valid / sequence_divisors(method, valid)
+    return each / (mask.shape[0] if num_sequences is None else num_sequences)
+
+
+def sequence_divisors(method: Method, valid: Tensor) -> Tensor | float:
+    """What the sum over a sequence's tokens is divided by: its length, or a constant."""
+    if method.aggregation != "fixed_length":
+        return valid.sum(1, keepdim=True).clamp_min(1)
+    longest = method.options["max_length"]
+    if longest is None:
+        raise ACPOError(
+            f"max_length is missing: method {method.name!r} divides by the longest completion "
+            "allowed; set it to the generation limit"
+        )
+    return float(longest)
 
 
 def evaluate_tokens(
@@ -70,20 +85,26 @@ def evaluate_tokens(
     advantages: Tensor,
     sequence_mean: SequenceMean,
     entropy_max: Tensor | float | None = None,
+    marks: Tensor | None = None,
 ) -> tuple[Gated, Credit]:
     """Gate f(w) and credit c of every token, any shape; advantages already per token."""
-    positive = advantages > 0
-    gated = GATES[method.gate](
-        GateInputs(stats.logp, old_logp, positive, sequence_mean, method.options)
+    gated = GATES[method.gate].apply(
+        GateInputs(stats.logp, old_logp, advantages, sequence_mean, method.options, marks)
     )
     credit = credit_multipliers(
         method.credit,
         stats=stats,
-        positive=positive,
+        positive=advantages > 0,
         options=method.options,
         entropy_max=entropy_max,
     )
     return gated, credit
+
+
+def objective_value(advantages: Tensor, gated: Gated, credit: Credit) -> Tensor:
+    """J before the KL term."""
+    value = advantages * gated.value * credit.value
+    return value if gated.penalty is None else value - gated.penalty
 
 
 def kl_penalty(logp: Tensor, ref_logp: Tensor) -> Tensor:
@@ -102,6 +123,7 @@ def token_coefficients(
     entropy_max: Tensor | float | None = None,
     ref_logp: Tensor | None = None,
     beta: float = 0.0,
+    marks: Tensor | None = None,
 ) -> TokenCoefficients:
     """J and its gradient scalars (a, b, h) for every token, in closed form."""
     with torch.no_grad():
@@ -112,9 +134,12 @@ def token_coefficients(
             advantages=advantages,
             sequence_mean=sequence_mean,
             entropy_max=entropy_max,
+            marks=marks,
         )
-        value = advantages * gated.value * credit.value
+        value = objective_value(advantages, gated, credit)
         a = advantages * gated.slope * credit.value
+        if gated.penalty_slope is not None:
+            a = a - gated.penalty_slope
         signal = advantages * gated.value * credit.slope  # dJ/dS
         none = torch.zeros_like(signal)
         b, h = none, none
@@ -143,6 +168,8 @@ def token_objective(
     ref_logp: Tensor | None = None,
     beta: float = 0.0,
     entropy_max: Tensor | float | None = None,
+    marks: Tensor | None = None,
+    old_log_pmax: Tensor | None = None,
     **options: Any,
 ) -> TokenObjective:
     """Per-token objective of any method, differentiable through `stats`.
@@ -151,7 +178,7 @@ def token_objective(
         method: a row of `METHODS`.
         stats: `[B, T]` statistics of the current policy.
         old_logp: `[B, T]` log-probabilities under the rollout policy.
-        advantages: `[B]`, or `[B, T]` as `token_advantages` returns them.
+        advantages: `[B]`, or `[B, T]` as `shape_tokens` returns them: final.
         mask: `[B, T]`, true at valid completion tokens.
         tokens: `[B, T]` sampled ids; gtpo only.
         group_size: completions per prompt, rows of a group consecutive; gtpo and gtpo_entropy.
@@ -159,6 +186,8 @@ def token_objective(
         ref_logp: `[B, T]` log-probabilities under the reference policy, for `beta`.
         beta: weight of the KL penalty.
         entropy_max: H_max of the Shannon rows, if this is a part of a larger mini-batch.
+        marks: `[B, T]` as `shape_tokens` returns them, beside its advantages.
+        old_log_pmax: `[B, T]` log-probabilities of the rollout policy's mode; score_baseline only.
         **options: the method's options, e.g. `tau_pos`.
     """
     batch = prepare_batch(
@@ -174,8 +203,16 @@ def token_objective(
         beta=beta,
         entropy_max=entropy_max,
         options=options,
+        shaped=advantages.dim() == 2,
+        marks=marks,
+        old_log_pmax=old_log_pmax,
     )
     check_gradient_paths(batch.method, stats)
+    return batch_objective(batch, beta)
+
+
+def batch_objective(batch: Batch, beta: float = 0.0) -> TokenObjective:
+    """The objective of a batch that was checked and shaped."""
     gated, credit = evaluate_tokens(
         batch.method,
         stats=batch.stats,
@@ -183,8 +220,9 @@ def token_objective(
         advantages=batch.advantages,
         sequence_mean=batch.sequence_mean,
         entropy_max=batch.entropy_max,
+        marks=batch.marks,
     )
-    value = batch.advantages * gated.value * credit.value
+    value = objective_value(batch.advantages, gated, credit)
     if beta and batch.ref_logp is not None:
         value = value - beta * kl_penalty(batch.stats.logp, batch.ref_logp)
     tallies = tally_tokens(

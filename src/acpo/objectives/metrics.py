@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acpo.objectives.credit import Credit
 from acpo.objectives.gates import Gated, log_ratio
-from acpo.objectives.methods import Method
+from acpo.objectives.method import Method
 from acpo.objectives.tokens import TokenStats
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from acpo.objectives.credit import CreditRule
-from acpo.objectives.tokens import select
 
 
 class Reducer(Protocol):
@@ -50,12 +49,12 @@ class Groups(NamedTuple):
     """Whole groups of completions, `[B, T]`, the rows of a group consecutive.
 
     Attributes:
-        advantages: `[B]`.
+        advantages: `[B]`, or `[B, T]` if they were given per token.
         mask: true at valid completion tokens.
         group_size: completions per prompt.
         options: the method's.
         tokens: sampled ids.
-        old_entropy: entropies under the rollout policy.
+        old_entropy, old_logp, old_log_pmax: under the rollout policy.
     """
 
     advantages: Tensor
@@ -64,17 +63,26 @@ class Groups(NamedTuple):
     options: Mapping[str, Any]
     tokens: Tensor | None = None
     old_entropy: Tensor | None = None
+    old_logp: Tensor | None = None
+    old_log_pmax: Tensor | None = None
+
+    @property
+    def per_token(self) -> Tensor:
+        """`[B, T]` advantages, 0 where masked."""
+        return spread(self.advantages, self.mask)
 
 
 class Sequences(NamedTuple):
     """A mini-batch, or this process's part of it, `[B, T]`.
 
     Attributes:
-        advantages: `[B]`.
+        advantages: `[B]`, or `[B, T]` if they were given per token.
         mask: true at valid completion tokens.
         credit, options: the method's.
-        entropy, log_pmax: under the current policy, detached.
+        entropy, log_pmax, logp: under the current policy, detached.
         group: what `of_group` found.
+        old_logp: under the rollout policy.
+        tokens: sampled ids.
     """
 
     advantages: Tensor
@@ -84,13 +92,38 @@ class Sequences(NamedTuple):
     entropy: Tensor | None = None
     log_pmax: Tensor | None = None
     group: Tensor | None = None
+    logp: Tensor | None = None
+    old_logp: Tensor | None = None
+    tokens: Tensor | None = None
+
+    @property
+    def per_token(self) -> Tensor:
+        """`[B, T]` advantages, 0 where masked."""
+        return spread(self.advantages, self.mask)
+
+    def option(self, name: str) -> float:
+        """The value of an option."""
+        return float(self.options[name])
 
 
 class Shaped(NamedTuple):
-    """`[B, T]` token advantages, and which tokens are trained on at all."""
+    """What a shaping makes of a mini-batch, `[B, T]` each.
+
+    Attributes:
+        advantages: of every token.
+        trained: which tokens are trained on at all.
+        marks: numbers for the row's gate, where it reads them.
+    """
 
     advantages: Tensor
     trained: Tensor
+    marks: Tensor | None = None
+
+
+def spread(advantages: Tensor, mask: Tensor) -> Tensor:
+    """One advantage per token from `[B]` or `[B, T]`, 0 where masked."""
+    wide = advantages[:, None] if advantages.dim() == 1 else advantages
+    return torch.where(mask, wide, 0.0)
 
 
 class Shaping:
@@ -98,15 +131,20 @@ class Shaping:
 
     Attributes:
         title: what it does to tokens, in a few words.
-        needs: statistics of the current policy `shape` reads: "entropy", "log_pmax".
-        group_needs: what `of_group` reads: "tokens", "old_entropy". Empty: groups do not matter.
+        needs: statistics of the current policy `shape` reads: "entropy", "log_pmax", "logp".
+        group_needs: what `of_group` reads: "tokens", "old_entropy", "old_logp", "old_log_pmax".
+            Empty: groups do not matter.
         measured: options that are measured on the first rollout unless set.
+        marks: whether the row's gate reads marks.
+        acts_alone: whether marked tokens have a gradient even where their advantage is 0.
     """
 
     title: str = ""
     needs: tuple[str, ...] = ()
     group_needs: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    marks: bool = False
+    acts_alone: bool = False
 
     def of_group(self, groups: Groups) -> Tensor:
         """A `[B, T]` column that `shape` reads later, from whole groups."""
@@ -118,7 +156,7 @@ class Shaping:
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         """Token advantages of a mini-batch; the same however it is split."""
-        return Shaped(batch.advantages[:, None] * batch.mask, batch.mask)
+        return Shaped(batch.per_token, batch.mask)
 
 
 class TopEntropy(Shaping):
@@ -134,121 +172,168 @@ class TopEntropy(Shaping):
         if everyone.numel():
             quantile = 1 - float(batch.options["top_entropy_quantile"])
             trained = trained & (batch.entropy >= valid_quantile(everyone, quantile))
-        return Shaped(batch.advantages[:, None] * trained, trained)
+        return Shaped(batch.per_token * trained, trained)
 
 
-class Conflict(Shaping):
-    """GTPO (trajectory): κ_i (A_i - γ h_i) λ_{i,t}.
+class EntropyBonus(Shaping):
+    """Reasoning with Exploration: A + min(α H, |A|/κ), more credit and less blame where unsure."""
 
-    λ doubles the shared prefix and suffix of good answers and drops them from bad ones, so that
-    tokens common to both are never pushed both ways. κ filters completions whose mean entropy
-    h_i exceeds the limit when the initial policy's did not.
-    """
-
-    title = "conflict tokens, entropy filter"
+    title = "A + min(α H, |A|/κ)"
     needs = ("entropy",)
-    group_needs = ("tokens",)
-    measured = ("initial_entropy",)
-
-    def of_group(self, groups: Groups) -> Tensor:
-        """How often (0, 1 or 2) each token lies in a conflict prefix or suffix of its group.
-
-        A token is in a conflict prefix if it and every token before it also stands at the same
-        position in some positive and some negative completion of the group; suffixes count
-        positions from the last token.
-        """
-        assert groups.tokens is not None
-        advantages, mask, size = groups.advantages, groups.mask, groups.group_size
-        order, back = _compaction(mask)
-        compact, valid = groups.tokens.gather(1, order), mask.gather(1, order)
-        prefix = _shared_run(compact, valid, advantages, size)
-        flip = _right_alignment(valid)
-        suffix = _shared_run(compact.gather(1, flip), valid, advantages, size)
-        hits = prefix.int() + suffix.gather(1, flip).int()
-        return torch.where(mask & (advantages != 0)[:, None], hits.gather(1, back), 0)
-
-    def measure(self, entropy: Tensor, mask: Tensor, reduce: Reducer) -> dict[str, float]:
-        sums = torch.stack([torch.where(mask, entropy, 0.0).sum(), mask.sum().to(entropy.dtype)])
-        total, count = reduce.sum(sums).tolist()
-        return {"initial_entropy": total / max(count, 1.0)}
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        assert batch.entropy is not None and batch.group is not None
-        options, advantages = batch.options, batch.advantages
-        length = batch.mask.sum(1).clamp_min(1)
-        mean_entropy = torch.where(batch.mask, batch.entropy, 0.0).sum(1) / length  # [B]
-        limit = float(options["entropy_limit"])
-        filtered = (mean_entropy > limit) & (float(options["initial_entropy"]) < limit)
-        shaped = torch.where(filtered, 0.0, advantages - float(options["gamma"]) * mean_entropy)
-        factor = select(advantages > 0, 2.0, 0.0, shaped.dtype)[:, None]
-        return Shaped(shaped[:, None] * factor.pow(batch.group) * batch.mask, batch.mask)
+        assert batch.entropy is not None
+        advantages = batch.per_token
+        most = advantages.abs() / batch.option("kappa")
+        bonus = torch.minimum(batch.option("alpha") * batch.entropy, most)
+        return Shaped(torch.where(batch.mask, advantages + bonus, 0.0), batch.mask)
 
 
-class EntropyReward(Shaping):
-    """GTPO (token entropy): rewards shaped by each token's share of its group's entropy, whitened.
+class Uncertain(Shaping):
+    """Marks the tokens whose entropy exceeds their own completion's quantile."""
 
-    Good answers gain where they were uncertain, bad ones lose where they were confident. The
-    rollout policy's entropy is used, so the result is constant under differentiation.
-
-    Entropies are floored instead of the denominators: with ε in a denominator, a prompt with one
-    good answer has shares 1 - O(ε/H), and whitening would blow that artefact up to order one.
-    """
-
-    title = "entropy-shaped rewards, whitened"
-    group_needs = ("old_entropy",)
-
-    def of_group(self, groups: Groups) -> Tensor:
-        """The token advantages themselves."""
-        assert groups.old_entropy is not None
-        mask, options = groups.mask, groups.options
-        order, back = _compaction(mask)
-        valid = mask.gather(1, order)
-        entropy = groups.old_entropy.detach().double().gather(1, order).clamp_min(1e-8)
-        shape = (-1, groups.group_size, mask.shape[1])  # [P, G, T]
-        sign = groups.advantages.view(-1, groups.group_size, 1)
-        alpha1, alpha2 = float(options["alpha1"]), float(options["alpha2"])
-        sets, shaped = [], torch.zeros_like(entropy).view(shape)
-        for side, direction, signal in ((sign > 0, 1, entropy), (sign < 0, -1, 1 / entropy)):
-            members = valid.view(shape) & side
-            signal = torch.where(members, signal.view(shape), 0.0)
-            share = members.sum(1, keepdim=True) * signal / signal.sum(1, keepdim=True)
-            shaped = torch.where(members, direction * (alpha1 + alpha2 * share), shaped)
-            sets.append(members)
-        if options["norm"] == "joint":
-            sets = [sets[0] | sets[1]]
-        whitened = torch.stack([_whiten(shaped, members) for members in sets]).sum(0)
-        return whitened.view_as(entropy).gather(1, back).to(groups.old_entropy.dtype)
+    title = "tokens above their completion's entropy quantile marked"
+    needs = ("entropy",)
+    marks = True
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        assert batch.group is not None
-        return Shaped(batch.group.to(batch.advantages.dtype) * batch.mask, batch.mask)
+        assert batch.entropy is not None
+        limit = completion_quantile(batch.entropy, batch.mask, batch.option("entropy_quantile"))
+        marks = (batch.mask & (batch.entropy > limit)).to(batch.entropy.dtype)
+        return Shaped(batch.per_token, batch.mask, marks)
 
 
-class Balance(Shaping):
-    """Each branch divided by its mean first-order weight, so that credit moves within it only.
+class EntropyScale(Shaping):
+    """HAPO's ĥ: log entropy above its quantile, each side scaled to [-1, 1] over the mini-batch."""
 
-    The mean of c over a branch is Σ ω|A|c / Σ ω|A| with ω a token's weight in the mean over its
-    sequence; `LEAST` bounds it, so that a policy sure of everything is not scaled up without end.
+    title = "log entropy about its quantile, in [-1, 1]"
+    needs = ("entropy",)
+    marks = True
+    LEAST = 1e-8
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        assert batch.entropy is not None
+        z = batch.entropy.clamp_min(self.LEAST).log()
+        everyone = reduce.gather(z[batch.mask])
+        if everyone.numel():
+            z = z - valid_quantile(everyone, batch.option("entropy_quantile"))
+        z = torch.where(batch.mask, z, 0.0)
+        sides = reduce.maximum(torch.stack([z.amax(), -z.amin()])).clamp_min(1e-12)
+        return Shaped(batch.per_token, batch.mask, torch.where(z > 0, z / sides[0], z / sides[1]))
+
+
+class Covariance(Shaping):
+    """What Clip-Cov and KL-Cov share: each token's part of the covariance of A and log π(y)."""
+
+    needs = ("logp",)
+
+    def covariance(self, batch: Sequences, reduce: Reducer) -> tuple[Tensor, float]:
+        """(A - mean A)(log π(y) - mean), means over the mini-batch, and its number of tokens."""
+        assert batch.logp is not None
+        advantages, logp = batch.per_token, torch.where(batch.mask, batch.logp, 0.0)
+        sums = torch.stack([batch.mask.to(logp.dtype), advantages.to(logp.dtype), logp]).sum((1, 2))
+        count, total_a, total_logp = reduce.sum(sums).unbind()
+        count = count.clamp_min(1)
+        return (advantages - total_a / count) * (logp - total_logp / count), float(count)
+
+
+class CovarianceClip(Covariance):
+    """Clip-Cov: no gradient for a few tokens of high covariance, drawn at random.
+
+    The draw follows from the tokens of the completion alone, so that it does not depend on how a
+    mini-batch is ordered or split, and a resumed run repeats it.
     """
 
-    title = "each branch divided by its mean weight"
-    needs = ("log_pmax",)
+    title = "a random few of high covariance left out"
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        assert batch.logp is not None and batch.old_logp is not None and batch.tokens is not None
+        covariance, count = self.covariance(batch, reduce)
+        advantages = batch.per_token
+        ratio = (batch.logp - batch.old_logp).exp()
+        high, low = 1 + batch.option("epsilon_high"), 1 - batch.option("epsilon")
+        clipped = (advantages > 0) & (ratio > high) | (advantages < 0) & (ratio < low)
+        inside = (covariance > batch.option("cov_low")) & (covariance < batch.option("cov_high"))
+        candidates = batch.mask & inside & ~clipped
+        keys = draw_keys(batch.tokens, batch.mask)
+        number = max(int(batch.option("cov_share") * count), 1)
+        drawn = candidates & (keys <= nth_smallest(reduce.gather(keys[candidates]), number))
+        return Shaped(advantages.masked_fill(drawn, 0.0), batch.mask)
+
+
+class CovariancePenalty(Covariance):
+    """KL-Cov: the tokens of largest covariance marked with the weight of their |log w|."""
+
+    title = "β on the tokens of largest covariance"
+    marks = True
+    acts_alone = True
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        covariance, count = self.covariance(batch, reduce)
+        number = max(int(batch.option("cov_share") * count), 1)
+        limit = -nth_smallest(-reduce.gather(covariance[batch.mask]), number)
+        marked = batch.mask & (covariance >= limit)
+        marks = marked.to(covariance.dtype) * batch.option("beta_cov")
+        return Shaped(batch.per_token, batch.mask, marks)
+
+
+class ScoreNormalised(Shaping):
+    """Each completion divided by the root of its score's squared norm, relative to the mean."""
+
+    title = "completions x (mean n / n)^exponent, n the score's squared norm"
+    needs = ("logp", "log_pmax")
     LEAST = 1e-3
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        assert batch.log_pmax is not None
-        advantages, mask = batch.advantages, batch.mask
-        valid = mask.to(advantages.dtype)
-        share = valid / valid.sum(1, keepdim=True).clamp_min(1)
-        size = share * advantages.abs()[:, None]
-        positive = (advantages > 0)[:, None].expand_as(mask)
-        delta = -torch.expm1(torch.where(mask, batch.log_pmax, 0.0)).to(size.dtype)
-        credit = batch.credit.first_order(delta, positive, batch.options)
-        both = torch.stack([size * credit, size])
-        sums = reduce.sum(torch.stack([both[:, positive].sum(1), both[:, ~positive].sum(1)]))
-        means = (sums[:, 0] / sums[:, 1].clamp_min(1e-12)).clamp_min(self.LEAST)
-        scaled = advantages / torch.where(advantages > 0, means[0], means[1])
-        return Shaped(scaled[:, None] * mask, mask)
+        assert batch.logp is not None and batch.log_pmax is not None
+        norms = score_norm(batch.logp, batch.log_pmax, batch.mask)
+        there = batch.mask.any(1).to(norms.dtype)
+        total, count = reduce.sum(torch.stack([norms.sum(), there.sum()])).unbind()
+        mean = (total / count.clamp_min(1)).clamp_min(1e-12)
+        weight = (mean / norms.clamp_min(self.LEAST * mean)).pow(batch.option("exponent"))
+        return Shaped(batch.per_token * weight[:, None].to(batch.advantages.dtype), batch.mask)
+
+
+def score_norm(logp: Tensor, log_pmax: Tensor, mask: Tensor) -> Tensor:
+    """n, `[B]`: the squared norms of e_y - p, summed over a completion, from p_y and p_max alone.
+
+    |e_y - p|² = (1 - p_y)² + Σ_v≠y p_v², of which the mode's term is kept.
+    """
+    p, top = logp.exp(), log_pmax.exp()
+    beside = torch.where(top > p, top, 0.0)
+    return torch.where(mask, (1 - p).square() + beside.square(), 0.0).sum(1)
+
+
+def completion_quantile(values: Tensor, mask: Tensor, q: float) -> Tensor:
+    """`[B, 1]`, the quantile of each row's valid values, linearly interpolated."""
+    ordered = values.masked_fill(~mask, torch.inf).sort(1).values
+    last = (mask.sum(1, keepdim=True) - 1).clamp_min(0)
+    position = q * last.to(values.dtype)
+    low = position.long()
+    high = torch.minimum(low + 1, last)
+    bounds = ordered.gather(1, low), ordered.gather(1, high)
+    return torch.where(mask.any(1, keepdim=True), torch.lerp(*bounds, position - low), 0.0)
+
+
+def nth_smallest(values: Tensor, number: int) -> Tensor:
+    """The `number`-th smallest value, or the largest if there are fewer; -inf of nothing."""
+    if not values.numel():
+        return values.new_full((), -torch.inf)
+    return values.kthvalue(min(number, values.numel())).values
+
+
+def draw_keys(tokens: Tensor, mask: Tensor) -> Tensor:
+    """`[B, T]` numbers that look random, made of the tokens of each completion and their places."""
+    place = mask.cumsum(1)
+    mixed = torch.where(mask, _mix(tokens.long() * 1_000_003 + place), 0)
+    return _mix(mixed ^ mixed.sum(1, keepdim=True)).double()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A hash of 64-bit integers (the finaliser of splitmix64)."""
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift)) * factor
+    return x ^ (x >> 31)
 
 
 def valid_quantile(values: Tensor, q: float) -> Tensor:
@@ -258,40 +343,3 @@ def valid_quantile(values: Tensor, q: float) -> Tensor:
     low = int(position)
     high = min(low + 1, ordered.numel() - 1)
     return torch.lerp(ordered[low], ordered[high], position - low)
-
-
-def _shared_run(tokens: Tensor, valid: Tensor, advantages: Tensor, group_size: int) -> Tensor:
-    t = tokens.view(-1, group_size, tokens.shape[1])  # [P, G, T]
-    v = valid.view_as(t)
-    sign = advantages.view(-1, group_size, 1)
-    shared = torch.ones_like(v)
-    for side in (sign > 0, sign < 0):
-        member = v & side
-        same = (t[:, :, None] == t[:, None]) & member[:, None]  # [P, G, G, T]
-        shared &= same.any(2)
-    return (shared & v).int().cumprod(-1).bool().view_as(valid)
-
-
-def _whiten(values: Tensor, members: Tensor) -> Tensor:
-    """(x - mean) / std over the members of each prompt; exactly 0 elsewhere and where all agree.
-
-    Without that exception, dividing by std + 1e-8 would blow rounding of equal values up.
-    """
-    count = members.sum((1, 2), keepdim=True)
-    mean = torch.where(members, values, 0.0).sum((1, 2), keepdim=True) / count.clamp_min(1)
-    centred = torch.where(members, values - mean, 0.0)
-    std = (centred.square().sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    return torch.where(std > 1e-12 * mean.abs(), centred / (std + 1e-8), 0.0)
-
-
-def _compaction(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The permutation that moves each row's valid tokens to the left, and its inverse."""
-    order = (~mask).int().argsort(dim=1, stable=True)
-    return order, order.argsort(dim=1)
-
-
-def _right_alignment(valid: Tensor) -> Tensor:
-    """Indices that reverse the valid (left-compacted) tokens of each row; its own inverse."""
-    length = valid.sum(1, keepdim=True)
-    position = torch.arange(valid.shape[1], device=valid.device)[None]
-    return torch.where(position < length, length - 1 - position, position)

@@ -18,8 +18,8 @@ def token_credit(
     lengths: np.ndarray,
     advantages: Tensor,
     group_size: int,
-) -> tuple[Tensor, Tensor]:
-    """(credit, advantage) of every token of a batch of completions.
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(credit, advantage, marks) of every token of a batch of completions.
 
     Quantiles and maxima of methods that look at other tokens are those of this batch. A completion
     with a statistic that is not finite has NaN, and counts for nobody else's.
@@ -51,6 +51,7 @@ def token_credit(
         beta=0.0,
         entropy_max=None,
         options={},
+        old_log_pmax=stats.log_pmax,
     )
     _, credit = evaluate_tokens(
         batch.method,
@@ -59,7 +60,8 @@ def token_credit(
         advantages=batch.advantages,
         sequence_mean=batch.sequence_mean,
         entropy_max=batch.entropy_max,
+        marks=batch.marks,
     )
     found = (credit.value, batch.advantages)
     of_token, advantage = (column.masked_fill(~finite, torch.nan)[there] for column in found)
-    return of_token, advantage
+    return of_token, advantage, None if batch.marks is None else batch.marks[there]

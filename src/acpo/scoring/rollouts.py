@@ -163,7 +163,7 @@ def _method_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows, and the columns that every source of traces has."""
     rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
-    credit, token_advantage = token_credit(
+    credit, token_advantage, _ = token_credit(
         method,
         stats=stats,
         old_logp=old_logp,

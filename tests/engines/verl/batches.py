@@ -10,10 +10,13 @@ from verl.workers.utils.padding import left_right_2_no_padding
 from engines.verl.rollouts import GROUP, Rollouts, advantages
 
 
-def verl_batch(rollouts: Rollouts, method: str, rows: slice, **settings: Any) -> TensorDict:
+def verl_batch(
+    rollouts: Rollouts, method: str, rows: slice, *, per_token: bool = False, **settings: Any
+) -> TensorDict:
     """Some rows of the rollouts as the trainer dispatches them to a data-parallel rank."""
     attention = rollouts.attention
-    spread = advantages(rollouts, method)[:, None] * rollouts.mask
+    spread = advantages(rollouts, method, per_token=per_token)
+    spread = (spread if per_token else spread[:, None]) * rollouts.mask
     tensors = {
         "input_ids": rollouts.ids,
         "attention_mask": attention,

@@ -27,7 +27,7 @@ from engines.verl.rollouts import GROUP
 
 
 def actor_config(case: dict[str, Any]) -> FSDPActorConfig:
-    token_mean = case["method"] in ("dapo", "8020", "gtpo_entropy", "cispo")
+    token_mean = METHODS[case["method"]].aggregation == "token_mean"
     if case.get("options"):
         section = ACPOPolicyLossConfig(loss_mode=case["method"], options=case["options"])
     else:
@@ -92,6 +92,7 @@ def run_case(engine: Any, rollouts: Any, case: dict[str, Any]) -> dict[str, torc
         micro_batch_size_per_gpu=4,
         calculate_entropy=bool(case.get("entropy_coeff")),
         global_batch_size=len(rollouts.mask),
+        per_token=case.get("per_token", False),
     )
     if case.get("nested"):
         data = nested(data)

@@ -109,9 +109,11 @@ def sample(folder: Path, groups: int = 4, temperature: float = 1.0) -> Rollouts:
     return rollouts._replace(old_logp=moved(0.3), ref_logp=moved(0.2))
 
 
-def advantages(rollouts: Rollouts, method: str) -> Tensor:
+def advantages(rollouts: Rollouts, method: str, *, per_token: bool = False) -> Tensor:
+    """`[B]`; or `[B, R]`, as a process reward might make them."""
     scale = get_method(method).advantage_scale
-    return group_advantages(rollouts.rewards, GROUP, scale=scale)
+    found = group_advantages(rollouts.rewards, GROUP, scale=scale)
+    return found[:, None] + torch.sin(rollouts.responses.float()) if per_token else found
 
 
 def by_definition(folder: Path, rollouts: Rollouts, method: str, **case: Any) -> dict[str, Tensor]:
@@ -128,7 +130,7 @@ def by_definition(folder: Path, rollouts: Rollouts, method: str, **case: Any) ->
         logits=logits,
         tokens=rollouts.responses,
         old_logp=rollouts.old_logp,
-        advantages=advantages(rollouts, method),
+        advantages=advantages(rollouts, method, per_token=case.get("per_token", False)),
         mask=rollouts.mask,
         temperature=temperature,
         group_size=GROUP,

@@ -11,8 +11,10 @@ from engines.verl.launch import run_ranks
 from engines.verl.rollouts import by_definition, sample, save_model
 
 # verl's own losses of these names are not ours: cispo clamps the ratio from both sides.
-THEIRS = ("gspo", "sapo", "cispo")
-ROWS = [name for name in METHODS if name not in THEIRS]
+THEIRS = ("gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
+# verl divides by its own length, and keeps no mode of the rollout policy.
+ELSEWHERE = ("dr_grpo", "score_baseline")
+ROWS = [name for name in METHODS if name not in (*THEIRS, *ELSEWHERE)]
 
 # A random policy is so uncertain that GTPO would filter every completion.
 UNFILTERED = {"options": {"initial_entropy": 1.0}}
@@ -41,7 +43,14 @@ CASES |= {
     "gtpo_entropy, dynamic": {"method": "gtpo_entropy", "dynamic": True},
     "acpo, options": {"method": "acpo", "options": {"offset": 1.5, "mismatch_scale": "auto"}},
     "sapo of verl": {"method": "sapo"},
+    "acpo, signs": {"method": "acpo", "options": {"positive_weight": 0.5}},
+    "acpo, share": {"method": "acpo", "options": {"positive_share": 0.3}, "scattered": True},
 }
+CASES |= {
+    f"{method}, per token": {"method": method, "per_token": True, "nested": method == "aspo"}
+    for method in ("acpo", "8020", "aspo", "acpo_balanced")
+}
+CASES["gtpo, per token"] = {"method": "gtpo", "per_token": True, "scattered": True, **UNFILTERED}
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,18 @@ def test_torn_groups_are_refused():
             _check_groups(torch.tensor(names), 2, METHODS["gtpo"])
 
 
-def test_one_advantage_per_response():
+class OneRank:
+    def maximum(self, x):
+        return x
+
+
+def test_one_advantage_per_response_unless_they_differ():
     mask = torch.tensor([[False, True, True], [True, False, False], [False] * 3])
     advantages = torch.tensor([[9.0, 2.0, 2.0], [-1.0, 5.0, 5.0], [3.0, 3.0, 3.0]])
-    assert _sequence_advantages(advantages, mask).tolist() == [2.0, -1.0, 0.0]
+    assert _sequence_advantages(advantages, mask, OneRank()).tolist() == [2.0, -1.0, 0.0]
     advantages[0, 2] = 1.0
-    with pytest.raises(ACPOError, match=r"differ within a response.*adv_estimator=acpo"):
-        _sequence_advantages(advantages, mask)
+    found = _sequence_advantages(advantages, mask, OneRank())
+    assert found.tolist() == [[0.0, 2.0, 1.0], [-1.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
 
 
 def batch(first):

@@ -13,15 +13,14 @@ from trl import GRPOConfig
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, get_method
-from acpo.objectives.methods import ALIASES
+from acpo.objectives.method import ALIASES
 
 REFUSALS = {
     "loss_type": "the objective is chosen by method=; leave loss_type out",
     "importance_sampling_level": "the method decides; method='gspo' has sequence-level ratios",
-    "delta": "two-sided clipping belongs to no row of the table; leave it out",
     **dict.fromkeys(
         ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
-        "VESPO is not a row of the table; leave it out",
+        "set it as k_pos, lambda_pos, k_neg or lambda_neg of method='vespo' in method_options",
     ),
     **dict.fromkeys(
         (
@@ -162,6 +161,7 @@ class ACPOConfig(GRPOConfig):
     )
     epsilon: float | None = _of_method("Lower clip range.")  # type: ignore[assignment]
     epsilon_high: float | None = _of_method("Upper clip range.")
+    delta: float | None = _option("Bound on w where A <= 0: TRL's two-sided clipping.")
     top_entropy_quantile: float | None = _of_method(  # type: ignore[assignment]
         "Share of tokens trained by 80/20."
     )
@@ -215,6 +215,8 @@ class ACPOConfig(GRPOConfig):
                     "set one"
                 )
         given |= {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
+        if self.method in METHODS and "max_length" in METHODS[self.method].options:
+            given.setdefault("max_length", self.max_completion_length)
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})
 
     def _check_ranges(self) -> None:

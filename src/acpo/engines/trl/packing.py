@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from acpo.head import default_logits_bytes
+from acpo.objectives.shaping import spread
 
 Layout = Literal["packed", "padded"]
 
@@ -169,7 +170,7 @@ class MiniBatch:
         mask: `[B, C]`, true at completion tokens that are trained on.
         rows: where the sequences are.
         columns: per-token tensors, `[B, C]` each: old_logp, ref_logp, ...
-        advantages: `[B]`.
+        advantages: `[B]`, or `[B, C]` if reward functions gave some per token.
         judged: `[B]`, false where a completion has no verdict and is not trained on.
         num_tokens: trained tokens of an average optimizer step, over all processes.
     """
@@ -213,10 +214,15 @@ class MiniBatch:
             if inputs.get(theirs) is not None
         }
         advantages = inputs["advantages"].float()
-        judged = inputs.get(JUDGED, torch.ones_like(advantages, dtype=torch.bool))
+        judged = inputs.get(JUDGED, mask.new_ones(len(mask)))
         num_tokens = inputs["num_items_in_batch"].float() * share
         rows = find_rows(attended=attended, targets=mask)
         return cls(ids, first, mask, rows, columns, advantages, judged, num_tokens)
+
+    @property
+    def token_advantages(self) -> Tensor:
+        """`[B, C]` advantages before shaping."""
+        return spread(self.advantages, self.mask)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over each row's trained tokens, `[B, 1]`."""

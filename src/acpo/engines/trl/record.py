@@ -129,6 +129,9 @@ class RolloutRecorder:
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
         masks = trained_mask(rollout)
+        advantages = rollout["advantages"]
+        if advantages.dim() == 2:  # a trace has one per completion
+            advantages = (advantages * masks).sum(1) / masks.sum(1).clamp_min(1)
         found = []
         for row, source in enumerate(rollout[SOURCE].tolist()):
             answer, reward = self._sources[source]
@@ -136,7 +139,7 @@ class RolloutRecorder:
             prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
             columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
             completion = rollout["completion_ids"][row][mask].tolist()
-            advantage = float(rollout["advantages"][row])
+            advantage = float(advantages[row])
             found.append(
                 TracedCompletion(prompt.tolist(), completion, answer, reward, advantage, columns)
             )

@@ -55,14 +55,20 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
             ) from error
 
     def checked(values: Any, columns: dict[str, Any]) -> list[float | None]:
-        return _checked(name, values, len(columns["completions"]))
+        values = _listed(name, values, len(columns["completions"]))
+        run.per_token = None
+        if any(_is_list(value) for value in values):
+            rows = _token_values(name, values, columns["completion_ids"])
+            run.per_token = rows
+            values = [None if row is None else sum(row) / max(len(row), 1) for row in rows]
+        return [_number(name, index, value) for index, value in enumerate(values)]
 
     run = around(function, inside=telling, after=checked)
     run.__name__ = name  # an instance has none to copy, and metrics are logged under it
     return run
 
 
-def _checked(name: str, values: Any, expected: int) -> list[float | None]:
+def _listed(name: str, values: Any, expected: int) -> list[Any]:
     try:
         values = list(values)
     except TypeError as error:
@@ -75,10 +81,69 @@ def _checked(name: str, values: Any, expected: int) -> list[float | None]:
             f"the reward function {name!r} returned {len(values)} rewards for {expected} "
             "completions; return one per completion, None where there is no verdict"
         )
-    return [_number(name, index, value) for index, value in enumerate(values)]
+    return values
 
 
-def _number(name: str, index: int, value: Any) -> float | None:
+def _is_list(value: Any) -> bool:
+    """Whether a reward function answered for a completion's tokens instead of the completion."""
+    return isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 1
+
+
+def _token_values(name: str, values: list[Any], completion_ids: Any) -> list[list[float] | None]:
+    """One number per token of every completion, or None for one without a verdict."""
+    rows: list[list[float] | None] = []
+    for index, (value, ids) in enumerate(zip(values, completion_ids, strict=True)):
+        if value is None:
+            rows.append(None)
+            continue
+        if not _is_list(value):
+            raise ACPOError(
+                f"the reward function {name!r} returned {value!r} for completion {index} and a "
+                "list for another; return a number for every completion, or a list for every one"
+            )
+        row = [_number(name, f"{index}, token {t}", x) for t, x in enumerate(value)]
+        if len(row) != len(ids) or None in row:
+            raise ACPOError(
+                f"the reward function {name!r} returned {len(row)} values, {row.count(None)} of "
+                f"them None, for completion {index} of {len(ids)} tokens; return one number per "
+                "token of completion_ids, or None for the whole completion"
+            )
+        rows.append([float(x) for x in row if x is not None])
+    return rows
+
+
+class TokenRewards:
+    """What reward functions gave per token: advantages, to be added to those of the groups.
+
+    Attributes:
+        rows: of every completion of this process, the weighted sum over the functions.
+        columns: `[K]`, which functions answered per token, on any process.
+    """
+
+    def __init__(self, rows: list[list[float]], columns: Tensor) -> None:
+        self.rows, self.columns = rows, columns
+
+    @classmethod
+    def read(cls, trainer: Any, completion_ids: Any) -> "TokenRewards | None":
+        """From a trainer's reward functions, just called; None if none answered per token."""
+        given = [getattr(function, "per_token", None) for function in trainer.reward_funcs]
+        flags = torch.tensor([float(x is not None) for x in given], device=trainer.ranks.device)
+        columns = trainer.ranks.maximum(flags) > 0
+        if not columns.any():
+            return None
+        rows = [[0.0] * len(ids) for ids in completion_ids]
+        for table, weight in zip(given, trainer.reward_weights.tolist(), strict=True):
+            for row, values in zip(rows, table or [], strict=False):
+                for t, value in enumerate(values or []):
+                    row[t] += weight * value
+        return cls(rows, columns)
+
+    def padded(self, width: int) -> Tensor:
+        """`[B, width]`, zeros after the end of a completion."""
+        return torch.tensor([row[:width] + [0.0] * (width - len(row)) for row in self.rows])
+
+
+def _number(name: str, index: int | str, value: Any) -> float | None:
     if value is None:
         return None
     try:

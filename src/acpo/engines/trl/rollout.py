@@ -1,6 +1,7 @@
 """Rollouts: TRL's samples, scored, shaped by group, and filled up with informative groups."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from trl.trainer.utils import RepeatSampler
 
 from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
 from acpo.engines.trl.rewards import (
+    TokenRewards,
     combined_rewards,
     scaled_advantages,
     separately_scaled_advantages,
@@ -35,6 +37,7 @@ class Rollouts:
     Attributes:
         fresh_prompts: where dynamic sampling draws from.
         per_function: `[N, K]` rewards of the last rollout, of all processes.
+        token_rewards: what reward functions gave per token, if any did.
         lengths: `[N]` tokens of its completions.
         stats: what TRL's first pass over it found: the rollout policy's, where it has old
             log-probabilities.
@@ -47,6 +50,7 @@ class Rollouts:
         size = len(data) if hasattr(data, "__len__") else 1
         self.fresh_prompts = PromptStream(size, trainer.args.seed)
         self.per_function: Tensor
+        self.token_rewards: TokenRewards | None = None
         self.lengths: Tensor
         self.stats: TokenStats | None = None
         self.measured: dict[str, float] = {}
@@ -70,6 +74,7 @@ class Rollouts:
     def keep_rewards(self, per_function: Tensor, completion_ids: Any) -> None:
         """Remember what the reward functions said, before TRL sums it up."""
         self.per_function = per_function
+        self.token_rewards = TokenRewards.read(self.trainer, completion_ids)
         lengths = [float(len(ids)) for ids in completion_ids]
         self.lengths = gather(torch.tensor(lengths, device=self.trainer.accelerator.device))
 
@@ -81,6 +86,10 @@ class Rollouts:
         mine = slice(trainer.accelerator.process_index * count, None)
         advantages = self._advantages(size, "train" if training else "eval")
         rollout["advantages"] = advantages[mine][:count]
+        if self.token_rewards is not None:
+            width = rollout["completion_ids"].shape[1]
+            added = self.token_rewards.padded(width).to(advantages)
+            rollout["advantages"] = rollout["advantages"][:, None] + added
         rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
         _replace_last(trainer._logs["advantages"], advantages.tolist())
         self._shape(rollout, size)
@@ -105,11 +114,14 @@ class Rollouts:
                 penalty=args.soft_overlong_penalty,
             )
             metrics["rewards/soft_overlong"].append(penalties.mean().item())
-        rewards = combined_rewards(self.per_function, weights, penalties, group_size)
+        per_function = self.per_function
+        if self.token_rewards is not None:  # those are advantages already
+            per_function = per_function.where(per_function.isnan() | ~self.token_rewards.columns, 0)
+        rewards = combined_rewards(per_function, weights, penalties, group_size)
         metrics["rewards/unjudged"].append(rewards.isnan().float().mean().item())
         if trainer.multi_objective_aggregation == "sum_then_normalize":
             return scaled_advantages(rewards, group_size, trainer.scale_rewards)
-        return separately_scaled_advantages(self.per_function, weights, group_size)
+        return separately_scaled_advantages(per_function, weights, group_size)
 
     def _shape(self, rollout: Tensors, group_size: int) -> None:
         """What the method needs to know of whole groups, before they are shuffled apart."""
@@ -123,8 +135,12 @@ class Rollouts:
             self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
         if not shaping.group_needs:
             return
-        known = {"tokens": lambda: rollout["completion_ids"]}
+        known: dict[str, Callable[[], Tensor]] = {"tokens": lambda: rollout["completion_ids"]}
         known["old_entropy"] = lambda: self._entropy_of(rollout)
+        old = {"old_logp": "logp", "old_log_pmax": "log_pmax"}
+        if old.keys() & set(shaping.group_needs):
+            stats = self.rollout_statistics(rollout)
+            known |= {k: functools.partial(getattr, stats, name) for k, name in old.items()}
         columns = {name: known[name]() for name in shaping.group_needs}
         # Numbers, since padding across processes turns some processes' booleans into integers.
         whole = {"advantages": rollout["advantages"], "mask": mask.long(), **columns}
@@ -300,7 +316,7 @@ def _widen(x: Tensor, width: int, value: int, *, left: bool) -> Tensor:
 
 def informative_groups(advantages: Tensor, group_size: int) -> list[int]:
     """Indices of the groups with any non-zero advantage."""
-    return (advantages.view(-1, group_size) != 0).any(1).nonzero()[:, 0].tolist()
+    return (advantages.view(len(advantages) // group_size, -1) != 0).any(1).nonzero()[:, 0].tolist()
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:

@@ -20,9 +20,10 @@ from acpo.engines.trl.forward import Attention, CompiledLayers
 from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
 from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
-from acpo.objectives.batch import entropy_maximum, sequences
+from acpo.objectives.batch import sequences
 from acpo.objectives.gates import MAX_LOG_RATIO, segment_mean
-from acpo.objectives.loss import evaluate_tokens, kl_penalty
+from acpo.objectives.loss import evaluate_tokens, kl_penalty, sequence_divisors
+from acpo.objectives.method import entropy_maximum
 from acpo.objectives.metrics import tally_tokens
 from acpo.objectives.shaping import Shaped
 
@@ -137,7 +138,10 @@ class PackedUpdate:
         plan = self._plan(model, batch)
         live = batch.mask.any(1) & batch.judged
         if not (self.settings.beta or self.settings.entropy_coef):
-            live = live & plan["advantages"].ne(0).any(1)
+            moved = plan["advantages"] != 0
+            if self.settings.method.shaping.acts_alone:
+                moved = moved | (plan["marks"] != 0)
+            live = live & moved.any(1)
         chosen = live.nonzero()[:, 0].tolist()
         packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs)
@@ -171,13 +175,16 @@ class PackedUpdate:
         old_logp = batch.columns.get("old_logp")
         if old_logp is None and stats is not None:
             old_logp = stats.logp
-        shaped = method.shaping.shape(
+        shaped = method.shape(
             sequences(
                 method,
                 batch.advantages,
                 batch.mask,
                 entropy=stats and stats.entropy,
                 log_pmax=stats and stats.log_pmax,
+                logp=stats and stats.logp,
+                old_logp=old_logp,
+                tokens=batch.ids[:, batch.first :],
                 group=batch.columns.get("group"),
             ),
             self.ranks,
@@ -193,6 +200,7 @@ class PackedUpdate:
             "ref_logp": batch.columns.get("ref_logp") if settings.beta else None,
             "entropy_weights": self._entropy_weights(batch, shaped),
             "entropy_max": maximum,
+            "marks": shaped.marks,
         }
 
     def _corrected(
@@ -213,7 +221,7 @@ class PackedUpdate:
             sampled = batch.columns.get("sampling_logp", old_logp)
             drift = batch.sequence_mean((sampled - stats.logp).nan_to_num(0.0))
             drifted = drift > self.settings.off_policy_threshold
-            advantages = advantages.masked_fill(drifted & (batch.advantages < 0)[:, None], 0.0)
+            advantages = advantages.masked_fill(drifted & (batch.token_advantages < 0), 0.0)
         return torch.where(batch.mask, advantages, 0.0)
 
     def _weights(self, batch: MiniBatch) -> Tensor:
@@ -222,7 +230,7 @@ class PackedUpdate:
         trained = valid * batch.judged[:, None]
         if self.settings.method.aggregation == "token_mean":
             return trained * self.ranks.count / batch.num_tokens.clamp_min(1.0)
-        return trained / valid.sum(1, keepdim=True).clamp_min(1.0) / len(batch)
+        return trained / sequence_divisors(self.settings.method, valid) / len(batch)
 
     def _entropy_weights(self, batch: MiniBatch, shaped: Shaped) -> Tensor | None:
         if not self.settings.entropy_coef:
@@ -306,6 +314,7 @@ class TokenTallies:
             advantages=here.advantages,
             sequence_mean=segment_mean(here.sequence_ids),
             entropy_max=terms.entropy_max,
+            marks=here.marks,
         )
         mask = torch.ones_like(here.advantages, dtype=torch.bool)
         tallies = tally_tokens(

@@ -17,7 +17,11 @@ from acpo.engines.verl.config import configured_row
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives import METHODS, Method
 
-AGGREGATION = {"sequence_mean": "seq-mean-token-mean", "token_mean": "token-mean"}
+AGGREGATION = {
+    "sequence_mean": "seq-mean-token-mean",
+    "token_mean": "token-mean",
+    "fixed_length": "seq-mean-token-sum-norm",
+}
 """Our name for how tokens are weighed -> verl's `loss_agg_mode`."""
 
 WEIGHS = {
@@ -159,6 +163,12 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
             "the row compares all responses to a prompt, and verl would spread them over "
             "mini-batches; set trainer.use_v1=False trainer.balance_batch=False",
         )
+    yield (
+        "old_log_pmax" in row.shaping.group_needs,
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "the row reads the rollout policy's mode, which verl's pass does not keep; train it with "
+        "the TRL engine, or use score_normalised",
+    )
     bypass = "algorithm.rollout_correction.bypass_mode"
     yield (
         bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),

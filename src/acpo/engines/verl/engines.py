@@ -22,7 +22,12 @@ from acpo.engines.verl.config import configured_row
 from acpo.engines.verl.internals import FSDP, MEGATRON, check_internals
 from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.margin import mode_margin, sharded_mode_margin
-from acpo.engines.verl.minibatch import RolloutEntropy, mini_batch_entropy_max, shape_advantages
+from acpo.engines.verl.minibatch import (
+    RolloutEntropy,
+    mini_batch_entropy_max,
+    read_marks,
+    shape_advantages,
+)
 from acpo.errors import ACPOError
 from acpo.objectives import Method
 
@@ -46,6 +51,7 @@ class RowLoss:
             no_padding_2_padding(model_output[MARGIN], data),
             None if entropy is None else no_padding_2_padding(entropy, data),
             self.entropy_max,
+            read_marks(data),
         )
         with scored(micro_batch):
             return self.stock(*args, model_output=model_output, data=data, **rest)
@@ -116,11 +122,13 @@ class RowEngine:
         tu.assign_non_tensor(data, calculate_entropy=bool(asked or "entropy" in row.needs))
         output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)["model_output"]
         tu.assign_non_tensor(data, calculate_entropy=asked)
-        names = {"log_pmax": ("log_probs", MARGIN), "entropy": ("entropy",)}
-        wanted = [name for need in row.needs for name in names[need]]
+        names = {"log_pmax": ("log_probs", MARGIN), "entropy": ("entropy",), "logp": ("log_probs",)}
+        wanted = {name for need in row.needs for name in names[need]}
         seen = {name: no_padding_2_padding(output[name], data) for name in wanted}
-        if "log_pmax" in row.needs:
-            logp, margin = seen.pop("log_probs"), seen.pop(MARGIN)
+        logp, margin = seen.pop("log_probs", None), seen.pop(MARGIN, None)
+        if logp is not None:
+            seen["logp"] = logp
+        if margin is not None:
             seen["log_pmax"] = MicroBatch(row, margin).stats(logp).log_pmax
         return seen
 

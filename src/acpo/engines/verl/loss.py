@@ -29,12 +29,14 @@ class MicroBatch(NamedTuple):
         margin: z_y / T - z_max / T, 0 where the sampled token is the mode.
         entropy: where verl computed it.
         entropy_max: H_max of the whole mini-batch (Shannon rows).
+        marks: what the row's shaping left for its gate.
     """
 
     row: Method
     margin: Tensor
     entropy: Tensor | None = None
     entropy_max: float | None = None
+    marks: Tensor | None = None
 
     def stats(self, logp: Tensor) -> TokenStats:
         """Token statistics; log p_max = log p_y - margin needs no second softmax.
@@ -90,6 +92,7 @@ def policy_loss(
         advantages=advantages,
         mask=response_mask,
         entropy_max=batch.entropy_max,
+        marks=batch.marks,
     )
     value = objective.value
     if rollout_is_weights is not None:

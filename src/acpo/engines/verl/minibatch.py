@@ -15,8 +15,11 @@ from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 from acpo.engines.ranks import Ranks
 from acpo.errors import ACPOError
 from acpo.objectives import Method
-from acpo.objectives.batch import entropy_maximum, sequences
+from acpo.objectives.batch import sequences
+from acpo.objectives.method import entropy_maximum
 from acpo.objectives.shaping import Groups
+
+MARKS = "acpo_marks"
 
 
 class RolloutEntropy:
@@ -67,21 +70,37 @@ def mini_batch_entropy_max(
 def shape_advantages(
     data: TensorDict, row: Method, *, group_size: int, seen: Mapping[str, Tensor], dp: Any
 ) -> None:
-    """Replace the advantages of this rank's rows by the row's token advantages.
+    """Replace the mini-batch's advantages by the row's token advantages, and add its marks.
 
     `seen` are `[B, T]` statistics: what the shaping needs of the current policy, and `old_entropy`
     of the rollout policy.
     """
     mask = _padded(data, "response_mask").bool()
-    advantages = _sequence_advantages(_padded(data, "advantages"), mask)
+    ranks = Ranks(mask.device, group=dp)
+    advantages = _sequence_advantages(_padded(data, "advantages"), mask, ranks)
     column = None
     if row.shaping.group_needs:
         column = _group_column(data, row, group_size, seen, advantages, mask, dp)
-    current = {name: seen[name] for name in row.shaping.needs}
-    batch = sequences(row, advantages, mask, group=column, **current)
-    mine = row.shaping.shape(batch, Ranks(mask.device, group=dp)).advantages
+    current = {name: x for name, x in seen.items() if name != "old_entropy"}
+    batch = sequences(
+        row,
+        advantages,
+        mask,
+        group=column,
+        tokens=_padded(data, "responses"),
+        old_logp=_padded(data, "old_log_probs") if "old_log_probs" in data else None,
+        **current,
+    )
+    shaped = row.shape(batch, ranks)
     nested = data["response_mask"].is_nested
-    data["advantages"] = response_to_nested(mine, data["response_mask"]) if nested else mine
+    for name, column in (("advantages", shaped.advantages), (MARKS, shaped.marks)):
+        if column is not None:
+            data[name] = response_to_nested(column, data["response_mask"]) if nested else column
+
+
+def read_marks(data: TensorDict) -> Tensor | None:
+    """What the row's shaping left for its gate, `[B, T]`."""
+    return _padded(data, MARKS) if MARKS in data else None
 
 
 def _group_column(
@@ -105,14 +124,12 @@ def _group_column(
     return found[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
 
 
-def _sequence_advantages(advantages: Tensor, mask: Tensor) -> Tensor:
-    """`[B]` from verl's `[B, T]`, which repeats one number over a response."""
+def _sequence_advantages(advantages: Tensor, mask: Tensor, dp: Ranks) -> Tensor:
+    """`[B]` from verl's `[B, T]`, if every rank's repeat one number over a response."""
     first = advantages.gather(1, mask.int().argmax(1, keepdim=True))
-    if not torch.where(mask, advantages == first, True).all():
-        raise ACPOError(
-            "advantages differ within a response, but the row shapes one per sequence; set "
-            "algorithm.adv_estimator=acpo"
-        )
+    differ = torch.where(mask, advantages != first, False).any()
+    if bool(dp.maximum(differ.float())):
+        return torch.where(mask, advantages, 0.0)
     return torch.where(mask.any(1), first[:, 0], 0.0)
 
 
