@@ -32,9 +32,8 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
     wanted += [("use_vllm", "vllm")] if config.use_vllm and not elsewhere else []
     for what, package in wanted:
         if importlib.util.find_spec(package) is None:
-            own = {"peft": "'acpo[peft]'", "vllm": "'acpo[vllm]'"}.get(package, package)
             raise ACPOError(
-                f"{what}: {package} is not installed; pip install {own}, or leave it out"
+                f"{what}: {package} is not installed; pip install {package}, or leave it out"
             )
 
 

@@ -38,7 +38,7 @@ class VLLMBackend:
             import vllm
         except ImportError as error:
             raise SamplingError(
-                f"--backend vllm: vLLM cannot be imported ({error}): pip install 'acpo[vllm]', or "
+                f"--backend vllm: vLLM cannot be imported ({error}): pip install vllm, or "
                 "use another backend"
             ) from error
         self._vllm = vllm
