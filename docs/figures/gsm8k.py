@@ -2,7 +2,8 @@
 
     python docs/figures/gsm8k.py
 
-Each point is the accuracy of one rollout, 512 completions of 64 problems the run has not trained on.
+Each point is the accuracy of one rollout, 512 completions of 64 problems that the run
+has not trained on.
 """
 
 import json

@@ -159,7 +159,8 @@ def methods(
 
 
 OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
-RECIPE = typer.Argument(help="A YAML file; `acpo init` writes some to recipes/.")
+RECIPE_HELP = "A YAML file; `acpo init` writes some to recipes/."
+RECIPE = typer.Argument(help=RECIPE_HELP)
 
 
 @app.command(context_settings=OVERRIDABLE, cls=RecipeCommand)
@@ -183,12 +184,22 @@ def train(
 @app.command(context_settings=OVERRIDABLE)
 def doctor(
     context: typer.Context,
-    recipe: Path = RECIPE,
+    recipe: Path | None = typer.Argument(None, help=RECIPE_HELP),
     processes: int | None = typer.Option(
         None, min=1, help="Training processes to plan for (default: those of this launch)."
     ),
+    plan: int | None = typer.Option(
+        None, min=1, metavar="TOKENS", help="Instead: which GPUs for which model, at this length."
+    ),
 ) -> None:
     """Check a recipe, and say what training it will do, before anything is trained."""
+    if plan is not None:
+        from acpo.train.plan import print_plan
+
+        print_plan(plan)
+        return
+    if recipe is None:
+        raise ACPOError("doctor needs a recipe, or --plan TOKENS")
     from acpo.train.doctor import examine
 
     if not examine(recipe, context.args, processes=processes):

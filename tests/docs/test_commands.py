@@ -27,8 +27,9 @@ SMALL = {
 """Appended to what is run: the same command at a size for tests."""
 
 MARK = (
-    "If it needs a GPU, a hub, a server or a large file, say so in the text: put `# needs: GPU` (or "
-    "hub, server, ...) behind the command or on the first line of its block; it is then only parsed."
+    "If it needs a GPU, a hub, a server or a large file, say so in the text: put `# needs: GPU` "
+    "(or hub, server, ...) behind the command or on the first line of its block; it is then only "
+    "parsed."
 )
 
 

@@ -78,14 +78,14 @@ def test_python_runs(document, model, monkeypatch):
             for text, smaller in SMALLER.items():
                 source = source.replace(text, smaller)
             assert source != block.text, (
-                f"{block.place} needs {block.needs}: teach SMALLER in {__file__} how to run it small"
+                f"{block.place} needs {block.needs}: teach SMALLER in {__file__} to run it small"
             )
         try:
             exec(compile(source, block.place, "exec"), names)
         except Exception as error:
             raise AssertionError(
-                f"{block.place} does not run as written: {error!r}. Mend it, or, if it needs a hub, "
-                "say so in its first line: `# needs: hub`"
+                f"{block.place} does not run as written: {error!r}. Mend it, or, if it needs a "
+                "hub, say so in its first line: `# needs: hub`"
             ) from error
     if document.name == "README.md":
         assert names["loss"].item() != 0 and names["logits"].grad.abs().sum() > 0

@@ -86,9 +86,7 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
         axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set_xlabel(
-        "percentage points; blue: 95% over seeds, orange: seeds and problems drawn anew"
-    )
+    axes.set_xlabel("percentage points; 95%: blue over seeds, orange over seeds and problems")
     axes.set_title(f"{name}: held-out accuracy after training, minus that of {baseline}")
     axes.grid(alpha=0.3, axis="x")
     return _save(figure, folder / f"differences-{name}.png")
