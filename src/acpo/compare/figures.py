@@ -86,7 +86,9 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
         axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set_xlabel("percentage points; 95%: blue over seeds, orange over seeds and problems")
+    orange = any(row["difference"]["bootstrap"] for row in rows)
+    second = "; orange: over seeds and problems" if orange else ""
+    axes.set_xlabel(f"percentage points, 95% over seeds{second}")
     axes.set_title(f"{name}: held-out accuracy after training, minus that of {baseline}")
     axes.grid(alpha=0.3, axis="x")
     return _save(figure, folder / f"differences-{name}.png")
