@@ -15,7 +15,7 @@ DOCUMENTS = [
 ]
 PROGRAMS = ("acpo", "python", "make", "pip", "accelerate", "cat", "ray", "git", "cd", "source")
 NEEDS = re.compile(r"#\s*needs:\s*(?P<what>.+)$", re.M)
-PLACEHOLDER = re.compile(r"\[|\.\.\.|(?<![\w./-])[A-Z][A-Z_]+(?:\.\w+)?(?![\w=])")
+PLACEHOLDER = re.compile(r"\[|\.\.\.|(?<![\w./-])(?:[A-Z][A-Z_]+|N)(?:\.\w+)?(?![\w=])")
 
 
 class Block(NamedTuple):

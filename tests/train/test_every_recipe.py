@@ -29,6 +29,7 @@ def small(tmp_path_factory):
         "gradient_accumulation_steps": 4,
         "max_completion_length": 12,
         "max_steps": 1,
+        "logging_steps": 1,
         "save_strategy": "no",
         "learning_rate": 1e-3,
     }
