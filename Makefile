@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what it imports; pip would compile every file there is.
+PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
+	-c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
 .PHONY: quickstart test test-gpu test-verl check pytest docs clean
@@ -53,7 +55,7 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 
 # verl cannot share an environment with TRL.
 VERL := .venv-verl
-VERL_PIP = $(VERL)/bin/python -m pip install --quiet --disable-pip-version-check
+VERL_PIP = $(VERL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 test-verl: $(VERL)/.installed
 	$(VERL)/bin/python -m pytest -q -n auto --dist loadfile tests/engines/verl $(PYTEST_ARGS)

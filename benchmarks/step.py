@@ -321,6 +321,10 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
 
         trainer, options = GRPOTrainer, GRPOConfig(loss_type="sapo", **common)
     tokenizer = make_tokenizer(size["shape"]["vocab_size"])
+    if common.get("use_vllm"):  # which loads it from a folder
+        for part in (model, tokenizer):
+            part.save_pretrained(f"{folder}/model")
+        model.config._name_or_path = f"{folder}/model"
     return trainer(model, verified, options, problems(size), processing_class=tokenizer)
 
 

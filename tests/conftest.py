@@ -1,9 +1,14 @@
 """Shared test settings."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from viewer.browser import Browser
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -25,3 +30,21 @@ def require_tool(found: bool, name: str) -> None:
     if os.environ.get("ACPO_REQUIRE_TOOLS"):
         pytest.fail(f"{name} is required here but missing")
     pytest.skip(f"{name} is not installed")
+
+
+@pytest.fixture(scope="session")
+def shared_browser() -> "Iterator[Browser]":
+    """One browser for all page tests of a worker."""
+    from viewer.browser import CHROMIUM, Browser
+
+    require_tool(CHROMIUM is not None, "chromium")
+    with Browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(shared_browser: "Browser") -> "Iterator[Browser]":
+    """The page must have neither failed nor asked for anything by the end of the test."""
+    yield shared_browser
+    assert shared_browser.problems() == []
+    assert shared_browser.requests() == []

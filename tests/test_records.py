@@ -272,7 +272,7 @@ def test_killed_at_any_moment_a_trace_is_whole(tmp_path):
         deadline = time.monotonic() + 60
         while committed_parts(path) <= committed and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 0.5))
+        time.sleep(rng.uniform(0.0, 0.2))
         process.kill()
         process.wait()
         assert committed_parts(path) > committed

@@ -20,11 +20,7 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
     """The folder or hub id behind a model name.
 
     A GGUF file is unpacked once to `<output_dir>/base-model`, since reference models, vLLM and
-    `save_pretrained` need an ordinary checkpoint.
-
-    Args:
-        name: a folder, a hub id, a `.gguf` file, or `package:NAME/PATH`.
-        output_dir: where the run writes.
+    `save_pretrained` need an ordinary checkpoint. `package:NAME/PATH` is inside that package.
 
     Raises:
         ACPOError: when a package or file is missing.
@@ -88,12 +84,9 @@ def adapter_base(name: str) -> str | None:
 
 
 def load_model(name: str, *, trainable: bool = False, **options: Any) -> Any:
-    """The weights of a resolved model; an adapter on its base.
+    """The weights of a resolved model, with options of `from_pretrained`.
 
-    Args:
-        name: a folder or hub id.
-        trainable: leave an adapter apart from its base, to be trained on; else it is merged in.
-        **options: of `from_pretrained`.
+    An adapter is merged into its base, unless it is to be `trainable`.
 
     Raises:
         ACPOError: an adapter without PEFT to read it.

@@ -4,7 +4,6 @@ import fcntl
 import os
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from acpo.errors import ACPOError
@@ -19,12 +18,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

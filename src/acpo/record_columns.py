@@ -62,11 +62,7 @@ class TraceError(ACPOError):
 
 
 def rollout_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Completions as a table.
-
-    Raises:
-        TraceError: naming what does not fit.
-    """
+    """Completions as a table."""
     columns = ROLLOUT_COLUMNS
     unknown = sorted({name for row in rows for name in row} - columns.keys())
     if unknown:
@@ -91,11 +87,7 @@ def _text(value: Any) -> Any:
 
 
 def token_table(tokens: Mapping[str, Any]) -> pa.Table:
-    """Token columns as a table.
-
-    Raises:
-        TraceError: naming what does not fit.
-    """
+    """Token columns as a table."""
     unknown = sorted(tokens.keys() - TOKEN_COLUMNS.keys())
     if unknown or "token_id" not in tokens:
         raise TraceError(f"token columns {', '.join(unknown) or '(no token_id)'} are not a trace's")
@@ -148,21 +140,13 @@ def _open(file: Path) -> pq.ParquetFile:
 
 
 def column_names(file: Path) -> list[str]:
-    """The columns of a file.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
+    """The columns of a file."""
     with _open(file) as parquet:
         return list(parquet.schema_arrow.names)
 
 
 def read_table(file: Path, names: list[str], columns: Mapping[str, pa.DataType]) -> pa.Table:
-    """Columns of a file; absent ones are null.
-
-    Raises:
-        TraceError: It cannot be read, or holds text that is not UTF-8.
-    """
+    """Columns of a file; absent ones are null, and text that is not UTF-8 is refused."""
     with _open(file) as parquet:
         present = set(parquet.schema_arrow.names)
         schema = pa.schema([(name, columns[name]) for name in names if name in present])

@@ -108,9 +108,9 @@ class TraceWriter(Closing):
         self._lines.append(_line(line))
         self.parts.append(line)
 
-    def drop_from(self, step: int) -> None:
-        """Forget parts of `step` and later: a training run that resumes makes them again."""
-        kept = [part for part in self.parts if part["step"] < step]
+    def drop_from(self, step: int, update: int = 0) -> None:
+        """Forget parts of an update and later: a training run that resumes makes them again."""
+        kept = [p for p in self.parts if (p["step"], p.get("update", 0)) < (step, update)]
         if len(kept) == len(self.parts):
             return
         self._lines.replace(b"".join(_line(row) for row in (self.header, *kept)))

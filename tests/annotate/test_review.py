@@ -15,22 +15,6 @@ from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from acpo.viewer.review import write_review_page
 from annotate.traces import chain_rows, write_texts
-from conftest import require_tool
-from viewer.browser import CHROMIUM, Browser
-
-
-@pytest.fixture(scope="module")
-def shared_browser():
-    require_tool(CHROMIUM is not None, "chromium")
-    with Browser() as browser:
-        yield browser
-
-
-@pytest.fixture
-def browser(shared_browser):
-    """No page may have failed or asked for anything by the end of a test."""
-    yield shared_browser
-    assert not shared_browser.problems() and not shared_browser.requests()
 
 
 @pytest.fixture

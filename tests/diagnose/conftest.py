@@ -1,4 +1,4 @@
-"""The packaged model's own distributions."""
+"""The packaged model's own distributions, and figures drawn once."""
 
 from importlib.resources import files
 from typing import NamedTuple
@@ -6,6 +6,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import Tensor
+
+from acpo.diagnose import report
 
 
 class States(NamedTuple):
@@ -33,3 +35,12 @@ def chain_states() -> States:
     hidden = states[:, start - 1 : -1].reshape(-1, states.shape[-1])
     weight = model.get_output_embeddings().weight.detach()
     return States(hidden, weight, hidden @ weight.T, ids[:, start:].reshape(-1))
+
+
+@pytest.fixture
+def no_pdf(monkeypatch):
+    """Figures are drawn as PNG only: a PDF costs as much again, and other tests look at it."""
+    drawn = report.rendered
+    monkeypatch.setattr(
+        report, "rendered", lambda figure, kind: drawn(figure, kind) if kind == "png" else b"%PDF"
+    )

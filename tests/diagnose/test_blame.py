@@ -228,7 +228,7 @@ def test_models_words_do_not_count_unless_asked(case, tmp_path):
         blame(trace, proposed)
 
 
-def test_all_takes_annotations_and_opens_with_a_sentence_each(case, tmp_path):
+def test_all_takes_annotations_and_opens_with_a_sentence_each(case, tmp_path, no_pdf):
     _, _, folder = case
     arguments = ["diagnose", "all", str(folder / "trace"), "--output", str(tmp_path)]
     result = CliRunner().invoke(app, [*arguments, "--annotations", str(folder / "a.jsonl")])

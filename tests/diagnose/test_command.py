@@ -31,12 +31,12 @@ def test_each_command_writes_its_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["coupling", "envelope"])
-def test_theory_needs_no_trace(tmp_path, name):
+def test_theory_needs_no_trace(tmp_path, no_pdf, name):
     run(name, "--output", tmp_path)
     assert (tmp_path / f"{name}.csv").read_text().count("\n") > 100
 
 
-def test_one_training_step_of_several(tmp_path):
+def test_one_training_step_of_several(tmp_path, no_pdf):
     path = tmp_path / "t"
     make_trace(path, parts=1, length=10, step=0)
     make_trace(path, parts=1, length=20, step=50)

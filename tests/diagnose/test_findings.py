@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from acpo.diagnose import geometry, tokens
-from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment, clustered_share
+from acpo.diagnose.alignment import PAPER, THRESHOLDS, alignment
 from acpo.diagnose.coupling import Gate, coupling
 from acpo.diagnose.envelope import envelope, moving_average
 from acpo.diagnose.gradients import composites, gradients
 from acpo.diagnose.mismatch import mismatch
+from acpo.diagnose.tokens import clustered_share
 from acpo.errors import ACPOError
 from acpo.objectives import theory
 from acpo.records import Trace, TraceError, TraceWriter
@@ -369,7 +370,7 @@ def peak(analysis, trace: Trace) -> int:
 
 
 def test_memory_does_not_grow_with_tokens(tmp_path):
-    few = make_trace(tmp_path / "few", parts=2, rollouts=4, length=2000)
+    few = make_trace(tmp_path / "few", parts=2, rollouts=4, length=1000)
     many = repeat(few, tmp_path / "many", times=20)
     assert len(many) == 20 * len(few)
     for analysis in ANALYSES:

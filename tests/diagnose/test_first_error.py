@@ -193,7 +193,7 @@ def test_another_trace_and_empty_windows_are_refused(tmp_path):
         first_error(trace, annotations, settings=ProfileSettings(window=3, every=4))
 
 
-def test_proposals_of_models_are_named_as_such(tmp_path):
+def test_proposals_of_models_are_named_as_such(tmp_path, no_pdf):
     trace, _ = case(tmp_path, rise=0.0, problems=3)
     path = tmp_path / "a.jsonl"
     text = path.read_text().replace('"annotator": "exact"', '"annotator": "m"')

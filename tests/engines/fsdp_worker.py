@@ -13,9 +13,9 @@ from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import fsdp_utils
 from torch.distributed.fsdp import fully_shard
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import Attention, add_policy_forward
 from acpo.engines.trl.packing import MiniBatch
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.update import PackedUpdate, TokenTallies, UpdateSettings
 from acpo.head import TokenTerms
 from acpo.objectives import get_method

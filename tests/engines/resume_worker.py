@@ -36,7 +36,7 @@ def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
     if place == "rollout":
         reward = die_on(int(call), reward)
     if place == "checkpoint":
-        checkpoint.save_state = die_on(int(call), checkpoint.save_state)
+        checkpoint.save_trainer = die_on(int(call), checkpoint.save_trainer)
     if place == "rename":
         checkpoint._flush = die_on(int(call), checkpoint._flush)
     settings = options(

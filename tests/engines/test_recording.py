@@ -1,9 +1,12 @@
 """What training records is what a fresh scoring of the same policy finds, killed or not."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
@@ -11,7 +14,7 @@ from acpo.records import Trace
 from acpo.scoring.rollouts import SampledCompletion, score
 from engines import resume_worker
 from engines.test_resume import killed
-from engines.tiny import odd_tokens, prompts, recorded, tiny_model, tiny_tokenizer
+from engines.tiny import odd_tokens, options, prompts, recorded, tiny_model, tiny_tokenizer
 
 COLUMNS = ("token_id", "logp", "old_logp", "log_pmax", "entropy", "is_mode", "credit", "advantage")
 
@@ -82,10 +85,29 @@ def test_recorded_rows_say_what_was_trained_on(run):
     assert (found != 0).any()
 
 
+def trainer_like(folder, stats):
+    """As much of a trainer as a recorder reads: groups of two, 5 ends a completion."""
+    return SimpleNamespace(
+        args=ACPOConfig(**options(folder)).per_optimizer_step(),
+        policy=tiny_model(),
+        _tokenizer=tiny_tokenizer(),
+        num_generations=2,
+        num_iterations=1,
+        temperature=1.0,
+        max_completion_length=4,
+        rollouts=SimpleNamespace(rollout_statistics=lambda rollout: stats),
+        packed=SimpleNamespace(settings=SimpleNamespace(method=get_method("acpo"))),
+        eos_token_ids=[5],
+        state=SimpleNamespace(global_step=0),
+        accelerator=SimpleNamespace(is_main_process=True),
+    )
+
+
 def test_what_a_tool_wrote_is_not_recorded(tmp_path):
-    recorder = RolloutRecorder(tmp_path / "t", {}, every=1, tokenizer=tiny_tokenizer())
-    assert recorder.begin(0)
     ids = torch.tensor([[2, 3, 4, 5], [2, 3, 4, 0]])
+    stats = stats_from_logits(logits=torch.randn(2, 4, 8), tokens=ids)
+    recorder = RolloutRecorder(trainer_like(tmp_path, stats))
+    assert recorder.begin(0)
     rollout = {
         "prompt_ids": torch.tensor([[6], [6]]),
         "prompt_mask": torch.ones(2, 1),
@@ -95,10 +117,8 @@ def test_what_a_tool_wrote_is_not_recorded(tmp_path):
         "advantages": torch.tensor([1.0, -1.0]),
     }
     recorder.note(rollout, [{"answer": "5"}] * 2, torch.tensor([1.0, 0.0]))
-    stats = stats_from_logits(logits=torch.randn(2, 4, 8), tokens=ids)
-    settings = {"method": get_method("acpo"), "group_size": 2, "ends": [5], "step": 0}
-    recorder.write(rollout, stats, **settings, is_main=True)
-    trace = Trace.open(tmp_path / "t")
+    recorder.record(rollout, update=0)
+    trace = Trace.open(tmp_path / "trace")
     assert trace.tokens("token_id")["token_id"].tolist() == [2, 5, 2, 3, 4]
     assert trace.rollouts["truncated"].to_pylist() == [False, True]
     logp = torch.cat([stats.logp[0, [0, 3]], stats.logp[1, :3]])
@@ -163,10 +183,29 @@ def test_later_updates_are_scored_again(tmp_path):
         assert np.abs(seen["logp"] - seen["old_logp"]).max() > 1e-3, number
 
 
+def test_later_updates_are_scored_again_after_resuming_inside_a_rollout(tmp_path):
+    settings = {"steps_per_generation": 3, "record_rollouts": True, "learning_rate": 1e-2}
+    whole = {**settings, "max_steps": 3}
+    recorded(tmp_path / "whole", **whole)
+    checkpoints = {"save_strategy": "steps", "save_steps": 1}
+    recorded(tmp_path / "killed", **settings, **checkpoints, max_steps=1)
+    config = ACPOConfig(**options(tmp_path / "killed", **whole, **checkpoints))
+    args = (tiny_model(), odd_tokens, config, prompts())
+    trainer = ACPOTrainer(*args, processing_class=tiny_tokenizer())
+    trainer.train(resume_from_checkpoint=True)
+    traces = [Trace.open(tmp_path / name / "trace") for name in ("whole", "killed")]
+    expected, found = (trace.after_updates() for trace in traces)
+    assert sorted(expected) == sorted(found) == [1, 2]
+    for update, table in expected.items():
+        assert table.table(*COLUMNS).equals(found[update].table(*COLUMNS))
+
+
 def test_a_diverged_policy_is_recorded_too(tmp_path):
-    recorder = RolloutRecorder(tmp_path / "t", {}, every=1, tokenizer=tiny_tokenizer())
-    assert recorder.begin(0)
     ids = torch.tensor([[2, 3], [2, 4]])
+    stats = stats_from_logits(logits=torch.randn(2, 2, 8), tokens=ids)
+    stats.logp[0, 1] = torch.nan
+    recorder = RolloutRecorder(trainer_like(tmp_path, stats))
+    assert recorder.begin(0)
     rollout = {
         "prompt_ids": torch.tensor([[6], [6]]),
         "prompt_mask": torch.ones(2, 1),
@@ -175,9 +214,6 @@ def test_a_diverged_policy_is_recorded_too(tmp_path):
         "advantages": torch.tensor([1.0, -1.0]),
     }
     recorder.note(rollout, [{"answer": "5"}] * 2, torch.tensor([1.0, 0.0]))
-    stats = stats_from_logits(logits=torch.randn(2, 2, 8), tokens=ids)
-    stats.logp[0, 1] = torch.nan
-    settings = {"method": get_method("acpo"), "group_size": 2, "ends": [5], "step": 0}
-    recorder.write(rollout, stats, **settings, is_main=True)
-    logp = Trace.open(tmp_path / "t").tokens("logp")["logp"]
+    recorder.record(rollout, update=0)
+    logp = Trace.open(tmp_path / "trace").tokens("logp")["logp"]
     assert np.isnan(logp).tolist() == [False, True, False, False]

@@ -10,9 +10,9 @@ from datasets import Dataset
 from PIL import Image
 
 from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl import packing, safety
 from acpo.engines.trl.forward import NAME, Attention, add_policy_forward, choose_attention
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
 from acpo.objectives import get_method
@@ -97,7 +97,7 @@ def leak(model):
         ranks=Ranks(CPU, together=False),
         attention=Attention("packed", "test", NAME),
     )
-    return safety.packing_leak(update, model)
+    return safety.second_sequence(update, model)[1]
 
 
 def test_state_that_runs_from_sequence_to_sequence_is_seen():
@@ -319,7 +319,7 @@ def test_the_budget_is_measured_on_the_model_as_wrapped(tmp_path, monkeypatch):
     monkeypatch.setattr(
         ACPOTrainer,
         "_measure_budget",
-        lambda self, model: (seen.append(self.state.global_step), measure(self, model))[1],
+        lambda self: (seen.append(self.state.global_step), measure(self))[1],
     )
     trainer, _ = recorded(tmp_path, max_steps=2)
     assert seen == [0], "once, at the first pass of the first step"

@@ -28,6 +28,12 @@ def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
 
 def test_what_would_be_ignored_is_refused(tmp_path):
     for wrong in ({"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}):
+        with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*biases every ratio"):
+            recorded(tmp_path, sampler="static", **wrong)
+    for wrong in (
+        {"generation_kwargs": {"suppress_tokens": [7]}},
+        {"use_transformers_continuous_batching": True},
+    ):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*sampler='static'"):
             recorded(tmp_path, sampler="static", **wrong)
     with pytest.raises(ACPOError, match="sampler='fast' is unknown"):

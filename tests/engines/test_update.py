@@ -142,8 +142,8 @@ def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, c
     monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
     settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
     settings |= {"num_iterations": 2, "max_steps": 3, "gradient_checkpointing": checkpointing}
-    _, plain = recorded(tmp_path, **settings)
-    trainer, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    _, plain = recorded(tmp_path, tiny_model(layers=1), **settings)
+    trainer, compiled = recorded(tmp_path, tiny_model(layers=1), compile_layers=True, **settings)
     layers = trainer.policy.model.layers
     assert len(trainer.packed.compiled.layers) == len(layers)
     assert not any("forward" in vars(layer) for layer in layers), "generation has its own back"
@@ -158,8 +158,8 @@ def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", (broken,))
     settings = {"rollout_func": fixed_rollout}
-    _, plain = recorded(tmp_path, **settings)
-    _, tried = recorded(tmp_path, compile_layers=True, **settings)
+    _, plain = recorded(tmp_path, tiny_model(layers=1), **settings)
+    _, tried = recorded(tmp_path, tiny_model(layers=1), compile_layers=True, **settings)
     assert relative(tried[0], plain[0]) < 1e-6
 
 
@@ -168,9 +168,9 @@ def test_lora_layers_compile(tmp_path, monkeypatch):
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     settings = {"rollout_func": fixed_rollout, "peft_config": adapter}
     torch.manual_seed(0)
-    _, plain = recorded(tmp_path, **settings)
+    _, plain = recorded(tmp_path, tiny_model(layers=1), **settings)
     torch.manual_seed(0)
-    _, compiled = recorded(tmp_path, compile_layers=True, **settings)
+    _, compiled = recorded(tmp_path, tiny_model(layers=1), compile_layers=True, **settings)
     assert plain[0].norm() > 0 and relative(compiled[0], plain[0]) < 1e-6
 
 

@@ -31,7 +31,12 @@ def tiny_tokenizer(chat: bool = False) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    seed: int = 0, *, tied: bool = True, dtype: torch.dtype = torch.float32, sharpness: float = 8.0
+    seed: int = 0,
+    *,
+    tied: bool = True,
+    dtype: torch.dtype = torch.float32,
+    sharpness: float = 8.0,
+    layers: int = 2,
 ) -> Qwen3ForCausalLM:
     """Random weights, with logits spread enough that tokens differ in confidence."""
     torch.manual_seed(seed)
@@ -39,7 +44,7 @@ def tiny_model(
         vocab_size=len(WORDS),
         hidden_size=32,
         intermediate_size=64,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,

@@ -141,7 +141,7 @@ def test_overlap_by_hand(tmp_path):
         "a short one b",
         "one two three",
     ]
-    found = overlaps(load_questions(str(path)), training, size=3)
+    (found,) = overlaps([load_questions(str(path))], training, size=3)
     assert [tuple(entry) for entry in found] == [("2", 2, 1.0, 1), ("0", 1, 0.5, 2)]
 
 

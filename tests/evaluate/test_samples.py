@@ -12,8 +12,8 @@ SETTINGS = {"model": "m", "temperature": 1.0, "stop": ("a",)}
 def fill(path, count=3):
     with SampleFile(path, SETTINGS) as file:
         for index in range(count):
-            file.append_sample(("q", index), {"completion": f"é{index}"})
-            file.append_verdict(("q", index), {"verdict": "correct"})
+            file.append(("q", index), {"completion": f"é{index}"})
+            file.append(("q", index), {"verdict": "correct"})
 
 
 def test_cut_at_every_byte_keeps_every_whole_line(tmp_path):
@@ -27,7 +27,7 @@ def test_cut_at_every_byte_keeps_every_whole_line(tmp_path):
         with SampleFile(path, SETTINGS) as file:
             assert sum("completion" in s for s in file.samples.values()) == kept // 2
             assert sum("verdict" in s for s in file.samples.values()) == max(kept - 1, 0) // 2
-            file.append_sample(("new", 0), {"completion": "x"})
+            file.append(("new", 0), {"completion": "x"})
         assert [json.loads(line) for line in path.read_bytes().splitlines()][-1][
             "question"
         ] == "new"
@@ -73,10 +73,10 @@ def test_compact_orders_and_merges_and_can_be_continued(tmp_path):
     path = tmp_path / "s.jsonl"
     with SampleFile(path, SETTINGS) as file:
         for key in (("b", 1), ("a", 0), ("b", 0)):
-            file.append_sample(key, {"completion": f"{key}"})
-        file.append_verdict(("b", 0), {"verdict": "correct"})
+            file.append(key, {"completion": f"{key}"})
+        file.append(("b", 0), {"verdict": "correct"})
         file.compact(["b", "a"])
-        file.append_sample(("a", 1), {"completion": "later"})
+        file.append(("a", 1), {"completion": "later"})
     rows = [json.loads(line) for line in path.read_text().splitlines()][1:]
     order = [(row["question"], row["sample"]) for row in rows]
     assert order == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
@@ -86,9 +86,9 @@ def test_compact_orders_and_merges_and_can_be_continued(tmp_path):
 
 def test_infrastructure_failures_are_judged_again(tmp_path):
     with SampleFile(tmp_path / "s.jsonl", SETTINGS) as file:
-        file.append_sample(("q", 0), {"completion": ""})
+        file.append(("q", 0), {"completion": ""})
         assert file.undecided(("q", 0))
-        file.append_verdict(("q", 0), {"verdict": "infra_error"})
+        file.append(("q", 0), {"verdict": "infra_error"})
         assert file.undecided(("q", 0))
-        file.append_verdict(("q", 0), {"verdict": "incorrect"})
+        file.append(("q", 0), {"verdict": "incorrect"})
         assert not file.undecided(("q", 0))

@@ -20,7 +20,7 @@ def write(folder, name, samples, **settings):
     settings = {"model": "a_b%", "judge": "math", "data": "x", **settings}
     with SampleFile(folder / f"{name}.jsonl", settings) as file:
         for key, fields in samples.items():
-            file.append_sample(key, {"completion": "", **fields})
+            file.append(key, {"completion": "", **fields})
 
 
 FOUR = {

@@ -58,7 +58,7 @@ def write(folder, accuracy, *, questions=60, model="m", name="aime24", data="x")
     with SampleFile(folder / f"{name}.jsonl", {"model": model, "data": data}) as file:
         for number in range(questions):
             verdict = "correct" if number < accuracy * questions else "incorrect"
-            file.append_sample((str(number), 0), {"completion": "", "verdict": verdict})
+            file.append((str(number), 0), {"completion": "", "verdict": verdict})
 
 
 def table(*runs, status=0, form="markdown"):

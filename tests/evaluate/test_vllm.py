@@ -1,7 +1,10 @@
 """The vLLM backend, against a stand-in with vLLM's interface (and vLLM itself where it is)."""
 
 import importlib
+import json
+import lzma
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,10 @@ from acpo.tasks.grading import Judges
 from acpo.tasks.questions import load_questions
 from evaluate.runs import lines, sums, timeless
 from evaluate.tinymodel import save
+from fakevllm import signatures
 
-FAKE = Path(__file__).parent / "fakevllm"
+FAKE = Path(__file__).parents[1] / "fakevllm"
+SOURCES = Path(__file__).resolve().parents[3] / "shared" / "vllm" / "vllm_h200.tar"
 SAMPLING = Sampling(max_tokens=64)
 
 
@@ -157,6 +162,40 @@ def test_a_model_without_template_says_what_to_do(vllm, tmp_path):
     with pytest.raises(SamplingError, match="--prompt-format plain"):
         backend(bare)
     assert len(list(backend(bare, SAMPLING._replace(chat=False)).sample(requests(2)))) == 2
+
+
+def test_an_engine_that_is_there_is_used(vllm, model):
+    given = vllm.LLM(model=model, max_model_len=256, max_num_seqs=4)
+    shared = backend(model, batch_size=4, engine=given.llm_engine)
+    broken = shared.sample(requests(6))
+    next(broken)
+    broken.close()
+    assert not given.llm_engine.has_unfinished_requests(), "what nobody waits for is let go"
+    assert len(list(shared.sample(requests(6)))) == 6
+    assert [given.llm_engine] == vllm.ENGINES
+
+
+def test_the_stand_in_is_made_from_the_signatures_of_vllm(vllm):
+    """Of the sources beside this checkout, where there are some; what they lack is refused."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top_q'"):
+        vllm.SamplingParams(top_q=1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_length'"):
+        vllm.EngineArgs(model="x", max_length=3)
+    if not SOURCES.is_file():
+        pytest.skip("no sources of vLLM beside this checkout")
+    with (
+        tarfile.open(SOURCES) as outer,
+        lzma.open(outer.extractfile("py.tar.xz")) as packed,
+        tarfile.open(fileobj=packed) as inner,
+    ):
+        wanted = {f"vllm/{path}" for path, _ in signatures.WANTED.values()}
+        texts = {
+            member.name.removeprefix("./"): inner.extractfile(member).read().decode()
+            for member in inner
+            if member.name.removeprefix("./") in wanted
+        }
+    real = signatures.signatures(lambda path: texts[f"vllm/{path}"])
+    assert real == json.loads(signatures.FILE.read_text())
 
 
 def test_without_vllm_it_says_how_to_get_it(monkeypatch, model):

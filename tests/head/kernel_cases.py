@@ -18,7 +18,10 @@ VOCABS = (16, 300, 8192, 8200)
 LOCAL = [row for row in ROWS if not METHODS[row].sequence_level]
 
 
-def chunk(vocab, rows=8, dtype=torch.float32, seed=0):
+CHUNK = 8 if DEVICE == "cuda" else 6  # the interpreter takes a row at a time
+
+
+def chunk(vocab, rows=CHUNK, dtype=torch.float32, seed=0):
     """Raw products in a padded buffer, as the pass hands them over, with sampled tokens."""
     g = torch.Generator().manual_seed(seed)
     stride = -(-vocab // 16) * 16

@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -11,20 +11,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_tiny_step(tmp_path):
-    out = tmp_path / "step.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "step.py"), "--tiny", "--out", str(out)]
-    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+def test_a_tiny_step(tmp_path, monkeypatch):
+    out, script = tmp_path / "step.json", str(ROOT / "benchmarks" / "step.py")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     for engines in (["trl-generate"], ["acpo-static", "trl-vllm"]):  # the second adds to the first
-        done = subprocess.run(
-            [*command, "--engines", *engines],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
+        command = [script, "--tiny", "--out", str(out), "--engines", *engines]
+        monkeypatch.setattr(sys, "argv", command)
+        runpy.run_path(script, run_name="__main__")
     rows = {row["engine"]: row for row in json.loads(out.read_text())["rows"]}
     assert list(rows) == ["trl-generate", "trl-vllm", "acpo-static"]
     stock, ours = rows["trl-generate"], rows["acpo-static"]

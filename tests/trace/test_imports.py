@@ -1,13 +1,16 @@
 """Other trainers' rollouts become traces; files that are not theirs are told so."""
 
 import json
+import pickle
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.method_columns import method_columns
@@ -52,6 +55,85 @@ def trl(folder):
     return folder
 
 
+def tokens():
+    """Prompts and texts as the packaged model's tokens."""
+    read = load_tokenizer(resolve_model(CHAIN, "nowhere"))
+    return [read(text, add_special_tokens=False)["input_ids"] for text in (PROMPTS[0], *TEXTS[:2])]
+
+
+def prime_rl(folder):
+    """As its trainer exports them: whole sequences, with the mask of what is trained on."""
+    prompt, *completions = tokens()
+    rows = []
+    for reward, ids in zip((1.0, 0.0), completions, strict=True):
+        before, after = len(prompt), len(ids)
+        rows.append(
+            {
+                **{"schema_version": 1, "step": 3, "export_step": 3, "rank": 0, "env_name": "x"},
+                "token_ids": [*prompt, *ids, 0],
+                "loss_mask": [False] * before + [True] * after + [False],
+                "rewards": [None] * before + [reward] * after + [None],
+                "inference_logprobs": [0.0] * before + [-0.25] * after + [0.0],
+                "trainer_logprobs": [0.0] * (before + after + 1),
+            }
+        )
+    (folder / "token_exports" / "step_3").mkdir(parents=True)
+    file = folder / "token_exports" / "step_3" / "rank_0.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def slime(folder, **changes):
+    prompt, *completions = tokens()
+    samples = [
+        {
+            **{"group_index": 0, "index": number, "prompt": PROMPTS[0], "response": TEXTS[number]},
+            **{"tokens": prompt + ids, "response_length": len(ids), "label": "0"},
+            **{"reward": 1.0 - number, "status": "truncated", "loss_mask": None, "metadata": {}},
+            "rollout_log_probs": [-0.25] * len(ids),
+        }
+        | changes
+        for number, ids in enumerate(completions)
+    ]
+    folder.mkdir()
+    torch.save({"rollout_id": 7, "samples": samples}, folder / "rollout_7.pt")
+    return folder
+
+
+@pytest.mark.parametrize(("make", "step"), [(prime_rl, 3), (slime, 7)])
+def test_tokens_that_were_drawn_stay_with_their_log_probabilities(tmp_path, make, step):
+    source = make(tmp_path / "theirs")
+    run(source, "--model", CHAIN, "--output", tmp_path / "t", "--device", "cpu")
+    trace = Trace.open(tmp_path / "t")
+    rows = trace.rollouts.to_pylist()
+    assert [row["step"] for row in rows] == [step, step]
+    assert [row["completion"] for row in rows] == TEXTS[:2]
+    assert [row["reward"] for row in rows] == [1.0, 0.0] and rows[0]["prompt"] == PROMPTS[0]
+    assert [row["truncated"] for row in rows] == [make is slime] * 2
+    assert trace.header["retokenised"] is False
+    _, *completions = tokens()
+    assert trace.tokens("token_id")["token_id"].tolist() == [*completions[0], *completions[1]]
+    old, now = trace.tokens("old_logp", "logp").values()
+    assert (old == -0.25).all() and np.isfinite(now).all() and (now != old).any()
+    assert np.isfinite(method_columns(trace, "acpo").update).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"response_length": -1},
+        {"response_length": 10**6},
+        {"tokens": ["a"] * 30},
+        {"rollout_log_probs": [0.0]},
+        {"reward": None, "response_length": None},
+    ],
+)
+def test_damaged_dumps_are_told(tmp_path, changes):
+    source = slime(tmp_path / "theirs", **changes)
+    with pytest.raises(ACPOError, match=r"rollout_7\.pt"):
+        read_rollouts(source)
+
+
 @pytest.mark.parametrize(("make", "steps"), [(verl, [1, 1, 1, 2, 2, 2]), (trl, [5, 5])])
 def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps):
     source = make(tmp_path / "theirs")
@@ -75,6 +157,9 @@ BAD = {
     "3.jsonl": '{"input": "p", "output": 3}\n',
     "4.jsonl": '{"input": "p", "output": "x", "score": "high"}\n',
     "5.jsonl": '{"input": "p", "output": "x", "step": -1}\n',
+    "6.jsonl": "[1, 2]\n",
+    "rank_1.jsonl": '{"step": 1, "loss_mask": [false], "token_ids": [1]}\n',
+    "rank_2.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": ["x"]}\n',
     "completions_1.parquet": "PAR1 and no more",
 }
 
@@ -86,7 +171,28 @@ def test_files_that_are_not_theirs(tmp_path, name):
         read_rollouts(tmp_path)
 
 
-def test_pickles_are_not_opened(tmp_path):
-    (tmp_path / "rollout_0.pt").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
-    with pytest.raises(ACPOError, match="neither verl's"):
-        read_rollouts(tmp_path)
+class Attack:
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (open, (self.file, "w"))
+
+
+def test_pickles_that_act_are_refused_and_do_nothing(tmp_path):
+    """As torch saves them, as plain pickles, and as no pickle at all."""
+    hit = tmp_path / "hit"
+    torch.save({"samples": [Attack(str(hit))]}, tmp_path / "rollout_0.pt")
+    for content in (None, pickle.dumps(Attack(str(hit))), b"cos\nsystem\n(S'true'\ntR.", b""):
+        if content is not None:
+            (tmp_path / "rollout_0.pt").write_bytes(content)
+        with pytest.raises(ACPOError, match=r"rollout_0\.pt"):
+            read_rollouts(tmp_path)
+    assert not hit.exists()
+
+
+def test_a_folder_of_nobody_is_told(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    for source in (tmp_path, tmp_path / "notes.txt", tmp_path / "nowhere"):
+        with pytest.raises(ACPOError, match="none of verl's"):
+            read_rollouts(source)

@@ -52,6 +52,7 @@ def run(place, command, extra=(), **changes):
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be above 0"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0 must be above 0"),
         ({"top_p": 1.5}, "top_p=1.5 must be at most 1"),
+        ({"top_p": 0.9}, "top_p=0.9 is not honoured: drawing from part of the vocabulary"),
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
         ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),

@@ -100,3 +100,16 @@ def test_missing_data_and_bad_options(examine, tmp_path):
     assert (code, "is not a file" in output) == (2, True)
     code, output = examine(temprature=1)
     assert (code, "did you mean temperature?" in output) == (2, True)
+
+
+def test_a_sampler_is_recommended_from_measured_numbers_alone():
+    from acpo.train.plan import MeasuredRollout, sampler_advice
+
+    table = (
+        MeasuredRollout(100_000_000, static=900.0, vllm=300.0, gpu="a GPU"),
+        MeasuredRollout(1_000_000_000, static=200.0, vllm=400.0, gpu="a GPU"),
+    )
+    assert sampler_advice(120_000_000, measured=()) is None
+    assert "sampler=static is the faster" in sampler_advice(120_000_000, measured=table)
+    assert "400 with use_vllm: use_vllm=true" in sampler_advice(600_000_000, measured=table)
+    assert sampler_advice(8_000_000_000, measured=table) is None, "nothing near it was measured"

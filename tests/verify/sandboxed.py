@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from acpo.verify.code import judge_code
@@ -13,6 +14,8 @@ from acpo.verify.verdict import Verdict
 from conftest import require_tool
 
 SHORT = Limits(cpu_seconds=2, wall_seconds=6.0, memory_bytes=512 << 20)
+# For code that never ends: the time it takes is the limit's.
+HASTY = replace(SHORT, cpu_seconds=1, wall_seconds=2.5)
 ADD = {
     "raw_problem": "",
     "new_problem": 'def add(a, b):\n    """The sum."""\n',
@@ -33,18 +36,18 @@ class MarkedLauncher(BubblewrapLauncher):
 
 
 @functools.cache
-def _sandbox() -> LocalBackend:
-    return LocalBackend(MarkedLauncher(), SHORT)
+def _sandbox(limits: Limits) -> LocalBackend:
+    return LocalBackend(MarkedLauncher(), limits)
 
 
-def backend() -> LocalBackend:
+def backend(limits: Limits = SHORT) -> LocalBackend:
     require_tool(shutil.which("bwrap") is not None, "bubblewrap")
-    return _sandbox()
+    return _sandbox(limits)
 
 
-def judge(code: str, problem: dict = ADD) -> Verdict:
+def judge(code: str, problem: dict = ADD, limits: Limits = SHORT) -> Verdict:
     """The verdict on bare code, which has to be Python: what does not compile attacks nothing."""
-    verdict = judge_code(f"```python\n{code}\n```", problem, backend())
+    verdict = judge_code(f"```python\n{code}\n```", problem, backend(limits))
     assert "IndentationError" not in verdict.detail
     return verdict
 

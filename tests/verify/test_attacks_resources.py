@@ -13,14 +13,15 @@ import time
 import pytest
 
 from acpo.verify.verdict import Outcome
-from verify.sandboxed import ADD, SHORT, inside, judge, sandbox_processes
+from verify.sandboxed import ADD, HASTY, SHORT, inside, judge, sandbox_processes
 
 pytestmark = pytest.mark.sandbox
 
 
 def test_attack_13_fork_bomb():
     start = time.monotonic()
-    verdict = judge("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass")
+    bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass"
+    verdict = judge(bomb, limits=HASTY)
     assert verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
     assert time.monotonic() - start < SHORT.wall_seconds + 5
     assert not sandbox_processes()
@@ -61,7 +62,7 @@ def test_attack_14_daemon_outlives_nothing():
     # The answers are right, so the verdict is too; what must not happen is that it stays.
     assert judge(DAEMON).outcome is Outcome.CORRECT
     assert not sandbox_processes()
-    assert judge(DAEMON + "time.sleep(300)").outcome is Outcome.TIMEOUT
+    assert judge(DAEMON + "time.sleep(300)", limits=HASTY).outcome is Outcome.TIMEOUT
     assert not sandbox_processes()
 
 
@@ -73,7 +74,7 @@ def test_attack_15_ignores_signals():
         "    except (OSError, ValueError): pass\n"
         "while True: pass\n"
     )
-    assert judge(code).outcome is Outcome.TIMEOUT
+    assert judge(code, limits=HASTY).outcome is Outcome.TIMEOUT
     assert not sandbox_processes()
 
 
@@ -88,10 +89,8 @@ def test_attack_15_ignores_signals():
 )
 def test_attack_16_endless_loop_in_c(loop):
     start = time.monotonic()
-    assert judge(f"def add(a, b):\n    {loop.replace(chr(10), chr(10) + '    ')}").outcome in (
-        Outcome.TIMEOUT,
-        Outcome.LIMIT,
-    )
+    code = f"def add(a, b):\n    {loop.replace(chr(10), chr(10) + '    ')}"
+    assert judge(code, limits=HASTY).outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
     assert time.monotonic() - start < SHORT.wall_seconds + 3
 
 
@@ -197,8 +196,8 @@ def test_attack_18_output_floods():
     scripts = {"inputs": [""], "outputs": ["x"]}
     assert judge(flood, scripts).outcome is Outcome.LIMIT
     endless = "import sys\nwhile True: sys.stderr.write('x' * 10 ** 6)\n"
-    assert judge(endless, scripts).outcome is Outcome.TIMEOUT
-    assert judge("def add(a, b): return 'x' * 10 ** 8").outcome is Outcome.LIMIT
+    assert judge(endless, scripts, HASTY).outcome is Outcome.TIMEOUT
+    assert judge("def add(a, b): return 'x' * 10 ** 7").outcome is Outcome.LIMIT
     # Printing is not an answer: the calls decide.
     assert judge(f"{flood}def add(a, b): return a + b").outcome is Outcome.CORRECT
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
@@ -402,5 +401,6 @@ def test_attack_25_thread_bomb_and_leaked_descriptors():
 def test_attack_26_reads_stdin_forever():
     assert judge("def add(a, b):\n    while True: input()").outcome is Outcome.INCORRECT
     scripts = {"inputs": ["1\n"], "outputs": ["1\n"]}
-    assert judge("import sys\nwhile True: sys.stdin.read()", scripts).outcome is Outcome.TIMEOUT
+    endless = "import sys\nwhile True: sys.stdin.read()"
+    assert judge(endless, scripts, HASTY).outcome is Outcome.TIMEOUT
     assert judge("import sys\nprint(sys.stdin.read())", scripts).outcome is Outcome.CORRECT

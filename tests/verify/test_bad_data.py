@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.verify import MathPool, Outcome, read_problem, rewards
+from acpo.verify import Outcome, read_problem, rewards
 from acpo.verify.problem import ProblemError, code_in_prompt
 from acpo.verify.references import bad_references
 from verify.sandboxed import ADD, judge
@@ -32,12 +32,6 @@ READABLE = {
     "18 apples": "18",
     "\\text{June 20}": "June 20",
 }
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with MathPool(1) as made:
-        yield made
 
 
 def test_golds_that_cannot_be_read(pool):

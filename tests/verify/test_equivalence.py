@@ -2,7 +2,6 @@
 
 import pytest
 
-from acpo.verify import MathPool
 from verify.equivalence import DIFFERENT, MISSED, SAME
 
 # Where bare math-verify, given the same two boxes, judges differently from a person.
@@ -28,10 +27,9 @@ def pairs() -> list[tuple[str, str, bool]]:
 
 
 @pytest.fixture(scope="module")
-def verdicts():
-    with MathPool(2) as pool:
-        jobs = [(f"So \\boxed{{{answer}}}.", gold) for gold, answer, _ in pairs()]
-        return pool.verify_all(jobs)
+def verdicts(pool):
+    jobs = [(f"So \\boxed{{{answer}}}.", gold) for gold, answer, _ in pairs()]
+    return pool.verify_all(jobs)
 
 
 def test_there_are_enough_pairs_and_none_twice():
@@ -49,11 +47,10 @@ def test_pairs_are_judged_as_by_hand(verdicts):
     assert wrong == []
 
 
-def test_missed_pairs_are_still_missed():
+def test_missed_pairs_are_still_missed(pool):
     """When one of these is recognised after an update, it belongs into the table above."""
-    with MathPool(2) as pool:
-        missed = [pair for group in MISSED.values() for pair in group]
-        found = pool.verify_all((f"\\boxed{{{answer}}}", gold) for gold, answer in missed)
+    missed = [pair for group in MISSED.values() for pair in group]
+    found = pool.verify_all((f"\\boxed{{{answer}}}", gold) for gold, answer in missed)
     assert [verdict.reward() for verdict in found] == [0.0] * len(missed)
 
 

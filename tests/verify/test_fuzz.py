@@ -51,6 +51,12 @@ def garbage(rng: random.Random) -> str:
     return form.replace("%s", make(rng))
 
 
+@pytest.fixture(scope="module")
+def hasty():
+    with MathPool(2, cpu_seconds=0.5) as made:
+        yield made
+
+
 def test_ten_thousand_strings():
     rng = random.Random(20)
     jobs = [(garbage(rng), rng.choice(GOLDS)) for _ in range(COUNT)]
@@ -76,11 +82,10 @@ def test_ten_thousand_strings():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_garbage_as_gold_rewards_nothing(seed):
+def test_garbage_as_gold_rewards_nothing(hasty, seed):
     """A broken gold answer earns nobody a reward, and no punishment either."""
     rng = random.Random(seed)
-    with MathPool(2, cpu_seconds=0.5) as pool:
-        verdicts = pool.verify_all(("\\boxed{918273645}", latex(rng)) for _ in range(300))
+    verdicts = hasty.verify_all(("\\boxed{918273645}", latex(rng)) for _ in range(300))
     assert not any(verdict.correct for verdict in verdicts)
     assert {v.outcome for v in verdicts} <= {
         Outcome.INCORRECT,

@@ -8,7 +8,7 @@ from subprocess import TimeoutExpired
 
 import pytest
 
-from acpo.verify import MathPool, Outcome
+from acpo.verify import Outcome
 from acpo.verify.code import CodePool
 from acpo.verify.math import MathJob
 from acpo.verify.normalise import normalise
@@ -29,12 +29,6 @@ SIZES = {
 def rows(data: Path, name: str) -> list[dict]:
     with (data / f"{name}.jsonl").open() as file:
         return [json.loads(line) for line in file]
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with MathPool(2) as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", SIZES)

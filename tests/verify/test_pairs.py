@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from acpo.verify import MathPool
-
 # Right answers that are not recognised, with the reason.
 MISSED = {
     "The answer is $\\boxed{0.333...}$.": "how the dots go on is not said",
@@ -42,9 +40,8 @@ def pairs() -> list[Pair]:
 
 
 @pytest.fixture(scope="module")
-def misjudged() -> list[Pair]:
-    with MathPool(2) as pool:
-        verdicts = pool.verify_all((pair.text, pair.gold) for pair in pairs())
+def misjudged(pool) -> list[Pair]:
+    verdicts = pool.verify_all((pair.text, pair.gold) for pair in pairs())
     return [p for p, v in zip(pairs(), verdicts, strict=True) if v.correct is not p.right]
 
 

@@ -12,7 +12,7 @@ from acpo.verify.code import CodePool
 from acpo.verify.proctree import children, tree_memory
 from verify.sandboxed import ADD, backend, sandbox_processes
 
-MATH_JOBS, CODE_JOBS = 4_500, 500
+MATH_JOBS, CODE_JOBS = 2_700, 300
 
 HONEST_MATH = [("\\boxed{%dx + %d}", "%d(x+1)"), ("\\boxed{%d/%d}", "1"), ("Answer: %d.%d", "7")]
 HOSTILE_MATH = [
@@ -68,7 +68,7 @@ def leftovers() -> tuple[int, int, list[str], list[int]]:
 
 
 @pytest.mark.sandbox
-def test_five_thousand_jobs(monkeypatch, tmp_path):
+def test_three_thousand_jobs(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rng = random.Random(5)
     box = backend()

@@ -111,10 +111,11 @@ class Browser:
             self.events.append(message)
         return message
 
-    def open(self, page: Path) -> None:
-        """Load a file and wait until it has drawn itself."""
+    def open(self, page: Path | str) -> None:
+        """Load a file, or an address, and wait until it has drawn itself."""
         self.events.clear()
-        answer = self.send("Page.navigate", url=page.resolve().as_uri())
+        url = page if isinstance(page, str) else page.resolve().as_uri()
+        answer = self.send("Page.navigate", url=url)
         assert "errorText" not in answer, answer
         deadline = time.monotonic() + 60
         while not any(event["method"] == "Page.loadEventFired" for event in self.events):
@@ -129,6 +130,13 @@ class Browser:
         if "exceptionDetails" in answer:
             raise PageError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 20) -> None:
+        """Until an expression is true in the page."""
+        deadline = time.monotonic() + seconds
+        while not self.run(f"Boolean({expression})"):
+            assert time.monotonic() < deadline, f"{expression} did not come true"
+            time.sleep(0.05)
 
     def frames(self, number: int = 2) -> None:
         for _ in range(number):

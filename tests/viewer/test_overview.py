@@ -149,3 +149,37 @@ def test_a_thousand_prompts_open_quickly(tmp_path, view, browser):
     tasks = browser.main_thread_tasks(lambda: browser.open(page))
     assert len(rows(browser)) == 1000
     assert sum(tasks) < 2000.0, "CPU ms to open it"
+
+
+def test_what_completions_share_is_folded_and_where_they_part_is_marked(tmp_path, view, browser):
+    """Two that part at token 20, and one of its own; the update of each split four ways."""
+    first, second = [1] * 20 + [2, 3, 4] * 4, [1] * 20 + [5, 6, 7] * 4
+    ids = [*first, *second, *[8] * 12]
+    columns = {"token_id": ids, "piece": [b" w%d" % token for token in ids]}
+    columns |= {"logp": [-0.5] * 76, "log_pmax": [-0.5] * 76, "entropy": [0.5] * 76}
+    columns["is_mode"] = [True] * 76
+    rows = [
+        {"prompt_id": "q", "sample": n, "tokens": length, "reward": r, "advantage": 2 * r - 1}
+        for n, (length, r) in enumerate([(32, 1.0), (32, 0.0), (12, 0.0)])
+    ]
+    with TraceWriter(tmp_path / "t", {"method": "sapo"}) as writer:
+        writer.append(rows, columns)
+    browser.open(view(tmp_path / "t", "--methods", "sapo"))
+    shown = "[...document.querySelectorAll('.pane')].map((p) => p.querySelectorAll('.t').length)"
+    assert browser.run(shown) == [32, 12, 12]
+    assert browser.run("document.querySelector('.fold').textContent") == "20 tokens as above"
+    forks = "[...document.querySelectorAll('.fork')].map((t) => [t.index, t.textContent])"
+    assert browser.run(forks) == [[20, " w2"], [20, " w5"]]
+    bars = "[...document.querySelectorAll('.budget')].map((bar) => bar.title)"
+    group, *own = browser.run(bars)
+    assert own[0].startswith("update: 100% up on the mode, 0% up off it")
+    assert own[1].startswith("update: 0% up on the mode, 0% up off it, 100% down on the mode")
+    assert group.startswith("update: 42% up on the mode, 0% up off it, 58% down on the mode")
+    browser.run("document.querySelector('.fold').click()")
+    assert browser.run(shown) == [32, 32, 12] and not browser.run("document.querySelector('.fold')")
+    browser.open(tmp_path / "page.html")
+    browser.run("document.querySelectorAll('.pane')[1].focus()")
+    browser.press("End")
+    for _ in range(12):
+        browser.press("ArrowLeft")
+    assert browser.run("document.querySelector('.active').index") == 19, "arrows open a fold"

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from acpo.viewer.payload import joined_characters, piece_text
@@ -40,6 +40,7 @@ def characters(text: str) -> str:
 BYTES = st.binary(max_size=6) | st.text(max_size=4).map(lambda s: s.encode("utf-8", "ignore"))
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(BYTES, max_size=12), st.lists(st.integers(0, 60), max_size=20))
 def test_no_character_is_lost_wherever_tokens_are_cut(parts, cuts):
     data = b"".join(parts)

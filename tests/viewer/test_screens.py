@@ -35,7 +35,7 @@ def fits(browser):
 @pytest.mark.parametrize("width", [390, 800])
 def test_the_credit_page_fits(screen, tmp_path, view, width):
     name = {"model": "organisation/" + "x" * 80}
-    write_trace(tmp_path / "t", prompts=3, length=500, steps=2, drift=0.0, header=name)
+    write_trace(tmp_path / "t", prompts=2, group=2, length=150, steps=2, drift=0.0, header=name)
     browser = screen(width)
     browser.open(view(tmp_path / "t", "--methods", ",".join(METHODS)))
     fits(browser)

@@ -48,6 +48,7 @@ def write_trace(
     group: int = 4,
     length: int = 60,
     steps: int = 1,
+    start: int = 0,
     drift: float = 0.3,
     in_order: bool = False,
     drop: tuple[str, ...] = (),
@@ -60,6 +61,7 @@ def write_trace(
         path: Its folder.
         pieces: The vocabulary.
         prompts, group, length, steps: How much; completions differ in length.
+        start: The first step.
         drift: How far the scored policy is from the one that sampled.
         in_order: Tokens are the vocabulary in its order, not sampled.
         drop: Token columns to leave out.
@@ -76,7 +78,7 @@ def write_trace(
                     generator, pieces, prompt, group, length, drift, in_order
                 )
                 kept = {name: values for name, values in columns.items() if name not in drop}
-                writer.append(rows, kept, step=10 * step)
+                writer.append(rows, kept, step=start + 10 * step)
     return made
 
 

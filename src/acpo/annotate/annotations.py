@@ -8,6 +8,7 @@ be killed at any moment; half a line does not count.
 """
 
 import json
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,29 +60,18 @@ class Decision(StrEnum):
 
 
 class Review(NamedTuple):
-    """What a person said about one item.
-
-    Attributes:
-        decision: What.
-        span: The place that counts from now on; None for a rejection.
-        annotator: Whose proposal was accepted; None otherwise.
-        proposed: Every place that was proposed when the person decided, by annotator.
-        reviewer: Who.
-        note: Why, if they said.
-        when: The time the page gave.
-        applied: The time it was merged.
-        error: For a corresponding place, the error it was decided beside; it corresponds to no
-            other. None where an older file does not say.
-    """
+    """What a person said about one item."""
 
     decision: Decision
-    span: Span | None
-    annotator: str | None
-    proposed: dict[str, Span]
+    span: Span | None  # the place that counts from now on; None for a rejection
+    annotator: str | None  # whose proposal was accepted; None otherwise
+    proposed: dict[str, Span]  # every place proposed when the person decided, by annotator
     reviewer: str
-    note: str
-    when: str
-    applied: str
+    note: str  # why, if they said
+    when: str  # the time the page gave
+    applied: str  # the time it was merged
+    # For a corresponding place, the error it was decided beside; it corresponds to no other. None
+    # where an older file does not say.
     error: Span | None = None
 
     def made_beside(self, error: Span, of: "Record") -> bool:
@@ -92,17 +82,11 @@ class Review(NamedTuple):
 
 @dataclass
 class Record:
-    """All that was said about one item, the latest last.
+    """All that was said about one item."""
 
-    Attributes:
-        length: Tokens of the completion the place is in.
-        proposals: By annotator, the latest of each.
-        reviews: By time of merging.
-    """
-
-    length: int
-    proposals: dict[str, Proposal] = field(default_factory=dict)
-    reviews: list[Review] = field(default_factory=list)
+    length: int  # tokens of the completion the place is in
+    proposals: dict[str, Proposal] = field(default_factory=dict)  # by annotator, the latest of each
+    reviews: list[Review] = field(default_factory=list)  # by time of merging
 
     @property
     def proposed(self) -> dict[str, Span]:
@@ -126,11 +110,7 @@ class Annotations:
 
     @classmethod
     def read(cls, path: Path | str) -> "Annotations":
-        """Read a file; half a last line is left out.
-
-        Raises:
-            AnnotationError: There is none, it is of a newer version, or it is damaged.
-        """
+        """Read a file; half a last line is left out."""
         path = Path(path)
         try:
             text = path.read_bytes()
@@ -141,11 +121,7 @@ class Annotations:
         return parse(path, text[: text.rfind(b"\n") + 1])
 
     def require(self, selection: Selection) -> None:
-        """Refuse a trace these annotations are not about.
-
-        Raises:
-            AnnotationError: always then.
-        """
+        """Refuse a trace these annotations are not about."""
         if self.header["trace"] != selection.fingerprint:
             raise AnnotationError(
                 f"{self.path} belongs to another trace, or the trace has changed since: give the "
@@ -176,12 +152,7 @@ class Annotations:
 class AnnotationWriter(Closing):
     """Appends to a file of annotations; a line is with the system when a method returns.
 
-    Args:
-        path: The file; an existing one is continued.
-        selection: What it is about; None to continue whatever is there.
-
-    Raises:
-        AnnotationError: The file is damaged, of another trace, or being written to.
+    An existing file is continued: one about `selection`, or whatever is there without one.
     """
 
     def __init__(self, path: Path, selection: Selection | None = None) -> None:
@@ -220,14 +191,15 @@ class AnnotationWriter(Closing):
 
     def add_proposal(self, item: Item, length: int, proposal: Proposal) -> None:
         """Keep what an annotator said."""
-        self._write(_proposal_line(item, length, proposal))
+        line = {**item._asdict(), "length": length, **proposal._asdict()}
+        self._write({"kind": "proposal", **line})
         with self._lock:
             record = self.annotations.items.setdefault(item, Record(length))
             record.proposals[proposal.annotator] = proposal
 
     def add_reviews(self, reviews: Sequence[tuple[Item, Review]]) -> None:
         """Keep what a person said: all of it, or none."""
-        self._write(*(_review_line(item, review) for item, review in reviews))
+        self._write(*({"kind": "review", **i._asdict(), **r._asdict()} for i, r in reviews))
         for item, review in reviews:
             self.annotations.items[item].reviews.append(review)
 
@@ -250,11 +222,7 @@ def header_of(selection: Selection) -> dict[str, Any]:
 
 
 def parse(path: Path, text: bytes) -> Annotations:
-    """Annotations from whole lines.
-
-    Raises:
-        AnnotationError: naming the first line that is not one of ours.
-    """
+    """Annotations from whole lines."""
     annotations: Annotations | None = None
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
@@ -288,12 +256,13 @@ def _header(path: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _take(annotations: Annotations, row: dict[str, Any]) -> None:
     if row["kind"] == "annotator":
-        name = _text(row["name"])
+        name = text_in(row["name"], "name")
         if not name.isprintable():  # it is shown in terminals, which obey other characters
             raise ValueError(f"name {name!r:.50}")
         annotations.annotators[name] = dict(row["settings"])
         return
-    item = Item(_unbounded(row["prompt_id"]), _whole(row["wrong"]), _whole_or_none(row["right"]))
+    right = None if row["right"] is None else _whole(row["right"])
+    item = Item(text_in(row["prompt_id"], "prompt_id", math.inf), _whole(row["wrong"]), right)
     if row["kind"] == "proposal":
         length = _whole(row["length"])
         record = annotations.items.setdefault(item, Record(length))
@@ -303,24 +272,22 @@ def _take(annotations: Annotations, row: dict[str, Any]) -> None:
             row["annotator"],
             Status(row["status"]),
             span_in(row["span"], length),
-            *(_text(row[name]) for name in ("rationale", "detail", "when")),
+            *(text_in(row[name], name) for name in ("rationale", "detail", "when")),
         )
     elif row["kind"] == "review":
         record = annotations.items[item]
         decision, span = Decision(row["decision"]), span_in(row["span"], record.length)
         if (span is None) != (decision is Decision.REJECT):
             raise ValueError("span")
+        said = ("reviewer", "note", "when", "applied")
         record.reviews.append(
             Review(
                 decision,
                 span,
-                None if row["annotator"] is None else _text(row["annotator"]),
-                {_text(name): _some_span(value) for name, value in row["proposed"].items()},
-                _text(row["reviewer"]),
-                _text(row["note"]),
-                _text(row["when"]),
-                _text(row["applied"]),
-                None if row.get("error") is None else _some_span(row["error"]),
+                None if row["annotator"] is None else text_in(row["annotator"], "annotator"),
+                {text_in(name, "proposed"): _some_span(x) for name, x in row["proposed"].items()},
+                **{name: text_in(row[name], name) for name in said},
+                error=None if row.get("error") is None else _some_span(row["error"]),
             )
         )
     else:
@@ -328,11 +295,7 @@ def _take(annotations: Annotations, row: dict[str, Any]) -> None:
 
 
 def span_in(value: Any, length: int) -> Span | None:
-    """A span from two numbers, or None from None.
-
-    Raises:
-        ValueError: It is neither, or does not lie within `length` tokens.
-    """
+    """A span from two numbers, or None from None; a ValueError where it leaves `length` tokens."""
     if value is None:
         return None
     span = _some_span(value)
@@ -353,29 +316,17 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _whole_or_none(value: Any) -> int | None:
-    return None if value is None else _whole(value)
-
-
-def _text(value: Any) -> str:
-    if len(_unbounded(value)) > MAX_TEXT:
-        raise ValueError(f"{value!r:.50} is longer than {MAX_TEXT} characters")
-    return str(value)
-
-
-def _unbounded(value: Any) -> str:
+def text_in(value: Any, name: str, limit: float = MAX_TEXT) -> str:
+    """A text, not too long; a ValueError that names it otherwise."""
     if type(value) is not str:
-        raise ValueError(f"{value!r:.50} is not a text")
-    value.encode()  # JSON can hold half a character, which no page and no terminal can
+        raise ValueError(f"{name}={value!r:.50} is not a text")
+    if len(value) > limit:
+        raise ValueError(f"{name}={value!r:.50} is longer than {limit} characters")
+    try:
+        value.encode()  # JSON can hold half a character, which no page and no terminal can
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}={value!r:.50}: {error.reason}") from error
     return value
-
-
-def _proposal_line(item: Item, length: int, proposal: Proposal) -> dict[str, Any]:
-    return {"kind": "proposal", **item._asdict(), "length": length, **proposal._asdict()}
-
-
-def _review_line(item: Item, review: Review) -> dict[str, Any]:
-    return {"kind": "review", **item._asdict(), **review._asdict()}
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -39,21 +39,13 @@ class Status(StrEnum):
     UNAVAILABLE = "unavailable"  # not sent: the endpoint failed too often in a row
 
 
-PASSING = frozenset(
+SETTLED = frozenset(
     {
-        Status.MALFORMED,
-        Status.NOT_ASKED,
-        Status.CUT_OFF,
-        Status.OVERSIZE,
-        Status.RATE_LIMITED,
-        Status.TIMEOUT,
-        Status.CONNECTION,
-        Status.SERVER_ERROR,
-        Status.REJECTED,
-        Status.UNAVAILABLE,
+        *(Status.LOCATED, Status.NOTHING, Status.REFUSED, Status.OUT_OF_RANGE, Status.NOT_FOUND),
+        *(Status.AMBIGUOUS, Status.FLAWED, Status.NOT_COMPUTABLE),
     }
 )
-"""Outcomes after which the same command asks again."""
+"""Outcomes that stand; after any other the same command asks again."""
 
 
 class Usage(NamedTuple):
@@ -69,20 +61,12 @@ class Usage(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an annotator said.
-
-    Attributes:
-        status: What became of the question.
-        chars: The place, where one was located.
-        rationale: Why, in the annotator's words: untrusted text.
-        detail: What went wrong, where something did: untrusted text.
-        usage: What it cost.
-    """
+    """What an annotator said."""
 
     status: Status
-    chars: Chars | None = None
-    rationale: str = ""
-    detail: str = ""
+    chars: Chars | None = None  # the place, where one was located
+    rationale: str = ""  # why, in the annotator's words: untrusted text
+    detail: str = ""  # what went wrong, where something did: untrusted text
     usage: Usage = Usage()
 
 

@@ -1,6 +1,7 @@
 """Decisions exported from a review page, checked and merged. The file may come from anybody."""
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from acpo.annotate.annotations import (
     Record,
     Review,
     span_in,
+    text_in,
 )
 from acpo.errors import ACPOError
 
@@ -20,20 +22,11 @@ FORMAT = "acpo-review"
 VERSION = 2
 MAX_BYTES = 64 << 20
 MAX_NAME = 200
-MAX_NOTE = 4000
 
 _FIELDS = {"format", "version", "trace", "step", "reviewer", "exported", "decisions"}
 _DECISION_FIELDS = {
-    "prompt_id",
-    "wrong",
-    "right",
-    "decision",
-    "span",
-    "annotator",
-    "error",
-    "proposed",
-    "note",
-    "when",
+    *("prompt_id", "wrong", "right", "decision", "span"),
+    *("annotator", "error", "proposed", "note", "when"),
 }
 
 
@@ -61,46 +54,26 @@ class Merged(NamedTuple):
 
 
 def apply(path: Path, exported: Path) -> Merged:
-    """Merge exported decisions into a file of annotations: all of them, or none.
-
-    Args:
-        path: The annotations.
-        exported: What the review page gave.
-
-    Raises:
-        ReviewError: naming the decision and the field that is wrong.
-    """
+    """Merge what the review page exported into a file of annotations: all of it, or nothing."""
     with AnnotationWriter(path) as writer:
         decided = read_decisions(exported, writer.annotations)
-        counts = {decision: 0 for decision in Decision}
-        replaced = unchanged = 0
+        replaced = 0
         merged: list[tuple[Item, Review]] = []
         for item, review in decided:
             before = writer.annotations.items[item].review
-            if before is not None and before._replace(applied=review.applied) == review:
-                unchanged += 1
-                continue
-            replaced += before is not None
-            counts[review.decision] += 1
-            merged.append((item, review))
+            if before is None or before._replace(applied=review.applied) != review:
+                replaced += before is not None
+                merged.append((item, review))
         writer.add_reviews(merged)
         undecided = sum(map(writer.annotations.waits, writer.annotations.items))
-    return Merged(
-        counts[Decision.ACCEPT],
-        counts[Decision.MOVE],
-        counts[Decision.REJECT],
-        replaced,
-        unchanged,
-        undecided,
-    )
+    counts = Counter(review.decision for _, review in merged)
+    accepted, moved, rejected = (counts[decision] for decision in Decision)
+    known = len(decided) - len(merged)
+    return Merged(accepted, moved, rejected, replaced, known, undecided)
 
 
 def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item, Review]]:
-    """The decisions of an exported file, each checked against what was proposed.
-
-    Raises:
-        ReviewError: The first thing that is wrong.
-    """
+    """The decisions of an exported file, each checked against what was proposed."""
     value = _read(exported)
     _fields(exported, "the file", value, _FIELDS)
     if value["format"] != FORMAT or value["version"] != VERSION:
@@ -111,7 +84,8 @@ def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item,
     if value["trace"] != annotations.header["trace"] or value["step"] != annotations.step:
         raise ReviewError(f"{exported} is a review of another trace than {annotations.path}")
     reviewer = value["reviewer"]
-    if not _is_text(reviewer, MAX_NAME) or not reviewer.strip() or not reviewer.isprintable():
+    named = type(reviewer) is str and len(reviewer) <= MAX_NAME and reviewer.isprintable()
+    if not named or not reviewer.strip():
         raise ReviewError(f"{exported}: reviewer={reviewer!r:.50} is not a name: say who decided")
     if type(value["decisions"]) is not list:
         raise ReviewError(f"{exported}: decisions is not a list")
@@ -196,24 +170,13 @@ def _decision(
             raise ValueError(f"annotator={annotator!r:.50} did not propose {row['span']!r:.50}")
     elif annotator is not None:
         raise ValueError(f"annotator={annotator!r:.50} does not go with {decision}")
-    if not _is_text(row["note"], MAX_NOTE):
-        raise ValueError(f"note={row['note']!r:.50} is not a text of {MAX_NOTE} characters")
+    note = text_in(row["note"], "note")
     error = annotations.error_of(item)
     beside = span_in(row["error"], error.length) if error else None
     if error is None and row["error"] is not None:
         raise ValueError(f"error={row['error']!r:.50} goes with a corresponding place only")
-    review = Review(
-        decision,
-        span,
-        annotator,
-        record.proposed,
-        reviewer,
-        row["note"],
-        _time(row["when"]),
-        applied,
-        beside,
-    )
-    return item, review
+    place = (decision, span, annotator, record.proposed)
+    return item, Review(*place, reviewer, note, _time(row["when"]), applied, beside)
 
 
 def _require_seen(seen: Any, record: Record) -> None:
@@ -224,16 +187,6 @@ def _require_seen(seen: Any, record: Record) -> None:
             f"proposed={seen!r:.100} is not what the annotations hold, {proposed!r:.100}: make the "
             "review page anew"
         )
-
-
-def _is_text(value: Any, limit: int) -> bool:
-    if type(value) is not str or len(value) > limit:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _time(value: Any) -> str:

@@ -16,8 +16,6 @@ MAX_RETRY_AFTER_SECONDS = 600.0
 FAILURES_IN_A_ROW = 5
 """Questions given up in a row after which an endpoint is left alone for the rest of a run."""
 
-_PASSING_STATUS = (408, 409, 425)
-
 
 class ChatReply(NamedTuple):
     """The message of a completed request, and the tokens it cost."""
@@ -28,21 +26,22 @@ class ChatReply(NamedTuple):
     read: int
     written: int
 
+    def is_whole(self) -> bool:
+        """Whether every field is what it should be: servers and files may say anything."""
+        kinds = (str, str, str, int, int)
+        return all(type(value) is kind for value, kind in zip(self, kinds, strict=True))
+
 
 class RequestFailure(Exception):
-    """A request without a reply.
-
-    Attributes:
-        status: What to count it as.
-        passing: Whether another attempt may end better.
-        pause: Seconds the server asked for.
-    """
+    """A request without a reply."""
 
     def __init__(
         self, status: Status, detail: str, *, passing: bool = True, pause: float = 0.0
     ) -> None:
         super().__init__(detail[:300])
-        self.status, self.passing, self.pause = status, passing, pause
+        self.status = status
+        self.passing = passing  # whether another attempt may end better
+        self.pause = pause  # seconds the server asked for
 
 
 class Endpoint:
@@ -52,14 +51,12 @@ class Endpoint:
 
     Args:
         base_url: Up to and including the version.
-        model: As the server calls it.
         form: JSON schema of a reply.
         api_key_env: Variable with the key; unset, none is sent.
         timeout: Seconds one attempt may take.
         retries: Further attempts after a passing failure (429, 408, 5xx, no connection, cut off,
-            not a chat completion, too slow), with growing pauses. `Retry-After` holds back every
-            message to the endpoint.
-        first_pause: Seconds before the second attempt.
+            not a chat completion, too slow), with growing pauses from `first_pause` seconds on.
+            `Retry-After` holds back every message to the endpoint.
     """
 
     def __init__(
@@ -100,9 +97,8 @@ class Endpoint:
     def complete(self, system: str, message: str) -> ChatReply:
         """The reply to a message.
 
-        Raises:
-            RequestFailure: There is none, after all attempts.
-            ACPOError: There can be none: wrong key, address or model.
+        A RequestFailure is raised where there is none after all attempts, an ACPOError where there
+        can be none: wrong key, address or model.
         """
         for attempt in range(self._retries + 1):
             self._wait_for_turn()
@@ -154,10 +150,7 @@ class Endpoint:
         import openai
 
         create: Any = self._client.chat.completions.with_streaming_response.create
-        messages = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": message},
-        ]
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": message}]
         options |= {"model": self.model, "messages": messages, "extra_headers": self._headers}
         try:
             with create(**options) as response:
@@ -193,7 +186,7 @@ class Endpoint:
         pause = _retry_after(error.response.headers.get("retry-after"))
         if code == 429:
             return RequestFailure(Status.RATE_LIMITED, said, pause=pause)
-        if code in _PASSING_STATUS or code >= 500:
+        if code in (408, 409, 425) or code >= 500:
             return RequestFailure(Status.SERVER_ERROR, said, pause=pause)
         return RequestFailure(Status.REJECTED, said, passing=False)
 
@@ -207,13 +200,12 @@ def _reply(body: bytes) -> ChatReply:
         text, refusal = message.get("content") or "", message.get("refusal") or ""
         usage = value.get("usage") or {}
         read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-        finish = choice.get("finish_reason") or ""
+        reply = ChatReply(text, refusal, choice.get("finish_reason") or "", read, written)
+        if not reply.is_whole():
+            raise ValueError("of other types")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise RequestFailure(Status.MALFORMED, f"no chat completion: {body[:200]!r}") from error
-    words = all(isinstance(value, str) for value in (text, refusal, finish))
-    if not words or type(read) is not int or type(written) is not int:
-        raise RequestFailure(Status.MALFORMED, f"no chat completion: {body[:200]!r}")
-    return ChatReply(text, refusal, finish, max(read, 0), max(written, 0))
+    return reply._replace(read=max(read, 0), written=max(written, 0))
 
 
 def _retry_after(header: str | None) -> float:

@@ -48,6 +48,11 @@ class AlignedPair:
     corresponding: Place
 
     @property
+    def sides(self) -> tuple[tuple[Trajectory, Place], tuple[Trajectory, Place]]:
+        """The wrong one and its error, the right one and what corresponds to it."""
+        return (self.wrong, self.error), (self.right, self.corresponding)
+
+    @property
     def evidence(self) -> Evidence:
         """The weaker of the two."""
         order = list(Evidence)
@@ -61,9 +66,6 @@ def aligned_pairs(
 
     An annotator's place in the right completion is only used beside the same annotator's error: it
     is what corresponds to that error, and to no other.
-
-    Raises:
-        ACPOError: There is no such pair.
     """
     annotations.require(selection)
     pairs: list[AlignedPair] = []
@@ -88,20 +90,18 @@ def aligned_pairs(
 def error_places(
     selection: Selection, annotations: Annotations, accept: Accept
 ) -> tuple[list[tuple[Trajectory, Place]], dict[str, int]]:
-    """Wrong completions with a first error that counts, and what became of every one.
-
-    Raises:
-        ACPOError: There is none.
-    """
+    """Wrong completions with a first error that counts, and what became of every one."""
     annotations.require(selection)
     found: list[tuple[Trajectory, Place]] = []
     outcomes: Counter[str] = Counter()
     for group in selection.groups:
         for wrong in group.wrong:
             place = _place(annotations, Item(group.prompt_id, wrong.sample), accept)
-            if isinstance(place, Place):
+            if isinstance(place, str):
+                outcomes[place] += 1
+            else:
                 found.append((wrong, place))
-            outcomes[place.evidence if isinstance(place, Place) else place] += 1
+                outcomes[place.evidence] += 1
     if not found:
         raise _nothing_counts(annotations, "error", outcomes)
     return found, dict(outcomes)
@@ -158,33 +158,19 @@ def _evidence(annotations: Annotations, name: str) -> Evidence:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two annotators on the items both were asked about.
-
-    Attributes:
-        names: The two.
-        what: `first error` or `corresponding`.
-        asked: Items both answered.
-        both: Items both placed; all further numbers are about these.
-        neither: Items neither placed.
-        prompts: Prompts the items of `both` are of.
-        exact: Share whose first tokens are the same.
-        near: Share whose first tokens are at most `within` apart.
-        within: That distance.
-        distance: Mean distance of the first tokens.
-        by_chance: What `near` would be if one of the two had drawn its first token at random.
-    """
+    """Two annotators on the items both were asked about."""
 
     names: tuple[str, str]
-    what: str
-    asked: int
-    both: int
-    neither: int
+    what: str  # first error or corresponding
+    asked: int  # items both answered
+    both: int  # items both placed; all further numbers are about these
+    neither: int  # items neither placed
     prompts: int
-    exact: float | None
-    near: float | None
+    exact: float | None  # share whose first tokens are the same
+    near: float | None  # share whose first tokens are at most `within` apart
     within: int
-    distance: float | None
-    by_chance: float | None
+    distance: float | None  # mean, of the first tokens
+    by_chance: float | None  # what `near` would be if one of the two had drawn at random
 
 
 def agreements(annotations: Annotations, *, within: int) -> list[Agreement]:

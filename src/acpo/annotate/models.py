@@ -75,43 +75,33 @@ class FencedQuestion(NamedTuple):
 
     def message(self) -> str:
         """The question with a new fence around each piece of data."""
-        fence = self._fence()
+        fence = secrets.token_hex(8)
+        while any(fence in text for _, text in self.data):
+            fence = secrets.token_hex(8)
         pieces = [f"{title}:\n<<<{fence}\n{text}\n{fence}>>>" for title, text in self.data if text]
         return "\n\n".join([self.task, f"The fence is {fence}.", *pieces])
-
-    def _fence(self) -> str:
-        while True:
-            fence = secrets.token_hex(8)
-            if not any(fence in text for _, text in self.data):
-                return fence
 
 
 def error_question(wrong: Trajectory) -> FencedQuestion:
     """Where a wrong completion goes wrong."""
-    return FencedQuestion(
-        FIRST_ERROR,
-        (
-            ("Problem", wrong.prompt),
-            ("Right final answer", wrong.answer or ""),
-            ("Solution", numbered(wrong.completion)),
-        ),
+    data = (
+        ("Problem", wrong.prompt),
+        ("Right final answer", wrong.answer or ""),
+        ("Solution", numbered(wrong.completion)),
     )
+    return FencedQuestion(FIRST_ERROR, data)
 
 
 def correspondence_question(wrong: Trajectory, error: Chars, right: Trajectory) -> FencedQuestion:
     """What in a right completion corresponds to an error."""
-    return FencedQuestion(
-        CORRESPONDING,
-        (
-            ("Problem", wrong.prompt),
-            ("First solution, wrong", numbered(wrong.completion)),
-            (
-                f"Its first error, in line {line_of(wrong.completion, error.start)}",
-                wrong.completion[error.start : error.end],
-            ),
-            ("Second solution, right", numbered(right.completion)),
-        ),
+    line = wrong.completion.count("\n", 0, error.start) + 1
+    data = (
+        ("Problem", wrong.prompt),
+        ("First solution, wrong", numbered(wrong.completion)),
+        (f"Its first error, in line {line}", wrong.completion[error.start : error.end]),
+        ("Second solution, right", numbered(right.completion)),
     )
+    return FencedQuestion(CORRESPONDING, data)
 
 
 def numbered(text: str) -> str:
@@ -119,16 +109,9 @@ def numbered(text: str) -> str:
     return "\n".join(f"{number}| {line}" for number, line in enumerate(text.split("\n"), start=1))
 
 
-def line_of(text: str, offset: int) -> int:
-    """The number of the line that a character stands in."""
-    return text.count("\n", 0, offset) + 1
-
-
 MAX_QUOTE = 4000
 MAX_RATIONALE = 2000
 """Characters; a longer rationale is cut, a longer quote is none."""
-
-_CODE_FENCE = "```"
 
 
 def read_reply(text: str, completion: str) -> Answer:
@@ -181,10 +164,8 @@ def locate(text: str, line: int, quote: str) -> Chars | Status:
 def _without_code_fence(text: str) -> str:
     """By hand: a pattern that skips white space tries every way to divide a megabyte of it."""
     opening, newline, inside = text.strip().partition("\n")
-    fenced = opening.rstrip() in (_CODE_FENCE, f"{_CODE_FENCE}json") and inside.endswith(
-        _CODE_FENCE
-    )
-    return inside.removesuffix(_CODE_FENCE) if newline and fenced else text
+    fenced = opening.rstrip() in ("```", "```json") and inside.endswith("```")
+    return inside.removesuffix("```") if newline and fenced else text
 
 
 def _problem(value: Any) -> str | None:
@@ -212,14 +193,8 @@ class Prices:
 
 
 class ModelAnnotator:
-    """Asks a model. Answers are kept by question, model and address: none is paid for twice.
-
-    Args:
-        name: What its proposals are signed with.
-        endpoint: Where the model is.
-        cache: Folder of kept answers.
-        prices: What its tokens cost.
-    """
+    """Asks a model. Answers are kept in the folder `cache` by question, model and address: none is
+    paid for twice."""
 
     def __init__(
         self, name: str, endpoint: Endpoint, *, cache: Path, prices: Prices | None = None
@@ -228,12 +203,8 @@ class ModelAnnotator:
         self._endpoint, self._cache = endpoint, cache
 
     def settings(self) -> dict[str, object]:
-        return {
-            "kind": "model",
-            "model": self._endpoint.model,
-            "url": self._endpoint.url,
-            "protocol": PROTOCOL,
-        }
+        where = {"model": self._endpoint.model, "url": self._endpoint.url}
+        return {"kind": "model", **where, "protocol": PROTOCOL}
 
     def first_error(self, wrong: Trajectory) -> Answer:
         return self._ask(error_question(wrong), wrong.completion)
@@ -274,9 +245,7 @@ def _read_kept(file: Path) -> ChatReply | None:
         reply = ChatReply(**json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    kinds = (str, str, str, int, int)
-    whole = all(type(value) is kind for value, kind in zip(reply, kinds, strict=True))
-    return reply if whole else None
+    return reply if reply.is_whole() else None
 
 
 def _keep(file: Path, reply: ChatReply) -> None:
@@ -292,11 +261,7 @@ def _keep(file: Path, reply: ChatReply) -> None:
 
 
 def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> Annotator:
-    """An annotator: one of `COMPUTED`, or NAME=URL,model=MODEL[,key_env=...][,prices=...].
-
-    Raises:
-        ACPOError: for anything else.
-    """
+    """An annotator: one of `COMPUTED`, or NAME=URL,model=MODEL[,key_env=...][,prices=...]."""
     if text in COMPUTED:
         return COMPUTED[text]()
     name, equals, rest = text.partition("=")
@@ -328,11 +293,7 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
 
 
 def parse_annotators(texts: list[str], **options: Any) -> list[Annotator]:
-    """Annotators with names of their own, none of them the same model at the same address.
-
-    Raises:
-        ACPOError: for two that are not independent.
-    """
+    """Annotators with names of their own, none of them the same model at the same address."""
     annotators = [parse_annotator(text, **options) for text in texts]
     if not annotators:
         raise ACPOError(

@@ -34,27 +34,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """One completion, with the characters each of its tokens stands for.
-
-    Attributes:
-        prompt_id: Its prompt.
-        sample: Its number among the prompt's completions.
-        row: Its row in the trace.
-        prompt: What the model read.
-        completion: What it wrote.
-        answer: Gold, where the trace has it.
-        starts: `[tokens]` first character of each token.
-        ends: `[tokens]` character after the last of each token.
-    """
+    """One completion, with the characters each of its tokens stands for."""
 
     prompt_id: str
-    sample: int
-    row: int
-    prompt: str
+    sample: int  # its number among the prompt's completions
+    row: int  # in the trace
+    prompt: str  # what the model read
     completion: str
-    answer: str | None
-    starts: np.ndarray
-    ends: np.ndarray
+    answer: str | None  # gold, where the trace has it
+    starts: np.ndarray  # [tokens] first character of each token
+    ends: np.ndarray  # [tokens] character after the last of each token
 
     @property
     def length(self) -> int:
@@ -82,19 +71,12 @@ class PromptPairs:
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a trace is compared, and what was left out.
+    """What of a trace is compared, and what was left out."""
 
-    Attributes:
-        groups: One per prompt.
-        step: The optimizer step the completions are of.
-        fingerprint: Of all completions of that step: annotations fit no other.
-        counts: How many completions, prompts and pairs were kept and left out.
-    """
-
-    groups: tuple[PromptPairs, ...]
-    step: int
-    fingerprint: str
-    counts: dict[str, int]
+    groups: tuple[PromptPairs, ...]  # one per prompt
+    step: int  # the optimizer step the completions are of
+    fingerprint: str  # of all completions of that step: annotations fit no other
+    counts: dict[str, int]  # how many completions, prompts and pairs were kept and left out
 
     @property
     def pairs(self) -> Iterator[tuple[PromptPairs, Trajectory, Trajectory]]:
@@ -108,13 +90,8 @@ class Selection:
 def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -> Selection:
     """Choose what is compared. A completion is right when its reward is above 0.
 
-    Args:
-        trace: Needs the token columns `start` and `end`.
-        step: The optimizer step; None where the trace holds one only.
-        limit: Only the first so many prompts that have both right and wrong completions.
-
-    Raises:
-        ACPOError: The trace holds several steps, or no prompt has both, or lacks columns.
+    The trace needs the token columns `start` and `end`, and the optimizer step a name where it
+    holds several; `limit` counts prompts that have both right and wrong completions.
     """
     trace.require("start", "end")
     rows = trace.rollouts.to_pylist()
@@ -127,7 +104,10 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
     for number, row in enumerate(rows):
         if row["step"] != step:
             continue
-        _once(trace, seen, (row["prompt_id"], row["sample"]))
+        key = (row["prompt_id"], row["sample"])
+        if key in seen:
+            raise TraceError(f"{trace.path}: sample {key[1]} of prompt {key[0]!r} is there twice")
+        seen.add(key)
         named = ("prompt_id", "sample", "prompt", "completion", "reward", "truncated", "tokens")
         digest.update(json.dumps([row[name] for name in named]).encode())
         counts["completions"] += 1
@@ -174,12 +154,6 @@ def _the_step(trace: Trace, steps: set[int], asked: int | None) -> int:
         raise ACPOError(f"--step {asked}: {trace.path} holds the steps {listed}: choose one")
     assert asked is not None
     return asked
-
-
-def _once(trace: Trace, seen: set[tuple[str, int]], key: tuple[str, int]) -> None:
-    if key in seen:
-        raise TraceError(f"{trace.path}: sample {key[1]} of prompt {key[0]!r} is there twice")
-    seen.add(key)
 
 
 def _trajectory(

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
-from acpo.annotate.annotators import PASSING, Annotator, Answer, Status, Usage
+from acpo.annotate.annotators import SETTLED, Annotator, Answer, Status, Usage
 from acpo.annotate.evidence import Agreement, agreements
 from acpo.annotate.models import ModelAnnotator
 from acpo.annotate.pairs import Chars, PromptPairs, Selection, Span, Trajectory
@@ -32,24 +32,13 @@ def propose(
     """Ask every annotator for the first error of every wrong completion and for what corresponds.
 
     What the file already holds is not asked again, except where nothing came of it for a reason
-    that may have passed.
-
-    Args:
-        selection: What is compared.
-        annotators: Whom to ask; none learns what another said.
-        writer: Where the proposals go, each as it arrives.
-        concurrency: Wrong completions one annotator works on at a time.
-        watch: Called with an annotator's name for each of its proposals.
-
-    Returns:
-        What was spent on each annotator.
+    that may have passed. No annotator learns what another said, and each works on `concurrency`
+    wrong completions at a time. `watch` gets its name for each of its proposals. Returned is what
+    was spent on each.
     """
     for annotator in annotators:
         writer.add_annotator(annotator.name, annotator.settings())
-    pools = [
-        ThreadPoolExecutor(concurrency, thread_name_prefix=annotator.name)
-        for annotator in annotators
-    ]
+    pools = [ThreadPoolExecutor(concurrency, thread_name_prefix=one.name) for one in annotators]
     over = threading.Event()
     workers = [_Worker(annotator, writer, watch, over) for annotator in annotators]
     jobs = [
@@ -102,16 +91,16 @@ class _Worker:
             item = Item(group.prompt_id, wrong.sample, right.sample)
             if self._settled(item) is not None:
                 self._watch(self.name)
-            elif chars is None:
-                self._keep(item, right, Answer(Status.NOT_ASKED))
-            else:
+                continue
+            answer = Answer(Status.NOT_ASKED)
+            if chars is not None:
                 answer = self._annotator.corresponding(wrong, chars, right)
-                self._keep(item, right, answer)
+            self._keep(item, right, answer)
 
     def _settled(self, item: Item) -> Proposal | None:
         record = self._writer.annotations.items.get(item)
         proposal = record.proposals.get(self.name) if record else None
-        return proposal if proposal and proposal.status not in PASSING else None
+        return proposal if proposal and proposal.status in SETTLED else None
 
     def _keep(self, item: Item, placed: Trajectory, answer: Answer) -> Proposal:
         with self._lock:
@@ -194,11 +183,8 @@ def outcome_table(annotations: Annotations) -> Table:
         table.add_column(Text(f"{name}: first error"), justify="right")
         table.add_column(Text(f"{name}: corresponding"), justify="right")
     for status in Status:
-        row = [
-            counts[name, first, status]
-            for name in annotations.annotators
-            for first in (True, False)
-        ]
+        names = annotations.annotators
+        row = [counts[name, first, status] for name in names for first in (True, False)]
         if any(row) or status is Status.LOCATED:
             table.add_row(status.value, *map(str, row))
     return table

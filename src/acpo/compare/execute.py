@@ -42,20 +42,10 @@ CURVES = {
 VERSIONS = ("torch", "transformers", "trl", "numpy")
 
 
-def execute(
-    run: StudyRun,
-    folder: Path,
-    *,
-    threads: int,
-    gpu_share: float = 1.0,
-) -> dict[str, Any]:
-    """Train and measure one run; returns what was written to its `result.json`.
+def execute(run: StudyRun, folder: Path, *, threads: int, gpu_share: float = 1.0) -> dict[str, Any]:
+    """Train and measure one run in its folder; returns what was written to its `result.json`.
 
-    Args:
-        run: what to do.
-        folder: the run's own.
-        threads: CPU threads to use.
-        gpu_share: of the GPU's memory, what this process may take.
+    Of the GPU's memory this process may take `gpu_share`.
     """
     import torch
     import yaml

@@ -40,24 +40,12 @@ def _curves(rows: list[dict[str, Any]], name: str, path: Path) -> Path:
     figure = Figure(figsize=(13, 3.6), layout="constrained")
     for axes, (key, label) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for row, colour, style in zip(rows, COLOURS, STYLES, strict=False):
-            points = row["curves"][key]
-            steps = [point["step"] for point in points]
-            axes.plot(
-                steps,
-                [point["value"] for point in points],
-                style,
-                color=colour,
-                label=row["title"],
-                linewidth=1.4,
+            steps, values, low, high = (
+                [point[name] for point in row["curves"][key]]
+                for name in ("step", "value", "low", "high")
             )
-            axes.fill_between(
-                steps,
-                [point["low"] for point in points],
-                [point["high"] for point in points],
-                color=colour,
-                alpha=0.12,
-                linewidth=0,
-            )
+            axes.plot(steps, values, style, color=colour, label=row["title"], linewidth=1.4)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.12, linewidth=0)
         axes.set(xlabel="update", ylabel=label)
         axes.grid(alpha=0.3)
     handles, labels = axes.get_legend_handles_labels()
@@ -75,15 +63,12 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
     figure = Figure(figsize=(7.5, 1.2 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        for key, width, colour in (
-            ("difference", 3.0, "#0072B2"),
-            ("bootstrap", 1.2, "#E69F00"),
-        ):
-            shown = row["difference"] if key == "difference" else row["difference"][key]
+        found = row["difference"]
+        for shown, width, colour in ((found, 3.0, "#0072B2"), (found["bootstrap"], 1.2, "#E69F00")):
             if shown and shown["low"] is not None:
                 ends = [100 * shown["low"], 100 * shown["high"]]
                 axes.plot(ends, [place, place], color=colour, linewidth=width)
-        axes.plot(100 * row["difference"]["value"], place, "o", color="#000000", markersize=4)
+        axes.plot(100 * found["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
     orange = any(row["difference"]["bootstrap"] for row in rows)

@@ -18,19 +18,12 @@ Result = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class StudyRow:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        name: what the report calls it.
-        method: a row of `METHODS`.
-        options: options of the recipe for this row alone.
-        seed_offset: added to every seed, to give two equal rows different ones.
-    """
-
-    name: str
-    method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    seed_offset: int = 0
+    name: str  # what the report calls it
+    method: str  # a row of `METHODS`
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the recipe, for this row alone
+    seed_offset: int = 0  # added to every seed, to give two equal rows different ones
 
 
 @dataclass(frozen=True)
@@ -49,21 +42,13 @@ class StudyTask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How learning rates are chosen.
+    """How learning rates are chosen."""
 
-    Attributes:
-        learning_rates: the candidates, ascending.
-        seeds: not among the study's.
-        updates: length of a sweep run.
-        share: the part of the training problems kept for the sweep; study runs never see it.
-        extend: candidates to add beyond an end, at its spacing, while the best lies there.
-    """
-
-    learning_rates: tuple[float, ...]
-    seeds: tuple[int, ...]
-    updates: int
-    share: float = 0.2
-    extend: int = 0
+    learning_rates: tuple[float, ...]  # the candidates, ascending
+    seeds: tuple[int, ...]  # not among the study's
+    updates: int  # of a sweep run
+    share: float = 0.2  # of the training problems, for the sweep; study runs never see it
+    extend: int = 0  # candidates to add beyond an end, at its spacing, while the best lies there
 
 
 @dataclass(frozen=True)
@@ -88,30 +73,20 @@ class Study:
 class StudyRun:
     """One training run.
 
-    Attributes:
-        task: its task's name.
-        phase: "sweep", "start" (the model as it comes, measured and not trained), "study", or
-            "matched" (updates as long as the baseline's).
-        row: the row's name.
-        seed: of prompts, rollouts and evaluation.
-        learning_rate: None for a start, and for the recipe's own.
-        recipe: every option, as a recipe of its own.
-        share: the part of the training problems kept for sweeps.
-        keeps_model: whether to leave the trained model behind.
-        pass_at: problems and samples of each to measure pass@k with.
-        step_lengths: how far each update has to move the weights; empty: as far as it does.
+    Its phase is "sweep", "start" (the model as it comes, measured and not trained), "study", or
+    "matched" (updates as long as the baseline's).
     """
 
     task: str
     phase: str
     row: str
-    seed: int
-    learning_rate: float | None
-    recipe: Mapping[str, Any]
-    share: float
+    seed: int  # of prompts, rollouts and evaluation
+    learning_rate: float | None  # None for a start, and for the recipe's own
+    recipe: Mapping[str, Any]  # every option, as a recipe of its own
+    share: float  # of the training problems, kept for sweeps
     keeps_model: bool = False
-    pass_at: Sequence[int] | None = None
-    step_lengths: Sequence[float] = ()
+    pass_at: Sequence[int] | None = None  # problems and samples of each to measure pass@k with
+    step_lengths: Sequence[float] = ()  # of each update's move; empty: as far as it does
 
     @property
     def name(self) -> str:
@@ -126,18 +101,10 @@ class StudyRun:
 
     def spec(self) -> dict[str, Any]:
         """Everything that decides what the run does, as JSON has it."""
-        optional = {
-            "pass_at": list(self.pass_at or ()),
-            "step_lengths": list(self.step_lengths),
-        }
+        names = ("task", "phase", "row", "seed", "learning_rate", "share", "keeps_model")
+        optional = {"pass_at": list(self.pass_at or ()), "step_lengths": list(self.step_lengths)}
         return {
-            "task": self.task,
-            "phase": self.phase,
-            "row": self.row,
-            "seed": self.seed,
-            "learning_rate": self.learning_rate,
-            "share": self.share,
-            "keeps_model": self.keeps_model,
+            **{name: getattr(self, name) for name in names},
             "recipe": dict(self.recipe),
             **{name: value for name, value in optional.items() if value},
         }
@@ -222,17 +189,11 @@ def _run(
 
 
 class Choice(NamedTuple):
-    """A row's learning rate and how it was found.
+    """A row's learning rate and how it was found."""
 
-    Attributes:
-        learning_rate: the one with the highest mean score; the smaller of equal ones.
-        scores: mean score by learning rate; None where a seed failed.
-        at_edge: whether it is the smallest or largest candidate.
-    """
-
-    learning_rate: float | None
-    scores: dict[float, float | None]
-    at_edge: bool
+    learning_rate: float | None  # the one with the highest mean score; the smaller of equal ones
+    scores: dict[float, float | None]  # mean score by learning rate; None where a seed failed
+    at_edge: bool  # whether it is the smallest or largest candidate
 
 
 def choose(
@@ -311,5 +272,15 @@ def sweep_score(result: Result) -> float | None:
     """
     if result.get("failed"):
         return None
-    points = [row["accuracy"] for row in result["curve"] if row.get("accuracy") is not None]
+    return end_of_curve(result, "accuracy")
+
+
+def curve_of(result: Result, name: str) -> list[float]:
+    """A logged quantity of a run, wherever it was logged."""
+    return [e[name] for e in result.get("curve") or [] if e.get(name) is not None]
+
+
+def end_of_curve(result: Result, name: str) -> float | None:
+    """Its mean over the last quarter of a run; None where it was not logged."""
+    points = curve_of(result, name)
     return statistics.fmean(points[-max(1, len(points) // 4) :]) if points else None

@@ -3,14 +3,15 @@
 import base64
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
-from acpo.compare.summary import COLUMNS, NOTHING, UNSETTLED, VERDICTS
+from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 
-PAPER_MARK = "paper, not measured here"
+PAPER = "AIME24, Qwen3-8B-Base (paper, not measured here)"
+"""Head of the column of the paper's numbers."""
 MATCHED = (
     "Each update of these rows moved the weights as far as SAPO's of the same seed and number did, "
     "in the direction of the row's own Adam step: what differs is direction, not scale."
@@ -40,7 +41,7 @@ def markdown(summary: dict[str, Any]) -> str:
     if summary["note"]:
         lines += [summary["note"].strip(), ""]
     for name, task in summary["tasks"].items():
-        lines += [f"## {name}", "", *_start_lines(task), ""]
+        lines += [f"## {name}", "", _start_line(task), ""]
         lines += [*_markdown_table(_table(task["rows"])), ""]
         lines += [*remarks(summary, task), ""]
         lines += [*_markdown_table(_side_table(task)), ""]
@@ -49,55 +50,35 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += [*_markdown_table(_table(task["matched"])), ""]
             lines += [MATCHED, ""]
         if summary["sweep"]:
-            lines += [
-                "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):",
-                "",
-            ]
-            lines += [*_markdown_table(_sweep_table(task)), ""]
+            title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
+            lines += [title, "", *_markdown_table(_sweep_table(task)), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
 
-HEADS = (
-    "rank",
-    "row",
-    "learning rate",
-    "seeds",
-    "accuracy",
-    "gain over start",
-    "difference to SAPO",
-    "over seeds and problems",
-    "effect size",
-    "seeds above",
-    "p (Holm)",
-    "verdict",
-    f"{COLUMNS['aime24']} ({PAPER_MARK})",
-)
-
-
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the table as text, in the order of `HEADS`."""
+def cells(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the table as text, by the heads of its columns."""
     rate = "" if row["learning_rate"] is None else f"{row['learning_rate']:g}"
     seeds = str(len(row["seeds"]))
     seeds += f" ({row['failed']} failed)" if row["failed"] else ""
     seeds += f" ({row['missing']} missing)" if row["missing"] else ""
     paper, other = row["paper"], row["difference"] or {}
     effect = other.get("effect_size")
-    return [
-        str(row["rank"] or ""),
-        row["title"],
-        rate + (" (edge)" if row["at_edge"] else ""),
-        seeds,
-        percent(row["accuracy"]),
-        percent(row["gain"], signed=True),
-        percent(row["difference"], signed=True),
-        percent(other.get("bootstrap"), signed=True, only_interval=True),
-        "" if effect is None else f"{effect:+.1f}",
-        f"{other['won']} of {other['seeds']}" if other else "",
-        _probability(row["p_holm"]),
-        row["verdict"],
-        f"{paper['aime24']:.2f}" if paper else "",
-    ]
+    return {
+        "rank": str(row["rank"] or ""),
+        "row": row["title"],
+        "learning rate": rate + (" (edge)" if row["at_edge"] else ""),
+        "seeds": seeds,
+        "accuracy": percent(row["accuracy"]),
+        "gain over start": percent(row["gain"], signed=True),
+        "difference to SAPO": percent(row["difference"], signed=True),
+        "over seeds and problems": percent(other.get("bootstrap"), signed=True, only_interval=True),
+        "effect size": "" if effect is None else f"{effect:+.1f}",
+        "seeds above": f"{other['won']} of {other['seeds']}" if other else "",
+        "p (Holm)": _probability(row["p_holm"]),
+        "verdict": row["verdict"],
+        PAPER: f"{paper['aime24']:.2f}" if paper else "",
+    }
 
 
 def _probability(p: float | None) -> str:
@@ -127,8 +108,9 @@ Table = Sequence[Sequence[str]]
 """Lines of cells, the first of them the head."""
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    return [HEADS, *map(cells, ordered(rows))]
+def _table(rows: Sequence[dict[str, Any]], cells: Callable[..., dict[str, str]] = cells) -> Table:
+    lines = [cells(row) for row in ordered(rows)]
+    return [list(lines[0]), *(list(line.values()) for line in lines)]
 
 
 def _markdown_table(table: Table) -> list[str]:
@@ -139,37 +121,31 @@ def _markdown_table(table: Table) -> list[str]:
 def _side_table(task: dict[str, Any]) -> Table:
     """Everything but the primary outcome."""
     ks = list(dict.fromkeys(k for row in task["rows"] for k in row["pass_at"]))
-    heads = ["row", "area under the curve", "difference to SAPO in it", "collapsed"]
-    heads += [
-        "signed-rank p",
-        "entropy at the end",
-        "length at the end",
-        *(f"pass@{k}" for k in ks),
-    ]
-    lines = [heads]
-    for row in ordered(task["rows"]):
-        ends = [row["ends"][name] for name in ("entropy", "length")]
-        texts = [
-            row["title"],
-            percent(row["area"]),
-            percent((row["difference"] or {}).get("area"), signed=True),
-            str(row["collapsed"]),
-            _probability((row["difference"] or {}).get("signed_rank_p")),
-            *("" if end is None else f"{end['value']:.3g}" for end in ends),
-            *(percent(row["pass_at"].get(k)) for k in ks),
-        ]
-        lines.append(texts)
-    return lines
+
+    def side(row: dict[str, Any]) -> dict[str, str]:
+        ends = {name: row["ends"][name] for name in ("entropy", "length")}
+        difference = row["difference"] or {}
+        return {
+            "row": row["title"],
+            "area under the curve": percent(row["area"]),
+            "difference to SAPO in it": percent(difference.get("area"), signed=True),
+            "collapsed": str(row["collapsed"]),
+            "signed-rank p": _probability(difference.get("signed_rank_p")),
+            **{f"{n} at the end": f"{end['value']:.3g}" if end else "" for n, end in ends.items()},
+            **{f"pass@{k}": percent(row["pass_at"].get(k)) for k in ks},
+        }
+
+    return _table(task["rows"], side)
 
 
-def _start_lines(task: dict[str, Any]) -> list[str]:
+def _start_line(task: dict[str, Any]) -> str:
     start = percent(task["start"]) or "not measured"
     seeds = ", ".join(map(str, task["seeds"]))
     options = "".join(f", {k}={v}" for k, v in task["options"].items())
-    return [
+    return (
         f"Accuracy of the model as it came: {start}. {task['updates']} updates per run{options}. "
         f"Seeds {seeds}."
-    ]
+    )
 
 
 def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
@@ -252,13 +228,9 @@ def _sweep_table(task: dict[str, Any]) -> Table:
 
 
 def _provenance(summary: dict[str, Any]) -> list[str]:
-    versions = "; ".join(
-        ", ".join(f"{name} {number}" for name, number in entry.items())
-        for entry in summary["versions"]
-    )
-    machines = "; ".join(
-        ", ".join(f"{name} {value}" for name, value in entry.items())
-        for entry in summary["hardware"]
+    machines, versions = (
+        "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in entries)
+        for entries in (summary["hardware"], summary["versions"])
     )
     lines = [
         f"    {summary['command']}",
@@ -290,9 +262,9 @@ def latex(summary: dict[str, Any]) -> str:
             r"\midrule",
         ]
         for row in ordered(task["rows"]):
-            _, title, rate, _, accuracy, _, difference, *_, paper = cells(row)
-            texts = [title, rate, accuracy, difference, paper]
-            parts.append(" & ".join(text.translate(_LATEX) for text in texts) + r" \\")
+            line = cells(row)
+            names = ("row", "learning rate", "accuracy", "difference to SAPO", PAPER)
+            parts.append(" & ".join(line[name].translate(_LATEX) for name in names) + r" \\")
         parts += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(parts)
 
@@ -316,21 +288,18 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     """One HTML file that needs nothing else, figures included."""
     body = [f"<h1>{html.escape(summary['title'])}</h1>"]
     if summary["note"]:
-        body.append(f"<p>{html.escape(summary['note'])}</p>")
+        body.append(_paragraph(summary["note"]))
     for name, task in summary["tasks"].items():
         body.append(f"<h2>{html.escape(name)}</h2>")
-        body += [f"<p>{html.escape(line)}</p>" for line in _start_lines(task)]
-        body.append(_html_table(_table(task["rows"])))
-        body += [f"<p>{html.escape(line)}</p>" for line in remarks(summary, task)]
-        body.append(_html_table(_side_table(task)))
+        body += [_paragraph(_start_line(task)), _html_table(_table(task["rows"]))]
+        body += [*map(_paragraph, remarks(summary, task)), _html_table(_side_table(task))]
         if task["matched"]:
-            body.append(f"<h3>{html.escape(MATCHED)}</h3>")
-            body.append(_html_table(_table(task["matched"])))
+            body += [f"<h3>{html.escape(MATCHED)}</h3>", _html_table(_table(task["matched"]))]
         for figure in figures[name]:
             data = base64.b64encode(figure.read_bytes()).decode()
             text = html.escape(figure.stem)
             body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
-    body += [f"<p>{html.escape(line)}</p>" for line in _provenance(summary) if line]
+    body += [_paragraph(line) for line in _provenance(summary) if line]
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
@@ -340,6 +309,10 @@ def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
     )
 
 
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
 def _html_table(table: Table) -> str:
     """A table with a head; a verdict gets its colour, and the paper's column its own."""
     head, *rows = table
@@ -347,7 +320,7 @@ def _html_table(table: Table) -> str:
     def line(texts: Sequence[str], tag: str) -> str:
         parts = []
         for name, text in zip(head, texts, strict=True):
-            kind = "paper" if PAPER_MARK in name else text if text in ("better", "worse") else ""
+            kind = "paper" if name == PAPER else text if text in ("better", "worse") else ""
             css = f' class="{kind}"' if kind else ""
             parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"

@@ -23,6 +23,7 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from fnmatch import fnmatch
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,17 +53,7 @@ def compare(
     stop_after: float | None,
     report_only: bool,
 ) -> None:
-    """Run what is missing of a study and write its report.
-
-    Args:
-        path: the study.
-        arguments: `--key value` pairs: recipe options for every run.
-        output: the study's folder; `runs/compare/<name of the study>` when unset.
-        workers: runs at a time.
-        only: patterns of names; other runs are not started.
-        stop_after: seconds after which no further run is started.
-        report_only: run nothing; report the runs there are.
-    """
+    """Run what is missing of a study and write its report; the options are the command's."""
     study = read_study(path, parse_overrides(arguments))
     folder = output or Path("runs") / "compare" / path.stem
     say: Callable[[str], None] = functools.partial(print, flush=True)
@@ -84,11 +75,7 @@ def compare(
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """`--key value` pairs as options.
-
-    Raises:
-        ACPOError: for anything else.
-    """
+    """`--key value` pairs as options."""
     import yaml
 
     if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
@@ -101,21 +88,13 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 class Progress(NamedTuple):
-    """Where a study stands.
+    """Where a study stands."""
 
-    Attributes:
-        results: by run name.
-        ready: runs that could start now, most urgent first.
-        done: runs of the study that have a result.
-        runs: there will be in all, unless sweeps are extended.
-        updates_left: of the runs that have none.
-    """
-
-    results: dict[str, Result]
-    ready: list[StudyRun]
-    done: int
-    runs: int
-    updates_left: int
+    results: dict[str, Result]  # by run name
+    ready: list[StudyRun]  # could start now, most urgent first
+    done: int  # runs of the study that have a result
+    runs: int  # there will be in all, unless sweeps are extended
+    updates_left: int  # of the runs that have no result
 
 
 def progress(study: Study, results: dict[str, Result]) -> Progress:
@@ -136,17 +115,14 @@ def progress(study: Study, results: dict[str, Result]) -> Progress:
             if choice is not None:
                 tuned += plan.study_runs(study, task, row, choice.learning_rate)
             matched += plan.matched_runs(study, task, row, results)
-        known += [run for part in (tuned, matched) for _, run in sorted(part, key=_seed_place)]
+        for part in (tuned, matched):
+            known += [run for _, run in sorted(part, key=itemgetter(0))]  # seed by seed
         rows = len(task.rows) + sum(row.name in study.matched for row in task.rows)
         unknown = len(task.seeds) * rows - len(tuned) - len(matched)
         pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
     ready = [run for run in known if store.result_of(results, run) is None]
     left = sum(run.updates for run in ready) + pending_updates
     return Progress(results, ready, len(known) - len(ready), len(known) + pending, left)
-
-
-def _seed_place(pair: tuple[int, StudyRun]) -> int:
-    return pair[0]
 
 
 def run_missing(
@@ -158,18 +134,11 @@ def run_missing(
     stop_after: float | None = None,
     say: Callable[[str], None] = print,
 ) -> tuple[dict[str, Result], list[str]]:
-    """Run what is missing of a study.
+    """Run what is missing of a study, several runs at a time.
 
-    Args:
-        study: what to run.
-        folder: where runs are kept; finished ones are not run again.
-        workers: runs at a time.
-        only: patterns of names; other runs are not started.
-        stop_after: seconds after which no further run is started.
-        say: takes a line of progress.
-
-    Returns:
-        The results there are now, by run name, and what went wrong with runs that have none.
+    Only runs whose name fits one of the patterns `only` are started, and none after `stop_after`
+    seconds. Returned are the results there are now, by run name, and what went wrong with the runs
+    that have none.
     """
     state = progress(study, store.read_results(folder))
     say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
@@ -275,11 +244,7 @@ def _minutes(seconds: float) -> str:
 
 
 def gpu_share(workers: int, runs: Sequence[StudyRun]) -> float:
-    """The part of a GPU's memory that is a run's own, when several share one.
-
-    Raises:
-        ACPOError: runs would plan with memory that is not theirs.
-    """
+    """The part of a GPU's memory that is a run's own, when several share one."""
     import torch
 
     gpus = torch.cuda.device_count()
@@ -331,9 +296,12 @@ def worker_pool(
 def _settle(places: Any, parent: int) -> None:
     """In a new worker: its GPU, quiet interrupts, and an end when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    place, count = places.get(), _gpus()
-    if count > 1:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(place % count)
+    place = places.get()
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user has chosen
+        import torch
+
+        if (count := torch.cuda.device_count()) > 1:  # which does not start CUDA
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(place % count)
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -341,15 +309,6 @@ def _settle(places: Any, parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _gpus() -> int:
-    """GPUs to share out; none where the user has chosen some. Does not start CUDA."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def run_one(

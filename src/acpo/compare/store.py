@@ -33,11 +33,7 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
 
 
 def read_results(folder: Path) -> dict[str, Result]:
-    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders.
-
-    Raises:
-        ACPOError: one is damaged, or two runs of one name were made with other settings.
-    """
+    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders."""
     found: dict[str, Result] = {}
     if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
         for number, row in enumerate(read_jsonl(folder / RUNS), 1):
@@ -63,11 +59,7 @@ def _add(found: dict[str, Result], row: Mapping[str, Any], where: str) -> None:
 
 
 def result_of(results: Mapping[str, Result], run: StudyRun) -> Result | None:
-    """What a run found, or None.
-
-    Raises:
-        ACPOError: when its name stands for a run with other settings.
-    """
+    """What a run found, or None; a name that stands for a run with other settings is refused."""
     result = results.get(run.name)
     if result is not None:
         refuse_difference(result["spec"], run.spec(), run.name)
@@ -104,11 +96,7 @@ def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
 
 
 def unpack_verdicts(packed: str) -> list[list[bool]]:
-    """What `pack_verdicts` packed.
-
-    Raises:
-        ACPOError: it is damaged.
-    """
+    """What `pack_verdicts` packed."""
     try:
         text = zlib.decompress(base64.b64decode(packed)).decode()
     except (ValueError, zlib.error) as error:
@@ -117,11 +105,7 @@ def unpack_verdicts(packed: str) -> list[list[bool]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write_json` wrote, perhaps on another machine.
-
-    Raises:
-        ACPOError: it is damaged.
-    """
+    """A file that `write_json` wrote, perhaps on another machine."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,14 +39,22 @@ DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
+KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "count": (lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
+    "whole": (lambda v: type(v) is int and 0 <= v < 2**32, "a whole number from 0 on, of 32 bits"),
+    "rate": (lambda v: type(v) in (int, float) and 0 < v < 1, "a number above 0, as in 3.0e-4"),
+    "share": (lambda v: type(v) in (int, float) and 0 < v < 1, "a number between 0 and 1"),
+    "switch": (lambda v: type(v) is bool, "true or false"),
+    "command": (lambda v: type(v) is str, "a command"),
+    "numbers": (lambda v: type(v) is list and bool(v), "a list of numbers"),
+    "names": (lambda v: type(v) is list, "a list of rows"),
+    "mapping": (lambda v: type(v) is dict, "a mapping of options to values"),
+}
+"""What a value may be, and how that is said."""
+
 
 class YamlFile:
-    """A parsed YAML file.
-
-    Attributes:
-        path: of the file.
-        values: what it holds.
-    """
+    """A parsed YAML file, which knows the line of each of its `values`."""
 
     def __init__(self, path: str | Path, *, what: str = "study") -> None:
         self.path = Path(path)
@@ -102,15 +110,7 @@ class YamlFile:
 
 
 def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
-    """Read and check a study.
-
-    Args:
-        path: the YAML file.
-        overrides: options of the recipe that replace the study's.
-
-    Raises:
-        ACPOError: for anything that cannot be run as written, with file and line.
-    """
+    """Read and check a study; `overrides` are options of the recipe that replace the study's."""
     return _Reader(YamlFile(path), overrides or {}).study()
 
 
@@ -125,13 +125,9 @@ class _Reader:
         for name in ("recipe", "methods", "updates", "seeds"):
             if values.get(name) is None:
                 file.refuse((), f"{name} is missing: {KEYS[name]}")
-        updates = self._count(("updates",))
-        seeds = self._seeds(("seeds",))
-        rows = self._rows(("methods",))
-        tasks = self._tasks(rows, updates, seeds)
+        updates = self._value(("updates",), "count")
+        tasks = self._tasks(self._rows(("methods",)), updates, self._seeds(("seeds",)))
         sweep = self._sweep(tasks, updates)
-        self._type(("keep_models",), bool, "true or false")
-        self._type(("launcher",), str, "a command")
         options = self._options(("options",))
         self._measurable(tasks, options, sweep)
         return Study(
@@ -141,18 +137,25 @@ class _Reader:
             overrides=self.overrides,
             tasks=tasks,
             sweep=sweep,
-            keep_models=bool(values.get("keep_models")),
-            threads=self._count(("threads",)) if "threads" in values else 1,
-            launcher=values.get("launcher"),
+            keep_models=self._value(("keep_models",), "switch", False),
+            threads=self._value(("threads",), "count", 1),
+            launcher=self._value(("launcher",), "command", ""),
             matched=self._matched(tasks),
             pass_at=self._pass_at(tasks, options),
             note=str(values.get("note") or ""),
         )
 
-    def _type(self, place: Place, kind: type, words: str) -> None:
-        value = self._at(place[:-1]).get(place[-1])
-        if value is not None and not isinstance(value, kind):
-            self.file.refuse(place, f"{place[-1]}={value!r} must be {words}")
+    def _value(self, place: Place, kind: str, default: Any = None) -> Any:
+        """What stands at a place, checked; the default, if there is one, where nothing does."""
+        around: Any = self._at(place[:-1])
+        value = around.get(place[-1]) if isinstance(around, dict) else around[place[-1]]
+        if value is None and default is not None:
+            return default
+        good, words = KINDS[kind]
+        if not good(value):
+            name = place[-1] if isinstance(place[-1], str) else f"{place[-2]}: {kind}"
+            self.file.refuse(place, f"{name}={value!r} must be {words}")
+        return value
 
     def _measurable(
         self, tasks: tuple[StudyTask, ...], options: Mapping[str, Any], sweep: Sweep | None
@@ -187,10 +190,9 @@ class _Reader:
         return {**task.recipe_options, **options, **task.options, **self.overrides}
 
     def _matched(self, tasks: tuple[StudyTask, ...]) -> tuple[str, ...]:
-        value = self.values.get("matched") or []
+        value = self._value(("matched",), "names", [])
         names = dict.fromkeys(row.name for task in tasks for row in task.rows)
         del names[BASELINE]
-        self._type(("matched",), list, "a list of rows")
         for index, name in enumerate(value):
             if name not in names:
                 self.file.refuse(
@@ -203,10 +205,11 @@ class _Reader:
     ) -> tuple[int, int] | None:
         if self.values.get("pass_at") is None:
             return None
-        self._type(("pass_at",), dict, "a mapping of problems and samples")
-        self._known(("pass_at",), ("problems", "samples"))
-        self._present(("pass_at",), ("problems", "samples"))
-        problems, samples = (self._count(("pass_at", name)) for name in ("problems", "samples"))
+        names = ("problems", "samples")
+        self._value(("pass_at",), "mapping")
+        self._known(("pass_at",), names)
+        self._present(("pass_at",), names)
+        problems, samples = (self._value(("pass_at", name), "count") for name in names)
         for task in tasks:
             merged = self._merged(task, options)
             batch = merged.get("per_device_eval_batch_size", 8)
@@ -238,47 +241,16 @@ class _Reader:
                 hint = f"did you mean {near[0]!r}?" if near else f"use {', '.join(allowed)}"
                 self.file.refuse((*place, key), f"{key!r} is not an option here; {hint}")
 
-    def _count(self, place: Place) -> int:
-        value = self._at(place)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            self.file.refuse(place, f"{place[-1]}={value!r} must be a whole number of at least 1")
-        return value
-
     def _seeds(self, place: Place) -> tuple[int, ...]:
-        value = self._at(place)
-        if not isinstance(value, list) or not value:
-            self.file.refuse(place, f"seeds={value!r} must be a list of whole numbers")
+        value = self._value(place, "numbers")
         for index, seed in enumerate(value):
-            self._whole((*place, index))
+            self._value((*place, index), "whole")
             if seed in value[:index]:
                 self.file.refuse((*place, index), f"seed {seed} is given twice; keep one")
         return tuple(value)
 
-    def _whole(self, place: Place) -> int:
-        value = self._at(place)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**32:
-            name = place[-1] if isinstance(place[-1], str) else "seed"
-            self.file.refuse(
-                place, f"{name} {value!r} must be a whole number from 0 on, of 32 bits"
-            )
-        return value
-
-    def _rate(self, place: Place) -> float:
-        value = self._at(place)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-            self.file.refuse(
-                place, f"learning rate {value!r} must be a number above 0, as in 3.0e-4"
-            )
-        return float(value)
-
     def _options(self, place: Place) -> dict[str, Any]:
-        name = place[-1]
-        holder = self._at(place[:-1])
-        value = holder.get(name) if isinstance(holder, dict) else None
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.file.refuse(place, f"options={value!r} must be a mapping of recipe options")
+        value: dict[str, Any] = self._value(place, "mapping", {})
         for key in value:
             if key in DECIDED:
                 where = "sweep.learning_rates" if key == "learning_rate" else "the study"
@@ -311,7 +283,7 @@ class _Reader:
                 name,
                 str(value.get("method") or name),
                 self._options((*place, "options")),
-                self._whole((*place, "seed_offset")) if "seed_offset" in value else 0,
+                self._value((*place, "seed_offset"), "whole", 0),
             )
         else:
             row = StudyRow(str(value), str(value))
@@ -345,8 +317,7 @@ class _Reader:
         for name, setting in value.items():
             place: Place = ("tasks", name)
             self._check_name(place, str(name))
-            if not isinstance(setting, dict):
-                self.file.refuse(place, f"task {name!r} must be a mapping; {{}} for no options")
+            self._value(place, "mapping")
             self._known(place, TASK_KEYS)
             sweep_of = str(setting.get("sweep_of") or name)
             if sweep_of != str(name) and sweep_of not in [task.name for task in tasks]:
@@ -359,7 +330,7 @@ class _Reader:
                     *self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
                     self._options((*place, "options")),
                     self._rows((*place, "methods")) if "methods" in setting else rows,
-                    self._count((*place, "updates")) if "updates" in setting else updates,
+                    self._value((*place, "updates"), "count", updates),
                     self._seeds((*place, "seeds")) if "seeds" in setting else seeds,
                     sweep_of,
                 )
@@ -370,14 +341,12 @@ class _Reader:
         value = self.values.get("sweep")
         if value is None:
             return None
-        self._type(("sweep",), dict, "a mapping")
+        self._value(("sweep",), "mapping")
         self._known(("sweep",), SWEEP_KEYS)
         self._present(("sweep",), ("learning_rates", "seeds"))
-        rates = value["learning_rates"]
-        if not isinstance(rates, list) or not rates:
-            self.file.refuse(("sweep", "learning_rates"), "learning_rates must be a list")
+        rates = self._value(("sweep", "learning_rates"), "numbers")
         for index, rate in enumerate(rates):
-            self._rate(("sweep", "learning_rates", index))
+            self._value(("sweep", "learning_rates", index), "rate")
             if f"{rate:g}" in [f"{other:g}" for other in rates[:index]]:
                 self.file.refuse(
                     ("sweep", "learning_rates", index), f"{rate:g} is given twice; keep one"
@@ -389,11 +358,9 @@ class _Reader:
                     ("sweep", "seeds", index),
                     f"seed {seed} is also one of the study's; a choice must not see its test",
                 )
-        share = value.get("share", Sweep.share)
-        if not isinstance(share, int | float) or not 0 < share < 1:
-            self.file.refuse(("sweep", "share"), f"share={share!r} must lie between 0 and 1")
-        length = self._count(("sweep", "updates")) if "updates" in value else updates
-        extend = self._whole(("sweep", "extend")) if "extend" in value else 0
+        share = self._value(("sweep", "share"), "share", Sweep.share)
+        length = self._value(("sweep", "updates"), "count", updates)
+        extend = self._value(("sweep", "extend"), "whole", 0)
         if extend and len(rates) < 2:
             self.file.refuse(("sweep", "extend"), "extend needs two learning rates for a spacing")
         return Sweep(tuple(sorted(map(float, rates))), seeds, length, float(share), extend)

@@ -1,7 +1,6 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,23 +54,12 @@ class Printed(NamedTuple):
 
     Main table (mean@8; pass@1 on HumanEval Pro; average of the six) and ablation table (mean@8 on
     AIME24, Qwen3-8B-Base). `docs/method.md` says what in them does not add up.
-
-    Attributes:
-        aime24: AIME24, Qwen3-8B-Base (main and ablation tables).
-        qwen3: average of six benchmarks, Qwen3-8B-Base.
-        qwen25: average of six benchmarks, Qwen2.5-Math-7B.
     """
 
-    aime24: float
-    qwen3: float | None = None
-    qwen25: float | None = None
+    aime24: float  # Qwen3-8B-Base (main and ablation tables)
+    qwen3: float | None = None  # average of six benchmarks, Qwen3-8B-Base
+    qwen25: float | None = None  # average of six benchmarks, Qwen2.5-Math-7B
 
-
-COLUMNS = {
-    "aime24": "AIME24, Qwen3-8B-Base",
-    "qwen3": "average of six, Qwen3-8B-Base",
-    "qwen25": "average of six, Qwen2.5-Math-7B",
-}
 
 PAPER: dict[str, Printed] = {
     "grpo": Printed(22.60, 27.27, 27.76),
@@ -94,12 +82,7 @@ PAPER: dict[str, Printed] = {
 def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
     """Everything a report says, as plain data; the same from the same results."""
     every = [results[name] for name in sorted(results)]
-    given = [
-        text
-        for name, value in study.overrides.items()
-        if name not in PLACES
-        for text in (f"--{name}", str(value))
-    ]
+    given = [f"--{name} {value}" for name, value in study.overrides.items() if name not in PLACES]
     return {
         "title": study.title,
         "note": study.note,
@@ -283,24 +266,20 @@ def _shares(accuracy: Mapping[str, Any]) -> list[float]:
 
 def area(result: Result) -> float | None:
     """Mean accuracy of a run's rollouts, first to last; None for a run without any."""
-    points = [entry["accuracy"] for entry in result.get("curve") or []]
+    points = plan.curve_of(result, "accuracy")
     return math.fsum(points) / len(points) if points else None
 
 
 def collapsed(result: Result) -> bool:
     """Whether the last rollouts of a run are less than half as good as its best ones."""
-    points = [entry["accuracy"] for entry in result.get("curve") or []]
+    points = plan.curve_of(result, "accuracy")
     means = [math.fsum(points[i : i + WINDOW]) for i in range(len(points) - WINDOW + 1)]
     return bool(means) and means[-1] < max(means) / 2
 
 
 def _end(runs: Sequence[Result], name: str) -> dict[str, Any] | None:
     """A logged quantity over the last quarter of each run."""
-    values = []
-    for result in runs:
-        points = [e[name] for e in result.get("curve") or [] if e.get(name) is not None]
-        if points:
-            values.append(statistics.fmean(points[-max(1, len(points) // 4) :]))
+    values = [end for run in runs if (end := plan.end_of_curve(run, name)) is not None]
     return mean_over_seeds(values)._asdict() if values else None
 
 
@@ -347,8 +326,7 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
                 points.setdefault(entry["step"], []).append(entry[name])
     rows = []
     for step, values in sorted(points.items()):
-        estimate = mean_over_seeds(values).within(*CURVES[name])
-        low = estimate.low if estimate.low is not None else estimate.value
-        high = estimate.high if estimate.high is not None else estimate.value
-        rows.append({"step": step, "value": estimate.value, "low": low, "high": high})
+        value, *ends, _ = mean_over_seeds(values).within(*CURVES[name])
+        low, high = (value if end is None else end for end in ends)
+        rows.append({"step": step, "value": value, "low": low, "high": high})
     return rows

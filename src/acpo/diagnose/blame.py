@@ -36,11 +36,7 @@ READING = (
 
 
 class Shares(NamedTuple):
-    """`[completions]` each, NaN where the completion has no such mass.
-
-    Attributes:
-        before, at, after: Of the mass.
-    """
+    """Of a mass, `[completions]` each; NaN where the completion has no such mass."""
 
     before: np.ndarray
     at: np.ndarray
@@ -63,22 +59,11 @@ class Wrong(NamedTuple):
 
 
 def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOUND) -> Finding:
-    """Where every method's negative update and credit fall, beside the first error.
-
-    Args:
-        trace: With the columns that `method_columns` needs.
-        annotations: Made from it.
-        accept: Which places count.
-
-    Raises:
-        ACPOError: No place counts, or no method has an update on any such completion.
-    """
+    """Where every method's negative update and credit fall, beside the first error."""
     selection = select(trace, step=annotations.step)
     places, outcomes = error_places(selection, annotations, accept)
-    wrong = [
-        Wrong(one, place, int(trace.starts[one.row]), int(trace.starts[one.row + 1]))
-        for one, place in places
-    ]
+    starts = trace.starts.tolist()
+    wrong = [Wrong(one, place, starts[one.row], starts[one.row + 1]) for one, place in places]
     shares, missing = _all_shares(trace, wrong)
     prompts = [one.trajectory.prompt_id for one in wrong]
     chance = chance_shares(wrong)
@@ -91,7 +76,10 @@ def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOU
         name="blame",
         headline=facts[1],
         title="Blame at the error",
-        source=f"{describe(trace)}; {_evidence(wrong, outcomes)}",
+        source=(
+            f"{describe(trace)}; first errors of {len(wrong)} wrong completions "
+            f"({', '.join(f'{count} {name}' for name, count in outcomes.items())})"
+        ),
         reading=READING,
         facts=facts,
         tables=[_table(rows, quantity) for quantity in QUANTITIES],
@@ -137,9 +125,8 @@ def _direction_length(trace: Trace) -> np.ndarray:
         return np.full(len(trace), np.nan)
     names = ("logp", "log_pmax", "is_mode", "tail_p2")
     known = {name: np.asarray(x, dtype=np.float64) for name, x in trace.tokens(*names).items()}
-    unused = dict.fromkeys(set(TokenScalars._fields) - known.keys(), np.zeros(0))
-    scalars = TokenScalars(**{**known, **unused, "is_mode": known["is_mode"] > 0})
-    return np.sqrt(local_norm2(scalars))
+    scalars = TokenScalars(*(known.get(name, np.zeros(0)) for name in TokenScalars._fields))
+    return np.sqrt(local_norm2(scalars._replace(is_mode=scalars.is_mode > 0)))
 
 
 def region_shares(mass: np.ndarray, wrong: Sequence[Wrong]) -> Shares:
@@ -172,14 +159,14 @@ def _rows(
     for key, found in shares.items():
         for region, values, even in zip(REGIONS, found, chance, strict=True):
             low, high = interval(values, prompts)
+            share, chances = (float(cluster_means(x, prompts).mean()) for x in (values, even))
             row: dict[str, Any] = {"method": key[0], "quantity": key[1], "region": region}
-            row |= {"share": float(cluster_means(values, prompts).mean()), "low": low, "high": high}
-            row["chance"] = float(cluster_means(even, prompts).mean())
+            row |= {"share": share, "low": low, "high": high, "chance": chances}
+            own = excess[key]
             if region == "at":
-                own = excess[key]
                 row |= {"excess": own.mean, "excess_low": own.low, "excess_high": own.high}
                 row |= {"p_value": own.p_value}
-            row |= {"completions": int(np.isfinite(values).sum()), "prompts": excess[key].prompts}
+            row |= {"completions": int(np.isfinite(values).sum()), "prompts": own.prompts}
             rows.append(row)
     return rows
 
@@ -187,6 +174,7 @@ def _rows(
 def _completion_rows(
     wrong: Sequence[Wrong], shares: Mapping[tuple[str, str], Shares], chance: Shares
 ) -> list[dict[str, Any]]:
+    named = {"chance": chance} | {" ".join(key): found for key, found in shares.items()}
     return [
         {
             "prompt_id": one.trajectory.prompt_id,
@@ -195,20 +183,14 @@ def _completion_rows(
             "error_first": one.place.span.first,
             "error_end": one.place.span.end,
             "evidence": str(one.place.evidence),
-            **{f"chance {region}": float(getattr(chance, region)[row]) for region in REGIONS},
             **{
-                f"{method} {quantity} {region}": float(getattr(found, region)[row])
-                for (method, quantity), found in shares.items()
-                for region in REGIONS
+                f"{name} {region}": float(values[row])
+                for name, found in named.items()
+                for region, values in zip(REGIONS, found, strict=True)
             },
         }
         for row, one in enumerate(wrong)
     ]
-
-
-def _evidence(wrong: Sequence[Wrong], outcomes: Mapping[str, int]) -> str:
-    said = ", ".join(f"{count} {name}" for name, count in outcomes.items())
-    return f"first errors of {len(wrong)} wrong completions ({said})"
 
 
 def _facts(

@@ -4,7 +4,7 @@ Pairs of one prompt share completions, so they are no independent observations. 
 its pairs are averaged, prompts count equally, and only prompts are flipped or drawn again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,49 +17,33 @@ _CHUNK = 1_000
 
 
 class Effect(NamedTuple):
-    """A mean over prompts.
+    """A mean over prompts, with 95% intervals by the percentiles of a bootstrap over prompts."""
 
-    Attributes:
-        pairs: Pairs it is made from.
-        prompts: Prompts they are of.
-        mean: Over prompts.
-        low, high: Its 95% interval, by the percentiles of a bootstrap over prompts.
-        size: Mean over standard deviation between prompts (Cohen's d_z).
-        size_low, size_high: Its 95% interval, likewise.
-        p_value: Two-sided, by flipping the signs of prompts.
-        exact: Whether every assignment of signs was tried.
-    """
-
-    pairs: int
-    prompts: int
+    pairs: int  # it is made from
+    prompts: int  # they are of
     mean: float
     low: float
     high: float
-    size: float
+    size: float  # mean over standard deviation between prompts (Cohen's d_z)
     size_low: float
     size_high: float
-    p_value: float
-    exact: bool
+    p_value: float  # two-sided, by flipping the signs of prompts
+    exact: bool  # whether every assignment of signs was tried
 
 
 def effect(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> Effect:
-    """The effect that `values`, one per pair, show over their prompts.
-
-    Args:
-        values: `[pairs]`; NaN where a pair has none.
-        prompts: The prompt of each pair.
-        seed: Of the random signs and draws.
-    """
+    """The effect that `values`, `[pairs]` with NaN for none, show over the pairs' prompts."""
     means = cluster_means(values, prompts)
     p_value, exact = sign_flip(means, seed=seed)
-    draws, sizes = _bootstrap(means, seed=seed)
+    drawn = [_sizes(again) for again in _drawn_again(means, seed)]
+    size = _sizes(means[None])[1] if len(means) > 1 else means[:0]
     return Effect(
         int(np.isfinite(values).sum()),
         len(means),
         float(means.mean()) if len(means) else np.nan,
-        *_percentiles(draws),
-        _size(means),
-        *_percentiles(sizes),
+        *_percentiles([mean for mean, _ in drawn]),
+        float(size[0]) if len(size) else np.nan,
+        *_percentiles([size for _, size in drawn]),
         p_value,
         exact,
     )
@@ -98,31 +82,25 @@ def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
 
 def interval(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> tuple[float, float]:
     """The 95% interval of the mean over prompts."""
-    return _percentiles(_bootstrap(cluster_means(values, prompts), seed=seed)[0])
+    drawn = _drawn_again(cluster_means(values, prompts), seed)
+    return _percentiles([means.mean(axis=1) for means in drawn])
 
 
-def _bootstrap(means: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standardised means of prompts drawn again; nothing for fewer than two."""
-    n = len(means)
-    if n < 2:
-        return np.empty(0), np.empty(0)
-    rng = np.random.default_rng(seed)
-    first, second = [], []
-    for _ in range(RESAMPLES // _CHUNK):
-        drawn = means[rng.integers(0, n, (_CHUNK, n))]
-        spread = drawn.std(axis=1, ddof=1)
-        first.append(drawn.mean(axis=1))
-        second.append(first[-1][spread > 0] / spread[spread > 0])
-    return np.concatenate(first), np.concatenate(second)
+def _drawn_again(means: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """`[_CHUNK, prompts]` means of prompts drawn with replacement; nothing for fewer than two."""
+    rng, n = np.random.default_rng(seed), len(means)
+    for _ in range(RESAMPLES // _CHUNK if n > 1 else 0):
+        yield means[rng.integers(0, n, (_CHUNK, n))]
 
 
-def _size(means: np.ndarray) -> float:
-    spread = means.std(ddof=1) if len(means) > 1 else 0.0
-    return float(means.mean() / spread) if spread > 0 else np.nan
+def _sizes(means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Means of `[n, prompts]`, and those of them with a spread, in standard deviations."""
+    mean, spread = means.mean(axis=1), means.std(axis=1, ddof=1)
+    return mean, mean[spread > 0] / spread[spread > 0]
 
 
-def _percentiles(draws: np.ndarray) -> tuple[float, float]:
-    if not len(draws):
+def _percentiles(draws: Sequence[np.ndarray]) -> tuple[float, float]:
+    if not draws or not (joined := np.concatenate(draws)).size:
         return np.nan, np.nan
-    low, high = np.percentile(draws, [2.5, 97.5])
+    low, high = np.percentile(joined, [2.5, 97.5])
     return float(low), float(high)

@@ -2,11 +2,10 @@
 
 import shlex
 import sys
-from collections.abc import Callable
 from enum import StrEnum
-from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from acpo.annotate.evidence import Accept
     from acpo.diagnose.report import Finding
     from acpo.records import Trace
-
-    Analysis = Callable[[], Finding | list[Finding]]
 
 diagnose_app = typer.Typer(
     help="The paper's analyses of a trace or of training runs, as numbers and figures.",
@@ -59,11 +56,7 @@ def gradients(
     every_token: bool = EVERY,
 ) -> None:
     """How the gradients of δ and of entropy pull beside the sampled token's, and who reverses."""
-    from acpo.diagnose.gradients import gradients as measure
-    from acpo.records import Trace
-
-    finding = measure(Trace.open(trace).of_step(step), h_max=h_max, every_token=every_token)
-    _write(finding, output or _folder(trace))
+    _of_trace("gradients", trace, output, step, h_max=h_max, every_token=every_token)
 
 
 @diagnose_app.command("mismatch")
@@ -76,31 +69,20 @@ def mismatch(
     every_token: bool = EVERY,
 ) -> None:
     """Which updates of mismatched tokens reverse, at which gap, with and without routing."""
-    from acpo.diagnose.mismatch import mismatch as measure
-    from acpo.records import Trace
-
-    finding = measure(
-        Trace.open(trace).of_step(step), tau_pos=tau_pos, tau_neg=tau_neg, every_token=every_token
-    )
-    _write(finding, output or _folder(trace))
+    options = {"tau_pos": tau_pos, "tau_neg": tau_neg, "every_token": every_token}
+    _of_trace("mismatch", trace, output, step, **options)
 
 
 @diagnose_app.command("alignment")
 def alignment(trace: Path = TRACE, output: Path | None = OUTPUT, step: int | None = STEP) -> None:
     """How near the sampled tokens are to the mode."""
-    from acpo.diagnose.alignment import alignment as measure
-    from acpo.records import Trace
-
-    _write(measure(Trace.open(trace).of_step(step)), output or _folder(trace))
+    _of_trace("alignment", trace, output, step)
 
 
 @diagnose_app.command("trends")
 def trends(trace: Path = TRACE, output: Path | None = OUTPUT) -> None:
     """Alignment, δ and entropy of every step, by the sign of the advantage."""
-    from acpo.diagnose.trends import trends as measure
-    from acpo.records import Trace
-
-    _write(measure(Trace.open(trace)), output or _folder(trace))
+    _of_trace("trends", trace, output)
 
 
 @diagnose_app.command("envelope")
@@ -112,11 +94,7 @@ def envelope(
     rollout: int | None = ROLLOUT,
 ) -> None:
     """Bounds on entropy from δ, and where the tokens lie between them."""
-    from acpo.diagnose.envelope import envelope as measure
-    from acpo.records import Trace
-
-    opened = Trace.open(trace).of_step(step) if trace else None
-    _write(measure(opened, support=support, rollout=rollout), output or _folder(trace))
+    _of_trace("envelope", trace, output, step, support=support, rollout=rollout)
 
 
 @diagnose_app.command("coupling")
@@ -130,11 +108,8 @@ def coupling(
 ) -> None:
     """The update away from w = 1, and where an aligned positive one reverses."""
     from acpo.diagnose.coupling import Gate
-    from acpo.diagnose.coupling import coupling as measure
-    from acpo.records import Trace
 
-    opened = Trace.open(trace).of_step(step) if trace else None
-    _write(measure(opened, Gate(tau_pos, tau_neg, offset)), output or _folder(trace))
+    _of_trace("coupling", trace, output, step, gate=Gate(tau_pos, tau_neg, offset))
 
 
 @diagnose_app.command("dynamics")
@@ -144,9 +119,8 @@ def dynamics(
     group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
 ) -> None:
     """Accuracy, entropy, length and reward over training, seeds as bands."""
-    from acpo.diagnose.dynamics import dynamics as measure
-
-    _write(measure(runs, by_run=group_by is GroupBy.RUN), output or _folder(None))
+    found = _analysis("dynamics")(runs, by_run=group_by is GroupBy.RUN)
+    _write(found, output or _folder(None))
 
 
 @diagnose_app.command("blame")
@@ -159,13 +133,10 @@ def blame(
 ) -> None:
     """How much of every method's negative update and credit falls on the first error."""
     from acpo.annotate.annotations import Annotations
-    from acpo.diagnose.blame import blame as measure
-    from acpo.records import Trace
 
     opened = Annotations.read(annotations)
-    source = Trace.open(trace).of_step(opened.step)
     accept = _accept(verified_only, all_proposals)
-    _write(measure(source, opened, accept=accept), output or _folder(trace))
+    _of_trace("blame", trace, output, opened.step, annotations=opened, accept=accept)
 
 
 @diagnose_app.command("first-error")
@@ -183,17 +154,15 @@ def first_error(
     """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
     from acpo.annotate.annotations import Annotations
     from acpo.diagnose.first_error import ProfileSettings
-    from acpo.diagnose.first_error import first_error as measure
-    from acpo.records import Trace
 
-    findings = measure(
-        Trace.open(trace),
-        Annotations.read(annotations),
+    _of_trace(
+        "first-error",
+        trace,
+        output,
+        annotations=Annotations.read(annotations),
         accept=_accept(verified_only, all_proposals),
-        settings=ProfileSettings(window=window, every=every, smooth=smooth, profiles=profiles),
+        settings=ProfileSettings(window, every, smooth, profiles),
     )
-    for finding in findings:
-        _write(finding, output or _folder(trace))
 
 
 @diagnose_app.command("all")
@@ -217,17 +186,14 @@ def all_analyses(
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
     findings, missing = [], []
-    made = _analyses(opened, runs, every_token=every_token)
-    if annotations is not None:
-        made |= _of_first_errors(opened, annotations)
-    for name, measure in made.items():
+    for name, source, options in _analyses(opened, runs, annotations, every_token):
         try:
-            found = measure()
+            found = _analysis(name)(source, **options)
         except ACPOError as error:
             missing.append((name, str(error)))
             typer.secho(f"{name}: {one_line(str(error))}", fg="yellow", err=True)
             continue
-        for finding in found if isinstance(found, list) else [found]:
+        for finding in _list(found):
             finding.write(folder, command=_command())
             findings.append(finding)
     page = html(findings, missing, source=describe(opened), command=_command())
@@ -236,39 +202,44 @@ def all_analyses(
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 
-def _of_first_errors(trace: "Trace", path: Path) -> "dict[str, Analysis]":
+def _analyses(
+    trace: "Trace", runs: list[Path], annotations: Path | None, every_token: bool
+) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Name, what it looks at, and options of every analysis, in the order of the report."""
     from acpo.annotate.annotations import Annotations
-    from acpo.diagnose.blame import blame
-    from acpo.diagnose.first_error import first_error
 
-    opened = Annotations.read(path)
-    own = trace.of_step(opened.step)
-    return {
-        "blame": partial(blame, own, opened),
-        "first-error": partial(first_error, own, opened),
-    }
-
-
-def _analyses(trace: "Trace", runs: list[Path], *, every_token: bool) -> "dict[str, Analysis]":
-    """Every analysis of a trace, ready to be called, in the order of the report."""
-    from acpo.diagnose.alignment import alignment
-    from acpo.diagnose.coupling import coupling
-    from acpo.diagnose.dynamics import dynamics
-    from acpo.diagnose.envelope import envelope
-    from acpo.diagnose.gradients import gradients
-    from acpo.diagnose.mismatch import mismatch
-    from acpo.diagnose.trends import trends
-
-    made: dict[str, Analysis] = {
-        "gradients": partial(gradients, trace, every_token=every_token),
-        "mismatch": partial(mismatch, trace, every_token=every_token),
-        "alignment": partial(alignment, trace),
-        "envelope": partial(envelope, trace),
-        "coupling": partial(coupling, trace if "old_logp" in trace.columns else None),
-    }
+    made: list[tuple[str, Any, dict[str, Any]]] = [
+        ("gradients", trace, {"every_token": every_token}),
+        ("mismatch", trace, {"every_token": every_token}),
+        ("alignment", trace, {}),
+        ("envelope", trace, {}),
+        ("coupling", trace if "old_logp" in trace.columns else None, {}),
+    ]
     if len({part["step"] for part in trace.parts}) > 1:
-        made["trends"] = partial(trends, trace)
-    return made | ({"dynamics": partial(dynamics, runs)} if runs else {})
+        made.append(("trends", trace, {}))
+    if runs:
+        made.append(("dynamics", runs, {}))
+    if annotations is not None:
+        places = Annotations.read(annotations)
+        own = trace.of_step(places.step)
+        made += [(name, own, {"annotations": places}) for name in ("blame", "first-error")]
+    return made
+
+
+def _analysis(name: str) -> Any:
+    """The function that a command is named after, in the module of the same name."""
+    name = name.replace("-", "_")
+    return getattr(import_module(f"acpo.diagnose.{name}"), name)
+
+
+def _of_trace(
+    name: str, trace: Path | None, output: Path | None, step: int | None = None, **options: Any
+) -> None:
+    """Make an analysis of a trace and write its files."""
+    from acpo.records import Trace
+
+    opened = Trace.open(trace).of_step(step) if trace else None
+    _write(_analysis(name)(opened, **options), output or _folder(trace))
 
 
 def _accept(verified_only: bool, all_proposals: bool) -> "Accept":
@@ -290,11 +261,16 @@ def _command() -> str:
     return shlex.join(["acpo", *sys.argv[1:]])
 
 
-def _write(finding: "Finding", folder: Path) -> None:
+def _list(found: "Finding | list[Finding]") -> "list[Finding]":
+    return found if isinstance(found, list) else [found]
+
+
+def _write(found: "Finding | list[Finding]", folder: Path) -> None:
     from acpo.diagnose.figures import one_line
 
-    paths = finding.write(folder, command=_command())
-    # Names from data may hold what a terminal would obey.
-    facts = (f"- {one_line(fact)}" for fact in finding.facts)
-    typer.echo("\n".join([finding.title, "", *facts, ""]))
-    typer.echo(", ".join(str(path) for path in paths))
+    for finding in _list(found):
+        paths = finding.write(folder, command=_command())
+        # Names from data may hold what a terminal would obey.
+        facts = (f"- {one_line(fact)}" for fact in finding.facts)
+        typer.echo("\n".join([finding.title, "", *facts, ""]))
+        typer.echo(", ".join(str(path) for path in paths))

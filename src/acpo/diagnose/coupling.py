@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
-from acpo.diagnose.report import Finding, Table, number, percent
-from acpo.diagnose.tokens import chunks, describe, require_temperatures
+from acpo.diagnose.report import Finding, Table, number, percent, rows_of
+from acpo.diagnose.tokens import chunks, describe, require_temperatures, require_usable
 from acpo.errors import ACPOError
-from acpo.records import Trace, TraceError
+from acpo.records import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,27 +33,18 @@ class Gate:
 
 @dataclass
 class Observed:
-    """Ratios in a trace.
+    """Ratios in a trace."""
 
-    Attributes:
-        tokens: usable ones.
-        candidates: aligned ones with positive advantage.
-        reversing: those of them whose update reverses.
-        moved: tokens whose ratio is not 1.
-        smallest, largest: of the ratios.
-        gates: sum of f'(w) and tokens, for A > 0 and for A < 0.
-        points: π_old(y) and w of some candidates.
-    """
-
-    tokens: int = 0
+    tokens: int = 0  # usable ones
     left_out: int = 0
-    candidates: int = 0
-    reversing: int = 0
-    moved: int = 0
-    smallest: float = np.inf
+    candidates: int = 0  # aligned ones with positive advantage
+    reversing: int = 0  # those of them whose update reverses
+    moved: int = 0  # tokens whose ratio is not 1
+    smallest: float = np.inf  # of the ratios
     largest: float = 0.0
+    # Sum of f'(w) and tokens, for A > 0 and for A < 0.
     gates: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
-    points: list[np.ndarray] = field(default_factory=list)
+    points: list[np.ndarray] = field(default_factory=list)  # π_old(y) and w of some candidates
 
     def gate(self, branch: int) -> str:
         """The mean of f'(w), which is 1 at w = 1, on one branch."""
@@ -64,13 +55,9 @@ class Observed:
 def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     """C(w), M+ and M-, and the region where an aligned positive update reverses.
 
-    Args:
-        trace: with `logp`, `old_logp` and `is_mode`, to see how many tokens lie in the region, as
-            they were sampled and after each further update on them that was recorded.
-        gate: the objective's; the paper's unless given.
-
-    Raises:
-        ACPOError: A temperature that is not positive, or a trace without columns or tokens.
+    A trace with `logp`, `old_logp` and `is_mode` shows how many tokens lie in the region, as they
+    were sampled and after each further update on them that was recorded. The gate is the paper's
+    unless given.
     """
     from acpo.objectives.theory import reversal_onset
 
@@ -79,9 +66,9 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     if not math.isfinite(gate.offset):
         raise ACPOError(f"offset={gate.offset} must be a finite number")
     onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
-    seen = {}
-    if trace is not None:
-        seen = {update: _observe(part, gate) for update, part in _by_update(trace).items()}
+    # The trace as it was sampled, and what was scored again after updates on it.
+    parts = {} if trace is None else {0: trace, **trace.after_updates()}
+    seen = {update: _observe(part, gate) for update, part in parts.items()}
     settings = f"τ_pos = {gate.tau_pos:g}, τ_neg = {gate.tau_neg:g}, offset {gate.offset:g}"
     facts = _facts(gate, onset, seen, {} if trace is None else trace.header)
     return Finding(
@@ -102,11 +89,6 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
         extra={"updates": _update_rows(seen)} if seen else {},
         figure=_figure(gate, onset, seen),
     )
-
-
-def _by_update(trace: Trace) -> dict[int, Trace]:
-    """The trace as it was sampled, and what was scored again after updates on it."""
-    return {0: trace, **trace.after_updates()}
 
 
 def _observe(trace: Trace, gate: Gate) -> Observed:
@@ -131,28 +113,19 @@ def _observe(trace: Trace, gate: Gate) -> Observed:
         # By the region, not by the sign of M+: near w = 1 that is rounding.
         seen.reversing += int((old[chosen] > _couplings(w[chosen], gate)[2]).sum())
         seen.points.append(np.stack([old[chosen][::every], w[chosen][::every]]))
-    if not seen.tokens:
-        raise TraceError(f"{trace.path}: none of its {seen.left_out} tokens is usable")
+    require_usable(trace, seen.tokens, seen.left_out)
     return seen
 
 
-def _positive(old: np.ndarray, w: np.ndarray, gate: Gate) -> np.ndarray:
+def _modulations(old: np.ndarray, w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray]:
+    """M+ and M-."""
     import torch
 
-    from acpo.objectives.theory import positive_modulation
+    from acpo.objectives.theory import negative_modulation, positive_modulation
 
     p, ratio = torch.from_numpy(old * w), torch.from_numpy(w)
-    return positive_modulation(p, ratio, tau=gate.tau_pos, offset=gate.offset).numpy()
-
-
-def _negative(old: np.ndarray, w: np.ndarray, gate: Gate) -> np.ndarray:
-    import torch
-
-    from acpo.objectives.theory import negative_modulation
-
-    return negative_modulation(
-        torch.from_numpy(old * w), torch.from_numpy(w), tau=gate.tau_neg
-    ).numpy()
+    plus = positive_modulation(p, ratio, tau=gate.tau_pos, offset=gate.offset)
+    return plus.numpy(), negative_modulation(p, ratio, tau=gate.tau_neg).numpy()
 
 
 def _couplings(w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -170,17 +143,14 @@ def _couplings(w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _rows(gate: Gate) -> list[dict[str, Any]]:
-    pos, neg, threshold = _couplings(RATIOS, gate)
-    rows: list[dict[str, Any]] = []
-    for i, w in enumerate(RATIOS):
-        row = {"w": w, "C_pos": pos[i], "C_neg": neg[i], "reversal_above_p_old": threshold[i]}
-        for old in OLD:
-            inside = w * old <= 1
-            at, ratio = np.array([old]), np.array([w])
-            row[f"M_plus_{old}"] = _positive(at, ratio, gate)[0] if inside else np.nan
-            row[f"M_minus_{old}"] = _negative(at, ratio, gate)[0] if inside else np.nan
-        rows.append({key: float(value) for key, value in row.items()})
-    return rows
+    names = ("C_pos", "C_neg", "reversal_above_p_old")
+    columns = {"w": RATIOS, **dict(zip(names, _couplings(RATIOS, gate), strict=True))}
+    for old in OLD:
+        inside = RATIOS * old <= 1
+        plus, minus = _modulations(np.full_like(RATIOS, old), RATIOS, gate)
+        columns[f"M_plus_{old}"] = np.where(inside, plus, np.nan)
+        columns[f"M_minus_{old}"] = np.where(inside, minus, np.nan)
+    return rows_of(columns)
 
 
 def _table(gate: Gate) -> Table:
@@ -283,21 +253,18 @@ def _figure(gate: Gate, onset: float, seen: dict[int, Observed]) -> "Figure":
     for i, (name, tau, values) in enumerate(
         ((r"\mathrm{pos}", gate.tau_pos, pos), (r"\mathrm{neg}", gate.tau_neg, neg))
     ):
-        style = look(i)
         label = rf"$\tau_{{{name}}} = {tau:g}$"
-        couplings.plot(RATIOS, values, color=style.color, linestyle=style.linestyle, label=label)
+        couplings.plot(RATIOS, values, **look(i).line, label=label)
     couplings.set(ylabel="$C(w)$", yscale="log")
-    for axes, factor, label in ((plus, _positive, "$M^+$"), (minus, _negative, "$M^-$")):
-        for i, old in enumerate(OLD):
-            w = RATIOS[RATIOS * old <= 1]
-            style = look(i)
-            name = rf"$\pi_{{\mathrm{{old}}}}(y) = {old:g}$"
-            values = factor(np.full_like(w, old), w, gate)
-            axes.plot(w, values, color=style.color, linestyle=style.linestyle, label=name)
-        axes.set_ylabel(label)
-        axes.set_ylim(-3, 6)
+    for i, old in enumerate(OLD):
+        w = RATIOS[RATIOS * old <= 1]
+        name = rf"$\pi_{{\mathrm{{old}}}}(y) = {old:g}$"
+        factors = _modulations(np.full_like(w, old), w, gate)
+        for axes, values in zip((plus, minus), factors, strict=True):
+            axes.plot(w, values, **look(i).line, label=name)
+    plus.set(ylabel="$M^+$", ylim=(-3, 6))
     plus.axhspan(-3, 0, color=REVERSED, zorder=0)
-    minus.set_ylim(0, 6)
+    minus.set(ylabel="$M^-$", ylim=(0, 6))
     _draw_region(region, gate, onset, seen)
     for axes in (couplings, plus, minus):
         axes.axvline(1, color="0.4", linewidth=0.8)
@@ -315,16 +282,9 @@ def _draw_region(axes: "Axes", gate: Gate, onset: float, seen: dict[int, Observe
     if sum(one.candidates for one in seen.values()):
         old, w = np.concatenate(points, axis=1)
         top = max(top, 1.1 * float(w.max(initial=0.0)))
-        axes.scatter(
-            old,
-            w,
-            s=5,
-            color=look(6).color,
-            alpha=0.3,
-            linewidths=0,
-            rasterized=True,
-            label="tokens",
-        )
+        color = look(6).color
+        dots = axes.scatter(old, w, s=5, color=color, alpha=0.3, linewidths=0, label="tokens")
+        dots.set_rasterized(True)
     w = np.linspace(0.05, top, 2000)
     threshold = _couplings(w, gate)[2]
     inside = ~np.isnan(threshold)

@@ -4,8 +4,8 @@ A run's curves are what its folder logged, in `trainer_state.json` and `report.j
 """
 
 import json
-import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acpo.diagnose.figures import legend, letter, look, panels, plain, say_empty
+from acpo.diagnose.figures import close_panel, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
 
@@ -29,31 +29,26 @@ CURVES = {
     "reward": re.compile("reward"),
 }
 """Curves, and the logged quantity each is. Of several that match, the first is taken."""
+LABELS = {
+    "accuracy": "held-out accuracy",
+    "entropy": "entropy (nats)",
+    "length": "response length (tokens)",
+    "reward": "training reward",
+}
 
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One run.
-
-    Attributes:
-        path: its folder.
-        method: the objective; the folder's name if the run left no report.
-        seed: of the run, if it left a report.
-        curves: value by step, for each of CURVES; without those it did not log.
-    """
+    """One run's folder, and what is in it."""
 
     path: Path
-    method: str
-    seed: int | None
-    curves: dict[str, dict[int, float]]
+    method: str  # the objective; the folder's name if the run left no report
+    seed: int | None  # of the run, if it left a report
+    curves: dict[str, dict[int, float]]  # value by step, for those of CURVES that it logged
 
 
 def read_run(path: Path) -> LoggedRun:
-    """Read a run's folder.
-
-    Raises:
-        ACPOError: There is no log, or it is not one.
-    """
+    """Read a run's folder."""
     state = _state_file(path)
     history = _json(state).get("log_history")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
@@ -94,60 +89,30 @@ def _json(file: Path) -> dict[str, Any]:
     return content
 
 
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value) if type(value) in (int, float) else math.nan
-    except OverflowError:  # JSON's integers have no end
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[int, float]:
     names = [key for row in history for key in row if pattern.fullmatch(key)]
     if not names:
         return {}
     points = {}
     for row in history:
-        step, value = row.get("step"), row.get(names[0])
-        number = _number(value)
-        if type(step) is int and number is not None:
-            points[step] = number
+        step, value = row.get("step"), row.get(names[0], "")
+        # JSON's integers have no end, and comparing them is no conversion.
+        if type(step) is int and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+            points[step] = float(value)
     return points
-
-
-LABELS = {
-    "accuracy": "held-out accuracy",
-    "entropy": "entropy (nats)",
-    "length": "response length (tokens)",
-    "reward": "training reward",
-}
 
 
 @dataclass(frozen=True)
 class Band:
-    """One quantity of one group.
+    """One quantity of one group."""
 
-    Attributes:
-        steps: at which every run of the group logged it.
-        values: `[runs, steps]`.
-        last: the last step at which any of them did.
-    """
-
-    steps: np.ndarray
-    values: np.ndarray
-    last: int
+    steps: np.ndarray  # at which every run of the group logged it
+    values: np.ndarray  # [runs, steps]
+    last: int  # the last step at which any of them did
 
 
 def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
-    """Draw runs.
-
-    Args:
-        paths: their folders.
-        by_run: a curve for each; otherwise runs of one method are seeds of one curve.
-
-    Raises:
-        ACPOError: A folder is no run, or two runs of one method have the same seed.
-    """
+    """Draw the runs in some folders: with `by_run` a curve each, else one of a method's seeds."""
     if not paths:
         raise ACPOError("no run was given: name the output_dir of at least one")
     groups = _groups([read_run(path) for path in paths], by_run)
@@ -210,13 +175,10 @@ def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
     for i, (group, band) in enumerate(bands.items()):
         if band is None:
             continue
-        style = look(i)
         axes.plot(
             band.steps,
             band.values.mean(0),
-            color=style.color,
-            linestyle=style.linestyle,
-            marker=style.marker,
+            **look(i).marked,
             markevery=max(1, len(band.steps) // 8),
             linewidth=1.5 if len(band.steps) > 2 else 0,  # two points are no course
             markersize=3.5,
@@ -224,29 +186,20 @@ def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
         )
         if len(band.values) > 1:
             low, high = band.values.min(0), band.values.max(0)
-            axes.fill_between(band.steps, low, high, color=style.color, alpha=0.2, linewidth=0)
+            axes.fill_between(band.steps, low, high, color=look(i).color, alpha=0.2, linewidth=0)
     axes.set(xlabel="update", ylabel=LABELS[curve])
     if curve == "length":
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
-    if any(bands.values()):
-        legend(axes, loc="best")
-    else:
-        say_empty(axes, "not logged")
+    close_panel(axes, empty="not logged")
 
 
 def _rows(group: str, curve: str, band: Band) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": group,
-            "curve": curve,
-            "step": int(step),
-            "mean": float(band.values[:, i].mean()),
-            "min": float(band.values[:, i].min()),
-            "max": float(band.values[:, i].max()),
-            "runs": len(band.values),
-        }
-        for i, step in enumerate(band.steps)
-    ]
+    rows = []
+    for step, values in zip(band.steps, band.values.T, strict=True):
+        of_runs = {"mean": float(values.mean()), "min": values.min(), "max": values.max()}
+        rows.append({"group": group, "curve": curve, "step": int(step), **of_runs})
+        rows[-1]["runs"] = len(values)
+    return rows
 
 
 def _facts(

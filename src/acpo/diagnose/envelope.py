@@ -7,51 +7,50 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from acpo.diagnose.figures import legend, letter, look, panels
-from acpo.diagnose.report import Finding, Table, number, percent
-from acpo.diagnose.tokens import chunks, describe, parts_of, vocabulary
+from acpo.diagnose.report import Finding, Table, number, percent, rows_of
+from acpo.diagnose.tokens import chunks, describe, parts_of, require_usable, vocabulary
 from acpo.errors import ACPOError
-from acpo.records import Trace, TraceError
+from acpo.records import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WINDOW = 50
+QWEN3 = 151_936
+PAPER_WIDTHS = {100: 2.6286, 40: 1.9803, 20: 1.5235, 10: 1.1010, 5: 0.7178}
+"""The paper's table of maximum widths, by support."""
+READING = (
+    "(a): the bounds L(δ) ≤ H ≤ U(δ), and the least entropy that distributions reach (exact "
+    "minimum). (b): how far entropy can vary at a given δ: by the paper's bounds, and exactly."
+)
+READING_TRACE = (
+    "The cells in (a) are the trace's tokens, darker where there are more. (c): δ and H / log|V| "
+    "along one completion, raw and as moving averages."
+)
+TOLERANCE = 1e-4
+"""Nats by which float32 statistics may lie outside the bounds."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One completion.
+    """One completion."""
 
-    Attributes:
-        number: of the completion in the trace.
-        delta: per token.
-        entropy: H / log|V| per token.
-        window: tokens in a moving average.
-    """
-
-    number: int
-    delta: np.ndarray
-    entropy: np.ndarray
-    window: int
+    number: int  # of the completion in the trace
+    delta: np.ndarray  # per token
+    entropy: np.ndarray  # H / log|V| per token
+    window: int  # tokens in a moving average
 
     @property
-    def correlation(self) -> float:
-        return _correlation(self.delta, self.entropy)
-
-    @property
-    def smooth_correlation(self) -> float:
-        return _correlation(*(moving_average(x, self.window) for x in (self.delta, self.entropy)))
+    def smooth(self) -> list[np.ndarray]:
+        """Moving averages of both, from where a whole window has passed."""
+        return [moving_average(x, self.window) for x in (self.delta, self.entropy)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per token; moving averages where a whole window has passed."""
+        """One row per token."""
         missing = [math.nan] * (self.window - 1)
-        smooth = [[*missing, *moving_average(x, self.window)] for x in (self.delta, self.entropy)]
-        columns = (self.delta, self.entropy, *smooth)
-        names = ("delta", "entropy", "delta_average", "entropy_average")
-        return [
-            {"token": i} | {name: float(x) for name, x in zip(names, values, strict=True)}
-            for i, values in enumerate(zip(*columns, strict=True))
-        ]
+        delta, entropy = ([*missing, *x] for x in self.smooth)
+        columns = {"token": range(len(delta)), "delta": self.delta, "entropy": self.entropy}
+        return rows_of({**columns, "delta_average": delta, "entropy_average": entropy})
 
 
 def longest(trace: Trace) -> int:
@@ -66,29 +65,22 @@ def longest(trace: Trace) -> int:
 
 
 def profile(trace: Trace, number: int, support: int) -> Profile:
-    """δ and normalised entropy of a completion.
-
-    Raises:
-        ACPOError: There is no such completion.
-    """
+    """δ and normalised entropy of a completion."""
     seen = 0
     for part in parts_of(trace):
         count = part.parts[0]["rollouts"]
         if 0 <= number - seen < count:
             here = range(number - seen, number - seen + 1)
             table = part.table("log_pmax", "entropy", rollouts=here)
-            delta = -np.expm1(np.minimum(_float64(table["log_pmax"]), 0.0))
-            entropy = _float64(table["entropy"]) / math.log(support)
+            log_pmax, entropy = (table[x].to_numpy().astype(np.float64) for x in table.column_names)
+            delta = -np.expm1(np.minimum(log_pmax, 0.0))
+            entropy /= math.log(support)
             usable = np.isfinite(delta) & np.isfinite(entropy)
             length = int(usable.sum())
             window = WINDOW if length >= 2 * WINDOW else max(1, length // 5)
             return Profile(number, delta[usable], entropy[usable], window)
         seen += count
     raise ACPOError(f"--rollout {number}: the trace has completions 0 to {seen - 1}")
-
-
-def _float64(column: Any) -> np.ndarray:
-    return column.to_numpy().astype(np.float64)
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
@@ -107,41 +99,16 @@ def draw_profile(axes: "Axes", one: Profile) -> None:
     """Raw values thin, moving averages thick."""
     names = (r"$\delta$", r"$H_{\mathrm{norm}} = H/\log|\mathcal{V}|$")
     for i, (name, values) in enumerate(zip(names, (one.delta, one.entropy), strict=True)):
-        style = look(i)
-        axes.plot(values, color=style.color, alpha=0.3, linewidth=0.6)
-        axes.plot(
-            np.arange(one.window - 1, len(values)),
-            moving_average(values, one.window),
-            color=style.color,
-            linestyle=style.linestyle,
-            label=f"{name}, {one.window}-token average",
-        )
+        axes.plot(values, color=look(i).color, alpha=0.3, linewidth=0.6)
+        whole = np.arange(one.window - 1, len(values))
+        label = f"{name}, {one.window}-token average"
+        axes.plot(whole, one.smooth[i], **look(i).line, label=label)
     axes.set(xlabel="token", ylabel="uncertainty")
     legend(axes, loc="best")
 
 
-QWEN3 = 151_936
-PAPER_WIDTHS = {100: 2.6286, 40: 1.9803, 20: 1.5235, 10: 1.1010, 5: 0.7178}
-"""The paper's table of maximum widths, by support."""
-READING = (
-    "(a): the bounds L(δ) ≤ H ≤ U(δ), and the least entropy that distributions reach (exact "
-    "minimum). (b): how far entropy can vary at a given δ: by the paper's bounds, and exactly."
-)
-READING_TRACE = (
-    "The cells in (a) are the trace's tokens, darker where there are more. (c): δ and H / log|V| "
-    "along one completion, raw and as moving averages."
-)
-GRID = 2001
-TOLERANCE = 1e-4
-"""Nats by which float32 statistics may lie outside the bounds."""
-
-
 class Cloud:
-    """Where tokens lie in the (δ, H) plane.
-
-    Args:
-        support: size of the vocabulary.
-    """
+    """Where tokens lie in the (δ, H) plane, for a vocabulary of `support` tokens."""
 
     def __init__(self, support: int) -> None:
         self.support = support
@@ -205,21 +172,16 @@ def envelope(
 ) -> Finding:
     """The bounds; with a trace, its tokens between them and δ beside H along one completion.
 
-    Args:
-        trace: with `log_pmax` and `entropy`.
-        support: size of the vocabulary; the trace's, or Qwen3's, unless given.
-        rollout: number of the completion to draw; the longest unless given.
-
-    Raises:
-        ACPOError: A vocabulary of one token, or a trace without columns or usable tokens.
+    Unless given, `support`, the size of the vocabulary, is the trace's, or Qwen3's, and `rollout`,
+    the number of the completion to draw, that of the longest.
     """
     if support is None:
         support = QWEN3 if trace is None else vocabulary(trace.header)
     if support < 2:
         raise ACPOError(f"support={support}: an envelope needs a vocabulary of at least 2 tokens")
-    cloud = None if trace is None else _cloud(trace, support)
-    drawn = None
+    cloud = drawn = None
     if trace is not None:
+        cloud = _cloud(trace, support)
         drawn = profile(trace, longest(trace) if rollout is None else rollout, support)
     figure, grid = panels(2 if trace is None else 3, columns=2, size=(4.2, 3.1))
     _draw_bounds(grid[0], support, cloud)
@@ -229,9 +191,6 @@ def envelope(
         draw_profile(grid[2], drawn)
         titles.append(f"completion {drawn.number}")
     letter(grid, titles)
-    extra = {}
-    if cloud and drawn:
-        extra = {"tokens": cloud.rows(), "rollout": drawn.rows()}
     facts = _facts(support, cloud, drawn)
     return Finding(
         name="envelope",
@@ -243,7 +202,7 @@ def envelope(
         tables=[_widths(support), _paper_widths()],
         rows=_grid_rows(support),
         figure=figure,
-        extra=extra,
+        extra={"tokens": cloud.rows(), "rollout": drawn.rows()} if cloud and drawn else {},
     )
 
 
@@ -252,13 +211,12 @@ def _cloud(trace: Trace, support: int) -> Cloud:
     for chunk in chunks(trace, "log_pmax", "entropy"):
         cloud.left_out += chunk.left_out
         cloud.add(-np.expm1(chunk.columns["log_pmax"]), chunk.columns["entropy"])
-    if not cloud.tokens:
-        raise TraceError(f"{trace.path}: none of its {cloud.left_out} tokens is usable")
+    require_usable(trace, cloud.tokens, cloud.left_out)
     return cloud
 
 
-def _delta_grid(support: int) -> np.ndarray:
-    return np.linspace(0, 1 - 1 / support, GRID)
+def _delta_grid(support: int, points: int = 2001) -> np.ndarray:
+    return np.linspace(0, 1 - 1 / support, points)
 
 
 def exact_spread(support: int) -> tuple[float, float]:
@@ -268,30 +226,23 @@ def exact_spread(support: int) -> tuple[float, float]:
         _, exact, upper = bounds(delta, support)
         best = int(np.argmax(upper - exact))
         centre, most = delta[best], float(upper[best] - exact[best])
-        near = delta[max(best - 1, 0)], delta[min(best + 1, GRID - 1)]
-        delta = np.linspace(*near, GRID)
+        near = delta[max(best - 1, 0)], delta[min(best + 1, len(delta) - 1)]
+        delta = np.linspace(*near, len(delta))
     return most, float(centre)
 
 
 def _grid_rows(support: int) -> list[dict[str, float]]:
-    rows = []
-    delta = np.linspace(0, 1 - 1 / support, 201)
+    delta = _delta_grid(support, 201)
     lower, exact, upper = bounds(delta, support)
-    for i, d in enumerate(delta):
-        rows.append({"delta": d, "lower": lower[i], "exact_minimum": exact[i], "upper": upper[i]})
-        rows[-1] |= {"width": upper[i] - lower[i], "exact_spread": upper[i] - exact[i]}
-    return [{key: float(value) for key, value in row.items()} for row in rows]
-
-
-def _supports(support: int) -> list[int]:
-    return sorted({*PAPER_WIDTHS, support})
+    columns = {"delta": delta, "lower": lower, "exact_minimum": exact, "upper": upper}
+    return rows_of({**columns, "width": upper - lower, "exact_spread": upper - exact})
 
 
 def _widths(support: int) -> Table:
     from acpo.objectives.theory import max_envelope_width
 
     rows = []
-    for k in _supports(support):
+    for k in sorted({*PAPER_WIDTHS, support}):
         most, at = exact_spread(k)
         rows.append([f"{k:,}", f"{max_envelope_width(k):.4f}", f"{most:.4f}", f"{at:.4f}"])
     head = ["support k", "max U - L (nats)", "max U - exact minimum (nats)", "at δ"]
@@ -326,8 +277,8 @@ def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str
     if drawn:
         facts.append(
             f"Along completion {drawn.number} ({len(drawn.delta):,} tokens) δ and H / log|V| "
-            f"correlate at {number(drawn.correlation)} raw, {number(drawn.smooth_correlation)} "
-            f"as {drawn.window}-token moving averages."
+            f"correlate at {number(_correlation(drawn.delta, drawn.entropy))} raw, "
+            f"{number(_correlation(*drawn.smooth))} as {drawn.window}-token moving averages."
         )
     return facts
 
@@ -343,8 +294,7 @@ def _draw_bounds(axes: "Axes", support: int, cloud: Cloud | None) -> None:
     delta = _delta_grid(support)
     names = (r"$L(\delta)$", "exact minimum", r"$U(\delta)$")
     for i, (name, values) in enumerate(zip(names, bounds(delta, support), strict=True)):
-        style = look(i)
-        axes.plot(delta, values, color=style.color, linestyle=style.linestyle, label=name)
+        axes.plot(delta, values, **look(i).line, label=name)
     axes.set(xlabel=r"$\delta = 1-\pi_\theta(v^*)$", ylabel="entropy $H$ (nats)", xlim=(0, 1))
     legend(axes, loc="upper left")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from acpo.annotate.evidence import AlignedPair, Place
+from acpo.annotate.evidence import AlignedPair
 from acpo.annotate.pairs import Trajectory
 from acpo.diagnose.clusters import cluster_means, interval
 from acpo.diagnose.report import Row
@@ -30,17 +30,11 @@ EFFECTS = {
 
 @dataclass(frozen=True)
 class Aligned:
-    """One quantity of all pairs, centred at the error.
+    """One quantity of all pairs, centred at the error."""
 
-    Attributes:
-        offsets: `[T]` tokens from the error.
-        wrong: `[pairs, T]`, NaN where the completion has no token.
-        right: `[pairs, T]`, likewise.
-    """
-
-    offsets: np.ndarray
-    wrong: np.ndarray
-    right: np.ndarray
+    offsets: np.ndarray  # [T] tokens from the error
+    wrong: np.ndarray  # [pairs, T], NaN where the completion has no token
+    right: np.ndarray  # likewise
 
 
 def align(trace: Trace, pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Aligned:
@@ -49,8 +43,7 @@ def align(trace: Trace, pairs: Sequence[AlignedPair], values: np.ndarray, window
     wrong = np.full((len(pairs), len(offsets)), np.nan)
     right = np.full_like(wrong, np.nan)
     for row, pair in enumerate(pairs):
-        sides = ((wrong, pair.wrong, pair.error), (right, pair.right, pair.corresponding))
-        for target, trajectory, place in sides:
+        for target, (trajectory, place) in zip((wrong, right), pair.sides, strict=True):
             own = of(trace, trajectory, values)
             at = place.span.first + offsets
             there = (at >= 0) & (at < len(own))
@@ -135,11 +128,11 @@ def offset_rows(aligned: Mapping[str, Aligned], prompts: Sequence[str], *, seed:
 
 def shared_prefixes(pairs: Sequence[AlignedPair]) -> int:
     """Pairs whose completions are the same up to the error: there they agree by construction."""
-
-    def before(trajectory: Trajectory, place: Place) -> str:
-        return trajectory.completion[: int(trajectory.starts[place.span.first])]
-
-    return sum(before(p.wrong, p.error) == before(p.right, p.corresponding) for p in pairs)
+    before = [
+        {one.completion[: int(one.starts[place.span.first])] for one, place in pair.sides}
+        for pair in pairs
+    ]
+    return sum(len(texts) == 1 for texts in before)
 
 
 def _offset_row(one: Aligned, column: int, prompts: Sequence[str], seed: int) -> Row | None:
@@ -150,21 +143,11 @@ def _offset_row(one: Aligned, column: int, prompts: Sequence[str], seed: int) ->
     difference = np.where(both, wrong - right, np.nan)
     means = cluster_means(difference, prompts)
     low, high = interval(difference, prompts, seed=seed)
-    return {
-        "pairs": int(both.sum()),
-        "prompts": len(means),
-        "wrong_mean": float(wrong[both].mean()),
-        "wrong_std": _std(wrong[both]),
-        "right_mean": float(right[both].mean()),
-        "right_std": _std(right[both]),
-        "difference": float(means.mean()),
-        "low": low,
-        "high": high,
-    }
-
-
-def _std(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if len(values) > 1 else np.nan
+    row: dict[str, Any] = {"pairs": int(both.sum()), "prompts": len(means)}
+    for side, values in (("wrong", wrong[both]), ("right", right[both])):
+        row[f"{side}_mean"] = float(values.mean())
+        row[f"{side}_std"] = float(values.std(ddof=1)) if len(values) > 1 else np.nan
+    return row | {"difference": float(means.mean()), "low": low, "high": high}
 
 
 def representative(values: np.ndarray) -> int:
@@ -195,23 +178,14 @@ def profile_rows(
     trace: Trace, pair: AlignedPair, quantity: str, values: np.ndarray, width: int
 ) -> list[Row]:
     rows: list[Row] = []
-    sides = (("wrong", pair.wrong, pair.error), ("right", pair.right, pair.corresponding))
-    for side, trajectory, place in sides:
+    for side, (trajectory, place) in zip(("wrong", "right"), pair.sides, strict=True):
         own = of(trace, trajectory, values)
         smooth = smoothed(own, width, place.span.first)
+        fixed: Row = {"quantity": quantity, "prompt_id": pair.prompt_id, "side": side}
+        at = {"sample": trajectory.sample, "error": place.span.first}
         for token, (value, level) in enumerate(zip(own, smooth, strict=True)):
-            rows.append(
-                {
-                    "quantity": quantity,
-                    "prompt_id": pair.prompt_id,
-                    "side": side,
-                    "sample": trajectory.sample,
-                    "error": place.span.first,
-                    "token": token,
-                    "value": float(value),
-                    "smoothed": float(level),
-                }
-            )
+            levels = {"token": token, "value": float(value), "smoothed": float(level)}
+            rows.append({**fixed, **at, **levels})
     return rows
 
 

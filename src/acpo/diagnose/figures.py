@@ -5,7 +5,6 @@ A `Series` is what most figures draw: statistics per bin and a few points, colle
 
 from collections.abc import Sequence
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,6 +38,16 @@ class Look(NamedTuple):
     linestyle: str | tuple[int, tuple[int, ...]]
     marker: str
 
+    @property
+    def marked(self) -> dict[str, Any]:
+        """What `plot` takes for a line with markers."""
+        return self._asdict()
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """And for one without."""
+        return {"color": self.color, "linestyle": self.linestyle}
+
 
 def look(number: int) -> Look:
     kinds = len(OKABE_ITO)
@@ -61,15 +70,10 @@ def panels(count: int, *, columns: int, size: tuple[float, float]) -> "tuple[Fig
 
 
 class Axis(NamedTuple):
-    """Bins of x.
+    """Bins of x."""
 
-    Attributes:
-        edges: `[bins + 1]`.
-        centres: `[bins]`, where a bin's mean is drawn.
-    """
-
-    edges: np.ndarray
-    centres: np.ndarray
+    edges: np.ndarray  # [bins + 1]
+    centres: np.ndarray  # [bins], where a bin's mean is drawn
 
 
 def linear_axis(low: float, high: float, bins: int) -> Axis:
@@ -90,19 +94,15 @@ POINTS = 2000
 class Series:
     """y against x: exact statistics per bin of x, and every so-many-th point.
 
-    Args:
-        labels: what distinguishes the series; columns of the CSV.
-        axis: bins of x. What lies outside goes to the first or last one.
-        expected: how many points will come, about; decides which are kept for drawing.
+    What lies outside the axis goes to its first or last bin; labels are columns of the CSV, and
+    `expected`, about how many points will come, decides which are kept for drawing.
     """
 
     def __init__(self, labels: dict[str, str], axis: Axis, expected: int) -> None:
         self.labels, self.axis = labels, axis
         self.every = max(1, -(-expected // POINTS))
         bins = len(axis.centres)
-        self.count = np.zeros(bins, dtype=np.int64)
-        self.below_zero = np.zeros(bins, dtype=np.int64)
-        self.above_one = np.zeros(bins, dtype=np.int64)
+        self.count, self.below_zero, self.above_one = np.zeros((3, bins), dtype=np.int64)
         self.total = np.zeros(bins)
         self.least = np.full(bins, np.inf)
         self.most = np.full(bins, -np.inf)
@@ -139,7 +139,7 @@ class Series:
 
     @property
     def mean(self) -> float:
-        return float(self.total.sum() / self.tokens) if self.tokens else float("nan")
+        return self.share(self.total)
 
     @property
     def low(self) -> float:
@@ -161,6 +161,11 @@ class Series:
         """Mean of y in each bin; NaN where it is empty, so that no line crosses what is not."""
         with np.errstate(invalid="ignore"):
             return self.total / self.count
+
+    def reversed_by_bin(self) -> np.ndarray:
+        """Share of negative values in each bin; NaN where it is empty."""
+        with np.errstate(invalid="ignore"):
+            return self.below_zero / self.count
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per bin that is not empty, for the CSV."""
@@ -186,28 +191,28 @@ def draw_series(axes: "Axes", series: Series, label: str, style: Look) -> None:
     x = np.clip(x, series.axis.edges[0], series.axis.edges[-1])
     faint = float(np.clip(6 / np.sqrt(len(x) + 1), 0.15, 0.6))
     axes.scatter(x, y, s=4, color=style.color, alpha=faint, linewidths=0, rasterized=True)
-    axes.plot(
-        series.axis.centres,
-        series.means(),
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=3.5,
-        linewidth=1.3,
-        label=f"{label} ({series.tokens:,})",
-    )
+    draw_bins(axes, series.axis, series.means(), f"{label} ({series.tokens:,})", style)
 
 
-def say_empty(axes: "Axes", text: str) -> None:
-    """Why a panel shows nothing."""
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="0.4")
+def draw_bins(axes: "Axes", axis: Axis, y: np.ndarray, label: str, style: Look) -> None:
+    """One value per bin."""
+    axes.plot(axis.centres, y, **style.marked, markersize=3.5, linewidth=1.3, label=label)
 
 
-def legend(axes: "Axes", **options: Any) -> None:
-    """A legend, if there is something to tell apart."""
+def legend(axes: "Axes", **options: Any) -> bool:
+    """A legend, if there is something to tell apart; whether there is."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         axes.legend(handles, labels, fontsize=7, framealpha=0.9, **options)
+    return bool(handles)
+
+
+def close_panel(
+    axes: "Axes", *, empty: str = "no such tokens in the trace", loc: str = "best"
+) -> None:
+    """The legend of what was drawn, or why nothing was."""
+    if not legend(axes, loc=loc):
+        axes.text(0.5, 0.5, empty, transform=axes.transAxes, ha="center", va="center", color="0.4")
 
 
 def one_line(text: str, limit: int = 2000) -> str:
@@ -221,23 +226,15 @@ def plain(text: str, limit: int = 48) -> str:
     return one_line(text, limit).replace("$", r"\$")
 
 
-def render_png(figure: "Figure") -> bytes:
-    """The figure as a PNG that depends on nothing but what is drawn."""
+def rendered(figure: "Figure", kind: str) -> bytes:
+    """The figure as a PNG or PDF that depends on nothing but what is drawn."""
     import matplotlib
 
     stream = BytesIO()
+    stamps = ("Software",) if kind == "png" else ("CreationDate", "Creator", "Producer")
     with matplotlib.rc_context(RC):
-        figure.savefig(stream, format="png", metadata={"Software": None})
+        figure.savefig(stream, format=kind, metadata=dict.fromkeys(stamps))
     return stream.getvalue()
-
-
-def save_pdf(figure: "Figure", path: Path) -> None:
-    """The same as a PDF."""
-    import matplotlib
-
-    nothing = dict.fromkeys(("CreationDate", "Creator", "Producer"))
-    with matplotlib.rc_context(RC):
-        figure.savefig(path, format="pdf", metadata=nothing)
 
 
 def letter(axes: "Sequence[Axes]", titles: Sequence[str]) -> None:

@@ -38,29 +38,18 @@ if TYPE_CHECKING:
 Effects = Mapping[tuple[str, str], Effect]
 """By quantity and kind."""
 
-LOOKS = {
-    "wrong": Look(look(1).color, "-", "o"),
-    "right": Look(look(2).color, "--", "s"),
-}
+LOOKS = {"wrong": Look(look(1).color, "-", "o"), "right": Look(look(2).color, "--", "s")}
 
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How profiles are compared.
+    """How profiles are compared."""
 
-    Attributes:
-        window: Tokens on either side of the error.
-        every: Only offsets that are multiples of it are compared.
-        smooth: Tokens a full profile is averaged over.
-        profiles: Full profiles drawn, one prompt each.
-        seed: Of the test and the intervals.
-    """
-
-    window: int = 32
-    every: int = 1
-    smooth: int = 16
-    profiles: int = 8
-    seed: int = 0
+    window: int = 32  # tokens on either side of the error
+    every: int = 1  # only offsets that are multiples of it are compared
+    smooth: int = 16  # tokens a full profile is averaged over
+    profiles: int = 8  # full profiles drawn, one prompt each
+    seed: int = 0  # of the test and the intervals
 
 
 def first_error(
@@ -72,17 +61,8 @@ def first_error(
 ) -> list[Finding]:
     """Compare wrong with right completions around the first error of the wrong ones.
 
-    Args:
-        trace: With the token columns `entropy`, `delta`, `start` and `end`.
-        annotations: Made from it.
-        accept: Which places count.
-        settings: How profiles are compared.
-
-    Returns:
-        The profiles around the error with the test, and the full profiles.
-
-    Raises:
-        ACPOError: No place counts, or nothing lies on both sides of an error.
+    The trace needs the token columns `entropy`, `delta`, `start` and `end`. Found are the profiles
+    around the error with the test, and the full profiles.
     """
     settings = settings or ProfileSettings()
     trace.require(*QUANTITIES)
@@ -132,7 +112,10 @@ def _around(
         rows=rows,
         figure=aligned_figure(rows, aligned, shown),
         extra={
-            "effects": effect_rows(effects),
+            "effects": [
+                {"quantity": name, "effect": EFFECTS[what], **found._asdict()}
+                for (name, what), found in effects.items()
+            ],
             "pairs": pair_rows(pairs, measured),
         },
     )
@@ -199,23 +182,17 @@ def evidence(pairs: Sequence[AlignedPair]) -> str:
     return f"places of {len(pairs)} pairs: {', '.join(parts)}"
 
 
-def facts(
-    pairs: Sequence[AlignedPair],
-    outcomes: dict[str, int],
-    effects: Effects,
-) -> list[str]:
+def facts(pairs: Sequence[AlignedPair], outcomes: dict[str, int], effects: Effects) -> list[str]:
     """What was compared, and whether the quantities rise."""
     left_out = {name: n for name, n in outcomes.items() if name not in list(Evidence)}
     facts = [
         f"{len(pairs)} pairs of {_count([p.wrong for p in pairs])} wrong and "
         f"{_count([p.right for p in pairs])} right completions, from "
         f"{len({p.prompt_id for p in pairs})} prompts. Pairs share completions: the independent "
-        "units are the prompts."
-    ]
-    facts.append(
+        "units are the prompts.",
         f"In {shared_prefixes(pairs)} of {len(pairs)} pairs both completions are the same text up "
-        "to the error: there no difference can show before it."
-    )
+        "to the error: there no difference can show before it.",
+    ]
     if left_out:
         listed = ", ".join(f"{n} {name}" for name, n in left_out.items())
         facts.append(f"Pairs left out: {listed}.")
@@ -233,16 +210,20 @@ def _sentence(found: Effect) -> str:
         answer = "no rise after the error is shown"
     else:
         answer = "it " + ("rises" if found.mean > 0 else "falls") + " after the error"
+    mean, size = _ends(found)
     return (
-        f"{answer}: after minus before, wrong minus right, {found.mean:+.4f} "
-        f"[{found.low:+.4f}, {found.high:+.4f}] over {found.pairs} pairs of {found.prompts} "
-        f"prompts, {_p(found)}, d = {number(found.size)} [{number(found.size_low)}, "
-        f"{number(found.size_high)}]."
+        f"{answer}: after minus before, wrong minus right, {mean} over {found.pairs} pairs of "
+        f"{found.prompts} prompts, p = {found.p_value:.2g} "
+        f"({'exact' if found.exact else 'Monte Carlo'} sign flips), d = {size}."
     )
 
 
-def _p(found: Effect) -> str:
-    return f"p = {found.p_value:.2g} ({'exact' if found.exact else 'Monte Carlo'} sign flips)"
+def _ends(found: Effect) -> tuple[str, str]:
+    """Mean and size, with their intervals."""
+    return (
+        f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
+        f"{number(found.size)} [{number(found.size_low)}, {number(found.size_high)}]",
+    )
 
 
 def _count(trajectories: Sequence[Trajectory]) -> str:
@@ -255,37 +236,15 @@ def _count(trajectories: Sequence[Trajectory]) -> str:
 def effect_table(effects: Effects) -> Table:
     """Every effect, for the summary."""
     head = ("quantity", "effect", "pairs", "prompts", "mean [95%]", "d [95%]", "p")
-    rows = [
-        (
-            name,
-            EFFECTS[what],
-            str(found.pairs),
-            str(found.prompts),
-            f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
-            f"{number(found.size)} [{number(found.size_low)}, {number(found.size_high)}]",
-            f"{found.p_value:.2g}",
-        )
-        for (name, what), found in effects.items()
-    ]
+    rows = []
+    for (name, what), found in effects.items():
+        counts = (str(found.pairs), str(found.prompts))
+        rows.append((name, EFFECTS[what], *counts, *_ends(found), f"{found.p_value:.2g}"))
     return Table("Effects, prompts counting equally", head, rows)
 
 
-def effect_rows(effects: Effects) -> list[Row]:
-    """Every effect, for the CSV."""
-    return [
-        {"quantity": name, "effect": EFFECTS[what], **found._asdict()}
-        for (name, what), found in effects.items()
-    ]
-
-
 def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: int) -> "Figure":
-    """A representative pair, means with spread, and the difference, for each quantity.
-
-    Args:
-        rows: One per quantity and offset.
-        aligned: All pairs, by quantity.
-        shown: The pair to show.
-    """
+    """The pair `shown`, means with spread, and the difference, for each quantity."""
     figure, axes = panels(3 * len(QUANTITIES), columns=3, size=(3.6, 2.5))
     letter(axes, ["one pair", "mean ± std over pairs", "wrong − right, 95% over prompts"] * 2)
     for row, (quantity, label) in enumerate(QUANTITIES.items()):
@@ -308,28 +267,27 @@ def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: i
 
 
 def _line(axes: "Axes", x: np.ndarray, y: np.ndarray, side: str) -> None:
-    style = LOOKS[side]
     known = np.isfinite(y)
-    axes.plot(
-        x[known], y[known], color=style.color, linestyle=style.linestyle, label=side, linewidth=1.3
-    )
+    axes.plot(x[known], y[known], **LOOKS[side].line, label=side, linewidth=1.3)
+
+
+def _column(rows: Sequence[Row], name: str) -> np.ndarray:
+    return np.array([row[name] for row in rows])
 
 
 def _means(axes: "Axes", rows: Sequence[Row]) -> None:
-    t = np.array([row["t"] for row in rows])
+    t = _column(rows, "t")
     for side, style in LOOKS.items():
-        mean = np.array([row[f"{side}_mean"] for row in rows])
-        std = np.nan_to_num([row[f"{side}_std"] for row in rows])
+        mean, std = _column(rows, f"{side}_mean"), np.nan_to_num(_column(rows, f"{side}_std"))
         _line(axes, t, mean, side)
         axes.fill_between(t, mean - std, mean + std, color=style.color, alpha=0.15, linewidth=0)
 
 
 def _difference(axes: "Axes", rows: Sequence[Row]) -> None:
-    t = np.array([row["t"] for row in rows])
-    low, high = (np.array([row[name] for row in rows]) for name in ("low", "high"))
+    t, low, high = (_column(rows, name) for name in ("t", "low", "high"))
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.fill_between(t, low, high, color=look(0).color, alpha=0.2, linewidth=0)
-    axes.plot(t, [row["difference"] for row in rows], color=look(0).color, linewidth=1.3)
+    axes.plot(t, _column(rows, "difference"), color=look(0).color, linewidth=1.3)
 
 
 def _counts(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -355,11 +313,8 @@ def profile_figure(rows: Sequence[Row]) -> "Figure":
         if prompt >= len(prompts):
             axes[place].set_axis_off()
             continue
-        own = [
-            row
-            for row in rows
-            if row["prompt_id"] == prompts[prompt] and row["quantity"] == quantity
-        ]
+        wanted = (prompts[prompt], quantity)
+        own = [row for row in rows if (row["prompt_id"], row["quantity"]) == wanted]
         _profile(axes[place], own, quantity)
         if place == 0:
             legend(axes[place])
@@ -371,14 +326,8 @@ def profile_figure(rows: Sequence[Row]) -> "Figure":
 def _profile(axes: "Axes", rows: Sequence[Row], quantity: str) -> None:
     for side, style in LOOKS.items():
         own = [row for row in rows if row["side"] == side]
-        if not own:
-            continue
-        _line(
-            axes,
-            np.array([row["token"] for row in own]),
-            np.array([row["smoothed"] for row in own]),
-            side,
-        )
-        axes.axvline(own[0]["error"], color=style.color, linestyle=":", linewidth=1.2)
+        if own:
+            _line(axes, _column(own, "token"), _column(own, "smoothed"), side)
+            axes.axvline(own[0]["error"], color=style.color, linestyle=":", linewidth=1.2)
     axes.set_ylabel(quantity)
     axes.set_xlabel("token")

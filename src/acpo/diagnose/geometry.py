@@ -19,17 +19,6 @@ import numpy as np
 
 Array = np.ndarray
 
-COLUMNS = (
-    "logp",
-    "log_pmax",
-    "entropy",
-    "is_mode",
-    "tail_p2",
-    "tail_p2_logp",
-    "tail_p2_logp2",
-)
-"""Token columns of a trace that these closed forms need."""
-
 
 class TokenScalars(NamedTuple):
     """What is known of each token, `[N]` each, float64; names as in a trace."""
@@ -41,6 +30,9 @@ class TokenScalars(NamedTuple):
     tail_p2: Array
     tail_p2_logp: Array
     tail_p2_logp2: Array
+
+    def where(self, chosen: Array) -> "TokenScalars":
+        return TokenScalars(*(column[chosen] for column in self))
 
     @property
     def p_max(self) -> Array:
@@ -56,16 +48,15 @@ class TokenScalars(NamedTuple):
         return np.where(self.is_mode, 0.0, self.p_max - np.exp(self.logp))
 
 
+COLUMNS = TokenScalars._fields
+"""Token columns of a trace that these closed forms need."""
+
+
 class Direction(NamedTuple):
-    """A vector beside g_local, in units of its length.
+    """A vector beside g_local, in units of its length."""
 
-    Attributes:
-        along: component along g_local.
-        across2: squared length of the rest.
-    """
-
-    along: Array
-    across2: Array
+    along: Array  # component along g_local
+    across2: Array  # squared length of the rest
 
     @property
     def ratio(self) -> Array:
@@ -125,11 +116,7 @@ def surrogate_composite(
 ) -> Direction:
     """The update c g_local + coupling · ∇c for c = offset + slope · δ, in units of f'(w) w.
 
-    Args:
-        t: the tokens.
-        offset: 2 for c+, 1 for c-.
-        slope: 1 for c+, -1 for c-.
-        coupling: f(w) / (f'(w) w): 2/τ at w = 1.
+    Offset and slope are 2 and 1 for c+, 1 and -1 for c-; coupling is f(w) / (f'(w) w), 2/τ at 1.
     """
     signal = surrogate(t)
     # Aligned, c - coupling · slope · m: the ones cancel on paper, so that 3δ keeps its digits.

@@ -1,21 +1,18 @@
 """Figure "logit-space gradient geometry": how δ and entropy pull beside the sampled token."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from acpo.diagnose import geometry
 from acpo.diagnose.figures import (
     REVERSED,
     Series,
+    close_panel,
     decade_axis,
     draw_series,
-    legend,
     letter,
     look,
     panels,
-    say_empty,
 )
 from acpo.diagnose.report import Finding, Table, number, percent
 from acpo.diagnose.tokens import Survey, chunks, describe, survey
@@ -42,24 +39,16 @@ READING = (
 )
 
 
-class SignalKey(NamedTuple):
-    """A series: what is measured, of what, on which tokens."""
-
-    panel: str
-    signal: str
-    group: str
+PANELS = {"cosine": SIGNALS, "norm_ratio": SIGNALS, "composite_cosine": MULTIPLIERS}
+AllSeries = dict[tuple[str, str, str], Series]
+"""By panel, signal and group: what is measured, of what, on which tokens."""
 
 
 def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = False) -> Finding:
     """Measure the trace.
 
-    Args:
-        trace: with the columns of `geometry.COLUMNS`.
-        h_max: normaliser of the entropy, nats; the trace's largest entropy unless given.
-        every_token: count all tokens in (c) and (d), not those with a positive advantage.
-
-    Raises:
-        ACPOError: The trace lacks columns or usable tokens, or has no entropy at all.
+    Entropy is normalised by `h_max` nats, the trace's largest unless given; `every_token` counts
+    all tokens in (c) and (d), not those with a positive advantage.
     """
     counted = survey(trace, every_token=every_token)
     if h_max is None:
@@ -70,12 +59,16 @@ def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = F
         )
     series = _empty_series(counted)
     for chunk in chunks(trace, *geometry.COLUMNS):
-        positive = counted.mask(chunk, positive=True)
-        t = chunk.scalars
-        for group, is_aligned in GROUPS.items():
-            chosen = t.is_mode == is_aligned
-            _signals(series, _pick(t, chosen), group, h_max)
-            _composites(series, _pick(t, chosen & positive), group, h_max)
+        positive, t = counted.mask(chunk, positive=True), chunk.scalars
+        for group, aligned in GROUPS.items():
+            own = t.where(t.is_mode == aligned)
+            signals = {"delta": geometry.surrogate(own), "entropy": geometry.shannon(own, h_max)}
+            for signal, direction in signals.items():
+                series["cosine", signal, group].add(own.delta, direction.cosine)
+                series["norm_ratio", signal, group].add(own.delta, direction.ratio)
+            own = t.where((t.is_mode == aligned) & positive)
+            for multiplier, update in composites(own, h_max):
+                series["composite_cosine", multiplier, group].add(own.delta, update.cosine)
     facts = _facts(series, counted)
     return Finding(
         name="gradients",
@@ -90,71 +83,34 @@ def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = F
     )
 
 
-def _empty_series(counted: Survey) -> dict[SignalKey, Series]:
-    keys = [
-        SignalKey(panel, signal, group)
-        for panel, signals in (
-            ("cosine", SIGNALS),
-            ("norm_ratio", SIGNALS),
-            ("composite_cosine", MULTIPLIERS),
-        )
-        for signal in signals
-        for group in GROUPS
-    ]
-    return {
-        key: Series(
-            key._asdict(),
-            AXIS,
-            counted.expected(
-                aligned=GROUPS[key.group],
-                positive=True if key.panel == "composite_cosine" else None,
-            ),
-        )
-        for key in keys
-    }
-
-
-def _pick(t: geometry.TokenScalars, chosen: np.ndarray) -> geometry.TokenScalars:
-    return geometry.TokenScalars(*(column[chosen] for column in t))
-
-
-def _signals(
-    series: dict[SignalKey, Series], t: geometry.TokenScalars, group: str, h_max: float
-) -> None:
-    for signal, direction in (
-        ("delta", geometry.surrogate(t)),
-        ("entropy", geometry.shannon(t, h_max)),
-    ):
-        series[SignalKey("cosine", signal, group)].add(t.delta, direction.cosine)
-        series[SignalKey("norm_ratio", signal, group)].add(t.delta, direction.ratio)
-
-
-def _composites(
-    series: dict[SignalKey, Series], t: geometry.TokenScalars, group: str, h_max: float
-) -> None:
-    for multiplier, update in composites(t, h_max):
-        series[SignalKey("composite_cosine", multiplier, group)].add(t.delta, update.cosine)
+def _empty_series(counted: Survey) -> AllSeries:
+    series = {}
+    for panel, signals in PANELS.items():
+        positive = True if panel == "composite_cosine" else None
+        for signal in signals:
+            for group, aligned in GROUPS.items():
+                labels = {"panel": panel, "signal": signal, "group": group}
+                expected = counted.expected(aligned=aligned, positive=positive)
+                series[panel, signal, group] = Series(labels, AXIS, expected)
+    return series
 
 
 def composites(t: geometry.TokenScalars, h_max: float) -> Iterator[tuple[str, geometry.Direction]]:
     """The positive-branch updates that panels (c) and (d) compare."""
     for name, offset in (("e", 0.0), ("2+e", 2.0)):
-        yield (
-            name,
-            geometry.shannon_composite(t, h_max=h_max, offset=offset, coupling=COUPLING),
-        )
+        yield name, geometry.shannon_composite(t, h_max=h_max, offset=offset, coupling=COUPLING)
     yield "2+delta", geometry.surrogate_composite(t, offset=2, slope=1, coupling=COUPLING)
 
 
-def _facts(series: dict[SignalKey, Series], counted: Survey) -> list[str]:
-    delta = series[SignalKey("norm_ratio", "delta", "aligned")]
-    entropy = series[SignalKey("norm_ratio", "entropy", "aligned")]
+def _facts(series: AllSeries, counted: Survey) -> list[str]:
+    delta = series["norm_ratio", "delta", "aligned"]
+    entropy = series["norm_ratio", "entropy", "aligned"]
     facts = [
         f"{counted.tokens:,} tokens, {percent(counted.aligned / counted.tokens, 1)} of them "
         "mode-aligned."
     ]
     if delta.tokens:
-        cosine = series[SignalKey("cosine", "delta", "aligned")]
+        cosine = series["cosine", "delta", "aligned"]
         facts += [
             f"Aligned, the gradient of δ is anti-parallel to g_local (cosine {cosine.low:.6f} to "
             f"{cosine.high:.6f}) and at most {number(delta.high)} times as long.",
@@ -164,7 +120,7 @@ def _facts(series: dict[SignalKey, Series], counted: Survey) -> list[str]:
     for name, title in MULTIPLIERS.items():
         parts = []
         for group in GROUPS:
-            one = series[SignalKey("composite_cosine", name, group)]
+            one = series["composite_cosine", name, group]
             if one.tokens:
                 parts.append(f"{percent(one.reversed)} of {one.tokens:,} {group}")
         if parts:
@@ -174,51 +130,47 @@ def _facts(series: dict[SignalKey, Series], counted: Survey) -> list[str]:
         facts.append(
             "No token has a positive advantage: (c) and (d) are empty. --every-token fills them."
         )
-    undefined = sum(series[SignalKey("cosine", "delta", group)].undefined for group in GROUPS)
+    undefined = sum(series["cosine", "delta", group].undefined for group in GROUPS)
     if undefined:
         facts.append(f"At {undefined:,} tokens p_max is 1 in float32: no gradient, no direction.")
     return facts + counted.note()
 
 
-def _signal_table(series: dict[SignalKey, Series]) -> Table:
+def _signal_table(series: AllSeries) -> Table:
     rows = []
     for signal, symbol in SIGNALS.items():
         for group in GROUPS:
-            cosine = series[SignalKey("cosine", signal, group)]
-            ratio = series[SignalKey("norm_ratio", signal, group)]
-            rows.append(
-                [
-                    symbol,
-                    group,
-                    f"{cosine.tokens:,}",
-                    f"{number(cosine.mean)} [{number(cosine.low)}, {number(cosine.high)}]",
-                    f"{number(ratio.mean)} [{number(ratio.low)}, {number(ratio.high)}]",
-                    percent(ratio.share(ratio.above_one)),
-                ]
-            )
+            cosine = series["cosine", signal, group]
+            ratio = series["norm_ratio", signal, group]
+            ranges = [
+                f"{number(x.mean)} [{number(x.low)}, {number(x.high)}]" for x in (cosine, ratio)
+            ]
+            longer = percent(ratio.share(ratio.above_one))
+            rows.append([symbol, group, f"{cosine.tokens:,}", *ranges, longer])
     head = ["signal", "tokens are", "tokens", "cosine, mean [range]", "norm ratio, mean [range]"]
     return Table("Signal against g_local", [*head, "ratio > 1"], rows)
 
 
-def _reversal_table(series: dict[SignalKey, Series]) -> Table:
+def _reversal_table(series: AllSeries) -> Table:
     rows = []
     for multiplier, title in MULTIPLIERS.items():
         for group in GROUPS:
-            one = series[SignalKey("composite_cosine", multiplier, group)]
+            one = series["composite_cosine", multiplier, group]
             shown = [f"{one.tokens:,}", number(one.mean), number(one.low), percent(one.reversed)]
             rows.append([title, group, *shown])
     head = ["multiplier", "tokens are", "tokens", "mean cosine", "least cosine", "reversed"]
     return Table("Positive-advantage updates against g_local", head, rows)
 
 
-def _figure(series: dict[SignalKey, Series]) -> "Figure":
+def _figure(series: AllSeries) -> "Figure":
     figure, grid = panels(4, columns=2, size=(4.2, 3.0))
     local = r"g_{\mathrm{local}}"
+    update = rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"
     contents: list[tuple[str, Sequence[str], str]] = [
         ("cosine", list(SIGNALS), rf"$\cos(g_{{\mathrm{{signal}}}}, {local})$"),
         ("norm_ratio", list(SIGNALS), rf"$\|g_{{\mathrm{{signal}}}}\|_2 / \|{local}\|_2$"),
-        ("composite_cosine", ("e", "2+delta"), rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"),
-        ("composite_cosine", ("2+e", "2+delta"), rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"),
+        ("composite_cosine", ("e", "2+delta"), update),
+        ("composite_cosine", ("2+e", "2+delta"), update),
     ]
     for axes, (panel, signals, label) in zip(grid, contents, strict=True):
         axes.set(xscale="log", xlim=(AXIS.edges[0], 1), ylabel=label)
@@ -230,29 +182,17 @@ def _figure(series: dict[SignalKey, Series]) -> "Figure":
         else:
             axes.axhline(0 if panel == "cosine" else 1, color="0.4", linewidth=0.8)
         _draw_panel(axes, series, panel, signals)
-    letter(
-        grid,
-        [
-            "direction of the signal",
-            "length of the signal",
-            r"update, $\hat A>0$",
-            r"update, $\hat A>0$, equal offsets",
-        ],
-    )
+    titles = ["direction of the signal", "length of the signal", r"update, $\hat A>0$"]
+    letter(grid, [*titles, r"update, $\hat A>0$, equal offsets"])
     return figure
 
 
-def _draw_panel(
-    axes: "Axes", series: dict[SignalKey, Series], panel: str, signals: Sequence[str]
-) -> None:
+def _draw_panel(axes: "Axes", series: AllSeries, panel: str, signals: Sequence[str]) -> None:
     names = {**SIGNALS, **MULTIPLIERS}
-    keys = [SignalKey(panel, signal, group) for signal in signals for group in GROUPS]
-    shown = [key for key in keys if series[key].tokens]
-    for key in shown:
-        # One look per quantity and group in all panels.
-        style = look(("delta" not in key.signal) + 2 * (key.group == "mismatched"))
-        draw_series(axes, series[key], f"{names[key.signal]}, {key.group}", style)
-    if shown:
-        legend(axes, loc="best")
-    else:
-        say_empty(axes, "no such tokens in the trace")
+    keys = [(signal, group) for signal in signals for group in GROUPS]
+    for signal, group in keys:
+        if series[panel, signal, group].tokens:
+            # One look per quantity and group in all panels.
+            style = look(("delta" not in signal) + 2 * (group == "mismatched"))
+            draw_series(axes, series[panel, signal, group], f"{names[signal]}, {group}", style)
+    close_panel(axes)

@@ -1,6 +1,6 @@
 """Figure "directional agreement under mode mismatch": which updates reverse, at which gap."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -8,20 +8,19 @@ from acpo.diagnose import geometry
 from acpo.diagnose.figures import (
     REVERSED,
     Series,
+    close_panel,
+    draw_bins,
     draw_series,
-    legend,
     letter,
     linear_axis,
     look,
     panels,
-    say_empty,
 )
 from acpo.diagnose.report import Finding, Table, number, percent
 from acpo.diagnose.tokens import Survey, chunks, describe, require_temperatures, survey
 from acpo.records import Trace
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 AXIS = linear_axis(0, 1, 20)
@@ -34,40 +33,33 @@ MULTIPLIERS = {
 }
 
 
-class BranchKey(NamedTuple):
-    branch: str
-    routing: str
+AllSeries = dict[tuple[str, str], Series]
+"""By branch and routing."""
 
 
 def mismatch(
     trace: Trace, *, tau_pos: float = 1.0, tau_neg: float = 1.05, every_token: bool = False
 ) -> Finding:
-    """Measure the mismatched tokens of a trace whose advantage is not zero.
-
-    Args:
-        trace: with the columns of `geometry.COLUMNS`.
-        tau_pos: gate temperature of the positive branch.
-        tau_neg: gate temperature of the non-positive branch.
-        every_token: evaluate both branches at all mismatched tokens, whatever their advantage.
-
-    Raises:
-        ACPOError: A temperature that is not positive, or a trace without columns or tokens.
-    """
+    """Measure the mismatched tokens of a trace whose advantage is not zero; with `every_token`, all
+    mismatched tokens, on both branches."""
     from acpo.objectives.theory import mismatch_reversal_gap
 
     require_temperatures(tau_pos=tau_pos, tau_neg=tau_neg)
     counted = survey(trace, every_token=every_token)
-    series = _empty_series(counted)
+    series = {}
+    for branch, routing in MULTIPLIERS:
+        expected = counted.expected(aligned=False, positive=BRANCHES[branch])
+        labels = {"branch": branch, "routing": routing}
+        series[branch, routing] = Series(labels, AXIS, expected)
     for chunk in chunks(trace, *geometry.COLUMNS):
         t = chunk.scalars
         for branch, positive in BRANCHES.items():
-            chosen = ~t.is_mode & counted.mask(chunk, positive=positive)
-            picked = geometry.TokenScalars(*(column[chosen] for column in t))
+            picked = t.where(~t.is_mode & counted.mask(chunk, positive=positive))
             coupling = 2 / (tau_pos if positive else tau_neg)
             update = unrouted(picked, positive=positive, coupling=coupling)
-            series[BranchKey(branch, "unrouted")].add(picked.gap, update.cosine)
+            series[branch, "unrouted"].add(picked.gap, update.cosine)
             routed = geometry.routed(picked, positive=positive)
-            series[BranchKey(branch, "routed")].add(picked.gap, routed.cosine)
+            series[branch, "routed"].add(picked.gap, routed.cosine)
     limit = mismatch_reversal_gap(tau_neg)
     facts = _facts(series, counted, limit)
     return Finding(
@@ -95,32 +87,19 @@ def unrouted(t: geometry.TokenScalars, *, positive: bool, coupling: float) -> ge
     return geometry.surrogate_composite(t, offset=1, slope=-1, coupling=coupling)
 
 
-def _empty_series(counted: Survey) -> dict[BranchKey, Series]:
-    return {
-        key: Series(
-            key._asdict(),
-            AXIS,
-            counted.expected(aligned=False, positive=BRANCHES[key.branch]),
-        )
-        for key in (BranchKey(*pair) for pair in MULTIPLIERS)
-    }
-
-
-def _facts(series: dict[BranchKey, Series], counted: Survey, limit: float) -> list[str]:
+def _facts(series: AllSeries, counted: Survey, limit: float) -> list[str]:
     mismatched = counted.tokens - counted.aligned
     facts = [
         f"{mismatched:,} of {counted.tokens:,} tokens "
         f"({percent(mismatched / counted.tokens, 1)}) are mode-mismatched."
     ]
-    for key, one in series.items():
-        if not one.tokens:
-            continue
-        text = (
-            f"{key.routing}, {key.branch} branch: {percent(one.reversed)} of {one.tokens:,} "
-            f"updates reversed; cosine {number(one.low)} to {number(one.high)}."
-        )
-        facts.append(text[0].upper() + text[1:])
-    negative = series[BranchKey("non-positive", "unrouted")]
+    for (branch, routing), one in series.items():
+        if one.tokens:
+            facts.append(
+                f"{routing.capitalize()}, {branch} branch: {percent(one.reversed)} of "
+                f"{one.tokens:,} updates reversed; cosine {number(one.low)} to {number(one.high)}."
+            )
+    negative = series["non-positive", "unrouted"]
     full = np.flatnonzero(negative.below_zero)
     if len(full):
         facts.append(
@@ -135,29 +114,21 @@ def _facts(series: dict[BranchKey, Series], counted: Survey, limit: float) -> li
     return facts + counted.note()
 
 
-def _table(series: dict[BranchKey, Series]) -> Table:
-    negative = series[BranchKey("non-positive", "unrouted")]
-    positive = series[BranchKey("positive", "unrouted")]
-    rows = [
-        [
-            f"{AXIS.edges[i]:.2f} to {AXIS.edges[i + 1]:.2f}",
-            f"{positive.count[i]:,}",
-            _share(positive, i),
-            f"{negative.count[i]:,}",
-            _share(negative, i),
-        ]
-        for i in range(len(AXIS.centres))
-        if positive.count[i] or negative.count[i]
-    ]
+def _table(series: AllSeries) -> Table:
+    negative = series["non-positive", "unrouted"]
+    positive = series["positive", "unrouted"]
+    rows = []
+    for i in np.flatnonzero(positive.count + negative.count):
+        cells = [f"{AXIS.edges[i]:.2f} to {AXIS.edges[i + 1]:.2f}"]
+        for one in (positive, negative):
+            count = one.count[i]
+            cells += [f"{count:,}", percent(one.below_zero[i] / count) if count else "-"]
+        rows.append(cells)
     head = ["gap Δ", "Â > 0 tokens", "reversed", "Â < 0 tokens", "reversed "]
     return Table("Reversals of unrouted updates by gap", head, rows)
 
 
-def _share(one: Series, i: int) -> str:
-    return percent(one.below_zero[i] / one.count[i]) if one.count[i] else "-"
-
-
-def _figure(series: dict[BranchKey, Series], limit: float) -> "Figure":
+def _figure(series: AllSeries, limit: float) -> "Figure":
     figure, (left, right) = panels(2, columns=2, size=(4.2, 3.1))
     left.axhspan(-1.08, 0, color=REVERSED, zorder=0)
     left.set_ylim(-1.08, 1.08)
@@ -166,32 +137,11 @@ def _figure(series: dict[BranchKey, Series], limit: float) -> "Figure":
     for axes in (left, right):
         axes.axvline(limit, color="0.3", linestyle=":", linewidth=1)
         axes.set(xlim=(0, 1), xlabel=r"$\Delta = p_{\max} - p(y)$")
-    shown = [key for key, one in series.items() if one.tokens]
-    for i, key in enumerate(MULTIPLIERS):
-        if BranchKey(*key) in shown:
-            draw_series(left, series[BranchKey(*key)], MULTIPLIERS[key], look(i))
-            _draw_shares(right, series[BranchKey(*key)], MULTIPLIERS[key], i)
-    if shown:
-        legend(left, loc="lower right")
-        legend(right, loc="upper right")
-    else:
-        say_empty(left, "no such tokens in the trace")
-        say_empty(right, "no such tokens in the trace")
+    for i, (key, title) in enumerate(MULTIPLIERS.items()):
+        if series[key].tokens:
+            draw_series(left, series[key], title, look(i))
+            draw_bins(right, AXIS, series[key].reversed_by_bin(), title, look(i))
+    close_panel(left, loc="lower right")
+    close_panel(right, loc="upper right")
     letter((left, right), ("direction of the update", "reversals"))
     return figure
-
-
-def _draw_shares(axes: "Axes", one: Series, label: str, number: int) -> None:
-    with np.errstate(invalid="ignore"):
-        shares = one.below_zero / one.count
-    style = look(number)
-    axes.plot(
-        one.axis.centres,
-        shares,
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=3.5,
-        linewidth=1.3,
-        label=label,
-    )

@@ -4,7 +4,7 @@ import base64
 import csv
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, StrictUndefined
 
-from acpo.diagnose.figures import one_line, render_png, save_pdf
+from acpo.diagnose.figures import one_line, rendered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,46 +25,27 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """A small table of the summary.
-
-    Attributes:
-        title: what it shows.
-        head: names of the columns.
-        rows: cells, as they are printed.
-    """
+    """A small table of the summary."""
 
     title: str
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str]]  # cells, as they are printed
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One analysis, done.
+    """One analysis, done."""
 
-    Attributes:
-        name: of its files.
-        title: of its section.
-        source: what was looked at.
-        reading: what the figure shows, and how to read it.
-        facts: the outcome in numbers, a sentence each.
-        tables: more numbers.
-        rows: the CSV: what the figure is drawn from.
-        figure: the figure.
-        extra: further CSV files, by the suffix of their name.
-        headline: the one fact to begin with; the first unless given.
-    """
-
-    name: str
+    name: str  # of its files
     title: str
-    source: str
-    reading: str
-    facts: Sequence[str]
-    rows: Sequence[Row]
+    source: str  # what was looked at
+    reading: str  # what the figure shows, and how to read it
+    facts: Sequence[str]  # the outcome in numbers, a sentence each
+    rows: Sequence[Row]  # the CSV: what the figure is drawn from
     figure: "Figure"
     tables: Sequence[Table] = ()
-    extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)
-    headline: str = ""
+    extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)  # CSV files, by suffix
+    headline: str = ""  # the one fact to begin with; the first unless given
 
     @property
     def sentence(self) -> str:
@@ -73,21 +54,15 @@ class Finding:
 
     @cached_property
     def png(self) -> bytes:
-        """The figure, rendered."""
-        return render_png(self.figure)
+        return rendered(self.figure, "png")
 
     def write(self, folder: Path, *, command: str = "") -> list[Path]:
-        """Write NAME.csv, NAME.png, NAME.pdf and NAME.md.
-
-        Args:
-            folder: where to; made if need be.
-            command: what was typed, for the summary.
-        """
+        """Write NAME.csv, NAME.png, NAME.pdf and NAME.md, and one CSV for each of `extra`."""
         folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
         paths[0].write_text(csv_text(self.rows), encoding="utf-8")
         paths[1].write_bytes(self.png)
-        save_pdf(self.figure, paths[2])
+        paths[2].write_bytes(rendered(self.figure, "pdf"))
         paths[3].write_text(self.markdown(command), encoding="utf-8")
         for suffix, rows in self.extra.items():
             paths.append(folder / f"{self.name}-{suffix}.csv")
@@ -99,14 +74,17 @@ class Finding:
         lines = [f"# {self.title}", "", escape(self.source), "", f"![]({self.name}.png)", ""]
         lines += [self.reading, "", *(f"- {escape(fact)}" for fact in self.facts), ""]
         for table in self.tables:
-            lines += [f"**{table.title}**", ""]
-            lines += ["| " + " | ".join(map(escape, row)) + " |" for row in (table.head,)]
-            lines += ["|" + "---|" * len(table.head)]
-            lines += ["| " + " | ".join(map(escape, row)) + " |" for row in table.rows]
-            lines += [""]
+            head, *rows = (f"| {' | '.join(map(escape, r))} |" for r in (table.head, *table.rows))
+            rule = "|" + "---|" * len(table.head)
+            lines += [f"**{table.title}**", "", head, rule, *rows, ""]
         if command:
             lines += ["Made by", "", f"    {one_line(command)}", ""]
         return "\n".join(lines)
+
+
+def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
+    """Columns of one length as rows."""
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def csv_text(rows: Sequence[Row]) -> str:
@@ -124,12 +102,8 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.9g}"
     # A spreadsheet must not take a model's or a run's name for a formula.
-    text = str(value)
-    return (
-        f"'{text}"
-        if isinstance(value, str) and text[:1] in ("=", "+", "-", "@", "\t", "\r")
-        else text
-    )
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else str(value)
 
 
 def escape(text: str) -> str:
@@ -148,20 +122,9 @@ def number(value: float) -> str:
 
 
 def html(
-    findings: Sequence[Finding],
-    missing: Sequence[tuple[str, str]],
-    *,
-    source: str,
-    command: str,
+    findings: Sequence[Finding], missing: Sequence[tuple[str, str]], *, source: str, command: str
 ) -> str:
-    """The report.
-
-    Args:
-        findings: in the order of their sections.
-        missing: names of analyses that could not be made, and why.
-        source: what was looked at.
-        command: what was typed.
-    """
+    """The report: findings in order, and the analyses that could not be made, with the reason."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string(
         (files("acpo.diagnose") / "report.html.j2").read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ Memory grows with the trace's largest part, not with its parts.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from acpo.diagnose.geometry import COLUMNS, TokenScalars
 from acpo.errors import ACPOError
+from acpo.intervals import student_quantile
 from acpo.records import Trace, TraceError
 
 CHUNK = 1 << 16
@@ -22,19 +23,12 @@ ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive usable tokens.
+    """Consecutive usable tokens."""
 
-    Attributes:
-        columns: what was asked for, `[n]` each, float64.
-        advantage: of the token's completion; NaN where it has none.
-        prompt: number of the token's prompt, counted over the trace.
-        left_out: tokens dropped because a value is missing, not finite or out of range.
-    """
-
-    columns: dict[str, np.ndarray]
-    advantage: np.ndarray
-    prompt: np.ndarray
-    left_out: int
+    columns: dict[str, np.ndarray]  # what was asked for, `[n]` each, float64
+    advantage: np.ndarray  # of the token's completion; NaN where it has none
+    prompt: np.ndarray  # number of the token's prompt, counted over the trace
+    left_out: int  # tokens dropped: a value is missing, not finite or out of range
 
     def __len__(self) -> int:
         return len(self.advantage)
@@ -53,11 +47,7 @@ def parts_of(trace: Trace) -> Iterator[Trace]:
 
 
 def chunks(trace: Trace, *names: str, size: int = CHUNK) -> Iterator[Chunk]:
-    """Token columns, part by part; at most one part is in memory.
-
-    Raises:
-        TraceError: The trace is empty, or lacks a column.
-    """
+    """Token columns, part by part; at most one part is in memory."""
     trace.require(*names)
     prompts: dict[str, int] = {}
     for part in parts_of(trace):
@@ -95,23 +85,65 @@ def _usable(columns: dict[str, np.ndarray], advantage: np.ndarray, prompt: np.nd
     return Chunk(kept, advantage[keep], prompt[keep], int(len(keep) - keep.sum()))
 
 
+BRANCHES = {"all": None, "Â > 0": 1, "Â < 0": -1, "Â = 0": 0}
+"""Tokens by the sign of their completion's advantage; `all` are all, those without one too."""
+
+Measure = Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]
+
+
+def sums_by_prompt(
+    trace: Trace, names: Sequence[str], measure: Measure
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
+    """Sums over tokens of what `measure` makes of each, by branch and prompt; and tokens left out.
+
+    A branch has `[prompts, quantities]` sums and `[prompts]` tokens of the prompts that are in it;
+    branches without tokens are left out.
+    """
+    sums: dict[str, np.ndarray] = {}  # [prompts, quantities and 1]
+    left_out = 0
+    for chunk in chunks(trace, *names):
+        left_out += chunk.left_out
+        columns = [*measure(chunk.columns), np.ones(len(chunk))]
+        for branch, sign in BRANCHES.items():
+            own = np.full(len(chunk), True) if sign is None else np.sign(chunk.advantage) == sign
+            new = np.stack([np.bincount(chunk.prompt[own], x[own]) for x in columns], axis=1)
+            total = np.zeros((max(len(new), len(sums.get(branch, new))), len(columns)))
+            for part in (sums.get(branch, new[:0]), new):
+                total[: len(part)] += part
+            sums[branch] = total
+    found = {branch: own[own[:, -1] > 0] for branch, own in sums.items() if own[:, -1].any()}
+    return {branch: (own[:, :-1], own[:, -1]) for branch, own in found.items()}, left_out
+
+
+def clustered_share(
+    within: np.ndarray, total: np.ndarray, *, most: float | None = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means over all tokens with 95% intervals; tokens of one prompt are not independent.
+
+    From `[prompts, quantities]` counts or sums and `[prompts]` tokens to mean, lower and upper end,
+    `[quantities]` each; the ends are NaN with a single prompt. No mean exceeds `most`.
+    """
+    share = within.sum(0) / total.sum()
+    prompts = len(total)
+    if prompts < 2:
+        nothing = np.full_like(share, np.nan)
+        return share, nothing, nothing
+    residual = within - share * total[:, None]
+    error = np.sqrt(prompts / (prompts - 1) * (residual**2).sum(0)) / total.sum()
+    half = student_quantile(prompts - 1) * error
+    return share, np.clip(share - half, 0, most), np.clip(share + half, 0, most)
+
+
 @dataclass
 class Survey:
-    """What a trace holds, from one pass over it.
+    """What a trace holds, from one pass over it."""
 
-    Attributes:
-        tokens: usable ones.
-        left_out: the others.
-        h_max: the largest entropy, nats.
-        counts: `[aligned?, branch]` tokens; branch 0 is A < 0, 1 is A = 0, 2 is A > 0, 3 none.
-        every_token: evaluate each branch on every token, whatever its advantage.
-    """
-
-    tokens: int = 0
+    every_token: bool  # evaluate each branch on every token, whatever its advantage
+    tokens: int = 0  # usable ones
     left_out: int = 0
-    h_max: float = 0.0
+    h_max: float = 0.0  # the largest entropy, nats
+    # [aligned?, branch] tokens; branch 0 is A < 0, 1 is A = 0, 2 is A > 0, 3 none.
     counts: np.ndarray = field(default_factory=lambda: np.zeros((2, 4), dtype=np.int64))
-    every_token: bool = False
 
     @property
     def aligned(self) -> int:
@@ -150,12 +182,8 @@ class Survey:
 
 
 def survey(trace: Trace, *, every_token: bool = False) -> Survey:
-    """Count the tokens of a trace and find its largest entropy.
-
-    Raises:
-        TraceError: No token is usable.
-    """
-    result = Survey(every_token=every_token)
+    """Count the tokens of a trace and find its largest entropy."""
+    result = Survey(every_token)
     for chunk in chunks(trace, *COLUMNS):
         result.left_out += chunk.left_out
         if not len(chunk):
@@ -166,11 +194,14 @@ def survey(trace: Trace, *, every_token: bool = False) -> Survey:
         branch = np.where(np.isnan(sign), 3, sign + 1).astype(np.int64)
         aligned = (chunk.columns["is_mode"] > 0).astype(np.int64)
         result.counts += np.bincount(4 * aligned + branch, minlength=8).reshape(2, 4)
-    if not result.tokens:
-        raise TraceError(
-            f"{trace.path}: none of its {result.left_out} tokens has usable statistics"
-        )
+    require_usable(trace, result.tokens, result.left_out)
     return result
+
+
+def require_usable(trace: Trace, tokens: int, left_out: int) -> None:
+    """Refuse a trace of which no token is left."""
+    if not tokens:
+        raise TraceError(f"{trace.path}: none of its {left_out} tokens has usable statistics")
 
 
 def describe(trace: Trace | None) -> str:
@@ -192,22 +223,14 @@ def describe(trace: Trace | None) -> str:
 
 
 def require_temperatures(**temperatures: float) -> None:
-    """Refuse gate temperatures that make no gate.
-
-    Raises:
-        ACPOError: naming the first.
-    """
+    """Refuse gate temperatures that make no gate."""
     for name, value in temperatures.items():
         if not 0 < value < math.inf:
             raise ACPOError(f"{name}={value} must be positive and finite")
 
 
 def vocabulary(header: dict[str, Any]) -> int:
-    """The header's `vocab_size`.
-
-    Raises:
-        ACPOError: It is missing, or no number of tokens.
-    """
+    """The header's `vocab_size`."""
     size = header.get("vocab_size")
     if type(size) is not int or size < 1:
         raise ACPOError(f"the trace's vocab_size={size!r} is no number of tokens: give --support")

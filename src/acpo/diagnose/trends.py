@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from acpo.diagnose.alignment import BRANCHES, branch_of, clustered_share
 from acpo.diagnose.figures import legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent
-from acpo.diagnose.tokens import chunks, describe
+from acpo.diagnose.tokens import BRANCHES, clustered_share, describe, sums_by_prompt
 from acpo.errors import ACPOError
 from acpo.records import Trace
 
@@ -21,11 +20,7 @@ MODE_GAP = 1e-6
 
 
 def trends(trace: Trace) -> Finding:
-    """Measure every step of a trace.
-
-    Raises:
-        ACPOError: The trace holds one step only, or lacks columns.
-    """
+    """Measure every step of a trace that holds several."""
     steps = sorted({part["step"] for part in trace.parts})
     if len(steps) < 2:
         raise ACPOError(f"{trace.path} holds step {steps[0] if steps else '-'} only: no course")
@@ -49,29 +44,22 @@ def trends(trace: Trace) -> Finding:
 
 def _step_rows(trace: Trace, step: int) -> list[dict[str, Any]]:
     """One row per branch: sums by prompt become means over tokens with intervals over prompts."""
-    found = []
-    for chunk in chunks(trace, "logp", "log_pmax", "entropy"):
-        p, most = np.exp(chunk.columns["logp"]), np.exp(chunk.columns["log_pmax"])
-        delta = -np.expm1(chunk.columns["log_pmax"])
-        values = (most - p <= MODE_GAP, delta, chunk.columns["entropy"])
-        found.append(np.stack([chunk.prompt, branch_of(chunk.advantage), *values]))
-    prompt, branch, *columns = np.concatenate(found, axis=1)
-    rows = []
-    for name in BRANCHES:
-        own = np.ones(len(branch), dtype=bool) if name == "all" else branch == BRANCHES[name]
-        if not own.any():
-            continue
-        _, at = np.unique(prompt[own], return_inverse=True)
-        total = np.bincount(at)
-        sums = np.stack([np.bincount(at, weights=x[own]) for x in columns], axis=1)
+    rows: list[dict[str, Any]] = []
+    found, _ = sums_by_prompt(trace, ("logp", "log_pmax", "entropy"), _quantities)
+    for branch, (sums, total) in found.items():
         mean, low, high = clustered_share(sums, total, most=None)
-        row = {"step": step, "branch": name, "tokens": int(own.sum()), "prompts": len(total)}
-        row["share"] = float(own.mean())
+        tokens = int(total.sum())
+        rows.append({"step": step, "branch": branch, "tokens": tokens, "prompts": len(total)})
+        rows[-1]["share"] = tokens / rows[0]["tokens"]
         for i, quantity in enumerate(QUANTITIES):
-            ends = {f"{quantity}_low": low[i], f"{quantity}_high": high[i]}
-            row |= {quantity: float(mean[i]), **{k: float(v) for k, v in ends.items()}}
-        rows.append(row)
+            rows[-1] |= {quantity: float(mean[i]), f"{quantity}_low": float(low[i])}
+            rows[-1][f"{quantity}_high"] = float(high[i])
     return rows
+
+
+def _quantities(columns: dict[str, np.ndarray]) -> list[np.ndarray]:
+    p, most = np.exp(columns["logp"]), np.exp(columns["log_pmax"])
+    return [most - p <= MODE_GAP, -np.expm1(columns["log_pmax"]), columns["entropy"]]
 
 
 def _of(rows: Sequence[dict[str, Any]], branch: str) -> list[dict[str, Any]]:
@@ -137,18 +125,8 @@ def _figure(rows: Sequence[dict[str, Any]]) -> "Figure":
 def _draw(axes: "Axes", rows: list[dict[str, Any]], quantity: str, label: str, at: int) -> None:
     if not rows:
         return
-    style = look(at)
-    steps = [row["step"] for row in rows]
-    axes.plot(
-        steps,
-        [row[quantity] for row in rows],
-        color=style.color,
-        linestyle=style.linestyle,
-        marker=style.marker,
-        markersize=3,
-        linewidth=1.3,
-        label=label,
-    )
+    steps, values = ([row[name] for row in rows] for name in ("step", quantity))
+    axes.plot(steps, values, **look(at).marked, markersize=3, linewidth=1.3, label=label)
     if f"{quantity}_low" in rows[0]:
         low, high = ([row[f"{quantity}_{end}"] for row in rows] for end in ("low", "high"))
-        axes.fill_between(steps, low, high, color=style.color, alpha=0.15, linewidth=0)
+        axes.fill_between(steps, low, high, color=look(at).color, alpha=0.15, linewidth=0)

@@ -26,14 +26,8 @@ _WORD = re.compile(r"[a-z]+|\d+|[^\W\d_a-z]")
 
 
 class Overlap(NamedTuple):
-    """A question of a benchmark that shares words with a row of the training set.
-
-    Attributes:
-        question: The question.
-        row: The row of the training set that shares most of it, from 0.
-        share: Share of the question's n-grams that stand in that row.
-        rows: Rows of the training set that share at least one n-gram with it.
-    """
+    """A question, the training row (from 0) that shares most of it, the share of its n-grams that
+    stand there, and how many rows share one."""
 
     question: str
     row: int
@@ -64,15 +58,10 @@ def asked(benchmark: Questions, row: Row) -> str:
     return str(row["problem"])
 
 
-def overlaps(benchmark: Questions, training: Iterable[str], *, size: int = 13) -> list[Overlap]:
-    """Questions that share at least one n-gram with a training row, the most shared first."""
-    return overlaps_of([benchmark], training, size=size)[0]
-
-
-def overlaps_of(
+def overlaps(
     benchmarks: Sequence[Questions], training: Iterable[str], *, size: int = 13
 ) -> list[list[Overlap]]:
-    """`overlaps` of several benchmarks in one pass over the training set."""
+    """Per benchmark, questions that share an n-gram with a training row, the most shared first."""
     grams = [
         [ngrams(asked(benchmark, question.row), size) for question in benchmark.questions]
         for benchmark in benchmarks
@@ -109,15 +98,9 @@ def overlaps_of(
 
 @dataclass(frozen=True)
 class Check:
-    """What was found out about one benchmark.
-
-    Attributes:
-        benchmark: The benchmark.
-        problem: How it differs from what it declares; empty where it does not.
-        gold_right: Gold answers that verify as correct against themselves.
-        gold: Gold answers there are.
-        overlaps: Questions that share an n-gram with the training set, the most shared first.
-    """
+    """What was found out about one benchmark: `problem` says how it differs from what it declares,
+    `gold_right` of `gold` answers verify against themselves, and `overlaps` has the most shared
+    first."""
 
     benchmark: Questions
     problem: str
@@ -172,7 +155,7 @@ def check(
 ) -> list[Check]:
     """Check every named benchmark, against the questions of a training set where given."""
     loaded = [load_questions(name, data_dir, check=False) for name in names]
-    found = overlaps_of(loaded, training, size=ngram)
+    found = overlaps(loaded, training, size=ngram)
     with Judges(workers) as judges:
         return [
             Check(benchmark, _problem(benchmark), *_verified_gold(benchmark, judges), tuple(shared))

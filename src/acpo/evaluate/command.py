@@ -2,42 +2,20 @@
 
 import re
 import warnings
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
+if TYPE_CHECKING:
+    from acpo.evaluate.run import Plan
+
 PAPER_BENCHMARKS = "aime24,aime25,math500,hmmt25,beyondaime,humaneval_pro"
 
-
-class BackendName(StrEnum):
-    TRANSFORMERS = "transformers"
-    VLLM = "vllm"
-    OPENAI = "openai"
-
-
-class PromptFormat(StrEnum):
-    CHAT = "chat"
-    PLAIN = "plain"
-
-
-class Form(StrEnum):
-    MARKDOWN = "markdown"
-    LATEX = "latex"
-    JSON = "json"
-
-
-class TableForm(StrEnum):
-    MARKDOWN = "markdown"
-    LATEX = "latex"
-    CSV = "csv"
-
-
-class Failed(StrEnum):
-    EXCLUDE = "exclude"
-    WRONG = "wrong"
+BackendName = Literal["transformers", "vllm", "openai"]
+PromptFormat = Literal["chat", "plain"]
+Failed = Literal["exclude", "wrong"]
 
 
 class ModelOrVerb(TyperGroup):
@@ -61,8 +39,9 @@ BENCHMARKS = typer.Option(
     help="Tasks, with commas: names, my_tasks.py:NAME, gym:NAME, data files.",
 )
 FAILED = typer.Option(
-    Failed.EXCLUDE, help="Samples that could not be drawn are left out, or count as wrong."
+    "exclude", help="Samples that could not be drawn are left out, or count as wrong."
 )
+FORMAT = typer.Option("markdown", "--format", help="What to print.")
 DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl (default: download once).")
 NAMED_ROWS = 20
 
@@ -80,7 +59,7 @@ def run_eval(
     max_tokens: int = typer.Option(8192, min=1, help="Longest completion."),
     stop: list[str] = typer.Option([], help="Text that ends a completion; repeatable."),
     prompt_format: PromptFormat = typer.Option(
-        PromptFormat.CHAT, help="Under the chat template, or as plain text."
+        "chat", help="Under the chat template, or as plain text."
     ),
     system: str | None = typer.Option(None, help="System message."),
     seed: int = typer.Option(0, help="Every sample's own seed is made of it."),
@@ -113,35 +92,30 @@ def run_eval(
     from acpo.errors import ACPOError
     from acpo.evaluate.backends import Sampling
     from acpo.evaluate.backends.by_name import make_backend
-    from acpo.evaluate.run import plan
     from acpo.evaluate.terminal import evaluate
     from acpo.tasks.grading import Judges
-    from acpo.tasks.questions import load_questions
     from acpo.verify import batch
 
-    chosen = backend or (BackendName.OPENAI if base_url else BackendName.TRANSFORMERS)
-    if trace is not None and chosen is not BackendName.TRANSFORMERS:
-        raise ACPOError(f"--trace {trace} needs --backend transformers: servers tell no token ids")
-    options: dict[str, Any] = {}
-    if chosen is BackendName.OPENAI:
+    chosen: BackendName = backend or ("openai" if base_url else "transformers")
+    if trace is not None and chosen != "transformers":
+        raise ACPOError(
+            f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
+            "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
+        )
+    options: dict[str, Any] = {"device": device} if chosen == "transformers" else {}
+    if chosen == "openai":
         options = {"api_key_env": api_key_env, "concurrency": concurrency}
         options |= {"timeout": timeout, "retries": retries}
         options |= {"base_url": base_url} if base_url else {}
-    elif chosen is BackendName.TRANSFORMERS:
-        options = {"device": device}
-    if batch_size is not None and chosen is not BackendName.OPENAI:
+    elif batch_size is not None:
         options["batch_size"] = batch_size
-    chat = prompt_format is PromptFormat.CHAT
+    chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
     _warn_of_equal_samples(temperature, k)
-    plans = [
-        plan(load_questions(name, data_dir, limit=limit), k, limit) for name in _names(benchmarks)
-    ]
-    if len({one.name for one in plans}) < len(plans):
-        raise ACPOError(f"--benchmarks {benchmarks}: two of the same name: rename one")
+    plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
+    folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
-        folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:
         from acpo.evaluate.traces import trace_samples
@@ -150,11 +124,26 @@ def run_eval(
         trace_samples(model, folder, trace, answers=golds, **options)
 
 
+def _plans(
+    benchmarks: str, data_dir: Path | None, k: int | None, limit: int | None
+) -> "list[Plan]":
+    """What is asked, loaded before any model is."""
+    from acpo.errors import ACPOError
+    from acpo.evaluate.run import plan
+    from acpo.tasks.questions import load_questions
+
+    loaded = [load_questions(name, data_dir, limit=limit) for name in _names(benchmarks)]
+    plans = [plan(questions, k, limit) for questions in loaded]
+    if len({one.name for one in plans}) < len(plans):
+        raise ACPOError(f"--benchmarks {benchmarks}: two of the same name: rename one")
+    return plans
+
+
 @eval_app.command("compare")
 def compare(
     a: Path = typer.Argument(help="Folder of a run."),
     b: Path = typer.Argument(help="Folder of another run."),
-    form: Form = typer.Option(Form.MARKDOWN, "--format", help="What to print."),
+    form: Literal["markdown", "latex", "json"] = FORMAT,
     failed: Failed = FAILED,
 ) -> None:
     """A minus B, paired by question, with an interval and a sign test."""
@@ -164,10 +153,10 @@ def compare(
     from acpo.evaluate.summary import compare_runs
 
     result = compare_runs(a, b, failed=failed)
-    if form is Form.JSON:
+    if form == "json":
         typer.echo(json.dumps(result, indent=1))
     else:
-        render = comparison_latex if form is Form.LATEX else comparison_markdown
+        render = comparison_latex if form == "latex" else comparison_markdown
         typer.echo(render(result))
 
 
@@ -176,7 +165,7 @@ def table(
     runs: list[str] = typer.Argument(
         help="Folders of runs: DIR, METHOD=DIR or MODEL/METHOD=DIR.", metavar="DIR..."
     ),
-    form: TableForm = typer.Option(TableForm.MARKDOWN, "--format", help="What to print."),
+    form: Literal["markdown", "latex", "csv"] = FORMAT,
     failed: Failed = FAILED,
 ) -> None:
     """The paper's main table: methods x benchmarks x models, with intervals."""

@@ -9,19 +9,12 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks import Cleaning, Problem, get_task, get_template, load_problems
 from acpo.tasks.questions import Questions, load_questions
-from acpo.tasks.task import CODE, MATH
+from acpo.tasks.task import CODE, MATH, Row, Task
 from acpo.tasks.templates import fill
 
 
 class Written(NamedTuple):
-    """What became of the data.
-
-    Attributes:
-        cleaning: of the training set.
-        asked: training problems left out because a benchmark asks them.
-        train: rows of `train.parquet`.
-        validation: rows of `validation.parquet`, by benchmark.
-    """
+    """What became of the data: training problems that a benchmark asks are left out."""
 
     cleaning: Cleaning
     asked: int
@@ -37,15 +30,7 @@ def write_verl(
     benchmarks: Sequence[str],
     data_dir: Path | None = None,
 ) -> Written:
-    """Write `train.parquet` and `validation.parquet`, every problem once.
-
-    Args:
-        folder: made where it does not exist.
-        task: a name of `acpo.tasks.TASKS`.
-        data: the task's problems; None for its own hub data set.
-        benchmarks: names or `.jsonl` paths, for validation.
-        data_dir: folder with the benchmarks' files; None downloads them once.
-    """
+    """Write `train.parquet` and, of the benchmarks, `validation.parquet`, every problem once."""
     chosen = get_task(task)
     if chosen.endless:
         raise ACPOError(f"--task {task} is made on the fly; verl needs a data set")
@@ -66,18 +51,12 @@ def write_verl(
             f"--data: the benchmarks ask all {len(problems)} training problems; none is left"
         )
     template = get_template(chosen.template)
-    train = [
-        _row(
-            chosen.name,
-            fill(template, problem.row),
-            problem.answer if chosen.grader == MATH else json.dumps(problem.row),
-            str(chosen.grader),
-            "train",
-            index,
-        )
-        for index, problem in enumerate(kept)
-    ]
-    validation = [row for benchmark in loaded for row in _benchmark_rows(benchmark)]
+    prompts = [(fill(template, problem.row), problem.row) for problem in kept]
+    train = _rows(chosen, prompts, "train")
+    validation: list[dict[str, Any]] = []
+    for benchmark in loaded:
+        asked = [(question.prompt, question.row) for question in benchmark.questions]
+        validation += _rows(benchmark.task, asked, "validation")
     folder.mkdir(parents=True, exist_ok=True)
     _write(train, folder / "train.parquet")
     _write(validation, folder / "validation.parquet")
@@ -99,29 +78,22 @@ def _unasked(problems: list[Problem], benchmarks: Sequence[Questions]) -> list[P
     return [problem for problem in problems if words(problem.text) not in asked]
 
 
-def _benchmark_rows(benchmark: Questions) -> list[dict[str, Any]]:
-    task = benchmark.task
+def _rows(task: Task, prompts: Sequence[tuple[str, Row]], split: str) -> list[dict[str, Any]]:
+    """Problems in verl's columns: prompts, and what to judge the answers against."""
+    judge = str(task.grader)
     return [
-        _row(
-            task.name,
-            question.prompt,
-            question.row["answer"] if task.grader == MATH else json.dumps(question.row),
-            str(task.grader),
-            "validation",
-            index,
-        )
-        for index, question in enumerate(benchmark.questions)
+        {
+            "data_source": task.name,
+            "prompt": [{"role": "user", "content": prompt}],
+            "ability": judge,
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": row["answer"] if task.grader == MATH else json.dumps(row),
+            },
+            "extra_info": {"judge": judge, "split": split, "index": index},
+        }
+        for index, (prompt, row) in enumerate(prompts)
     ]
-
-
-def _row(source: str, prompt: str, gold: str, judge: str, split: str, index: int) -> dict[str, Any]:
-    return {
-        "data_source": source,
-        "prompt": [{"role": "user", "content": prompt}],
-        "ability": judge,
-        "reward_model": {"style": "rule", "ground_truth": gold},
-        "extra_info": {"judge": judge, "split": split, "index": index},
-    }
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:

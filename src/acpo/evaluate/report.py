@@ -1,7 +1,7 @@
 """The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +9,12 @@ from acpo.tasks import PAPER, TASKS
 
 _LATEX_SPECIAL = str.maketrans(
     {
-        "\\": r"\textbackslash{}",
-        "_": r"\_",
-        "%": r"\%",
-        "&": r"\&",
-        "#": r"\#",
-        "$": r"\$",
-        "{": r"\{",
-        "}": r"\}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
+        **{char: "\\" + char for char in "_%&#${}"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
     }
 )
+COUNTED = {"exclude": "are left out", "wrong": "count as wrong"}
+"""What is said of samples that could not be drawn."""
 
 
 def write_reports(summary: dict[str, Any], folder: Path) -> None:
@@ -39,27 +33,33 @@ def markdown(summary: dict[str, Any]) -> str:
     for name, entry in summary["benchmarks"].items():
         rows += [f"## {title(name)}", "", *_rate_rows(entry), ""]
         rows += _failed_rows(entry)
-        rows += ["| question | correct | decided |", "|---|---|---|"]
-        rows += [
-            f"| {line['id']} | {line['correct']} | {line['decided']} |"
-            for line in entry["per_question"]
-        ]
-        rows.append("")
+        parts = ("id", "correct", "decided")
+        lines = ([line[part] for part in parts] for line in entry["per_question"])
+        rows += [*markdown_table(("question", "correct", "decided"), lines), ""]
     return "\n".join(rows)
 
 
 def score_rows(summary: dict[str, Any]) -> list[str]:
     """The table of scores, one benchmark per line."""
-    rows = [
-        "| benchmark | questions | k | mean@k | pass@k | majority@k |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ("benchmark", "questions", "k", "mean@k", "pass@k", "majority@k")
+    cells = [*score_cells(summary), ["average", "", "", interval(summary["average"]), "", ""]]
+    return markdown_table(heads, cells)
+
+
+def score_cells(summary: dict[str, Any]) -> list[list[str]]:
+    """Title, questions, k, mean@k, pass@k and majority@k of every benchmark."""
+    cells = []
     for name, entry in summary["benchmarks"].items():
-        passes = entry["pass"].get(str(entry["k"]))
-        scores = " | ".join(interval(value) for value in (entry["mean"], passes, entry["majority"]))
-        rows.append(f"| {title(name)} | {entry['questions']} | {entry['k']} | {scores} |")
-    rows.append(f"| average | | | {interval(summary['average'])} | | |")
-    return rows
+        scores = (entry["mean"], entry["pass"].get(str(entry["k"])), entry["majority"])
+        counts = [str(entry["questions"]), str(entry["k"])]
+        cells.append([title(name), *counts, *map(interval, scores)])
+    return cells
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """A table in Markdown, line by line."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
 def _failed_rows(entry: dict[str, Any]) -> list[str]:
@@ -67,9 +67,9 @@ def _failed_rows(entry: dict[str, Any]) -> list[str]:
     failed = entry["failed"]["samples"]
     if not failed:
         return []
-    counted = {"exclude": "left out", "wrong": "counted as wrong"}[entry["failed"]["counted_as"]]
+    counted = COUNTED[entry["failed"]["counted_as"]]
     lines = [f"- {one['question']}, sample {one['sample']}: {one['reason']}" for one in failed]
-    return [f"{len(failed)} samples could not be drawn and are {counted}:", "", *lines, ""]
+    return [f"{len(failed)} samples could not be drawn and {counted}:", "", *lines, ""]
 
 
 def _rate_rows(entry: dict[str, Any]) -> list[str]:
@@ -158,18 +158,14 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
 
 def comparison_markdown(result: dict[str, Any]) -> str:
     """A comparison as a table, and what besides the model differs."""
-    rows = [
-        f"A = {result['a']}, B = {result['b']}",
-        "",
-        "| benchmark | questions | A - B | A better | B better | sign test p |",
-        "|---|---|---|---|---|---|",
-    ]
+    heads = ("benchmark", "questions", "A - B", "A better", "B better", "sign test p")
+    cells = []
     for name, entry in result["benchmarks"].items():
-        rows.append(
-            f"| {title(name)} | {entry['questions']} | {interval(entry['difference'], sign=True)} "
-            f"| {entry['better']} | {entry['worse']} | {entry['p_value']:.3g} |"
-        )
-    rows.append(f"| average | | {interval(result['average'], sign=True)} | | | |")
+        difference, p_value = interval(entry["difference"], sign=True), f"{entry['p_value']:.3g}"
+        counts = (entry["better"], entry["worse"])
+        cells.append([title(name), entry["questions"], difference, *counts, p_value])
+    cells.append(["average", "", interval(result["average"], sign=True), "", "", ""])
+    rows = [f"A = {result['a']}, B = {result['b']}", "", *markdown_table(heads, cells)]
     for name, entry in result["benchmarks"].items():
         if entry["settings_that_differ"]:
             keys = ", ".join(entry["settings_that_differ"])

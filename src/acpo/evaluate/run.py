@@ -83,17 +83,10 @@ def run(
     seed: int = 0,
     watch: Watcher = lambda name, correct: None,
 ) -> None:
-    """Bring the sample files of `plans` in `output` to completion.
+    """Bring the sample files of `plans`, one per benchmark, in `output` to completion.
 
-    Args:
-        plans: What is wanted.
-        backend: Where completions come from.
-        judges: What verifies them, at the same time.
-        output: Folder of the sample files, one per benchmark.
-        sampling: How completions are drawn; kept with the samples.
-        seed: Of the run; every sample has its own, made of this and its place.
-        watch: Called with the benchmark and the verdict of every sample that is complete, those of
-            earlier runs first.
+    Every sample has a seed of its own, made of `seed` and its place. `watch` is called with the
+    benchmark and the verdict of every sample that is complete, those of earlier runs first.
 
     Raises:
         SamplingError: The backend gave up. What had come is kept, and verified.
@@ -200,7 +193,7 @@ class _Run:
             self._in_trouble.add((name, question.id))
         if len(self._in_trouble) >= _MOST_FAILURES:
             raise SamplingError(failure.reason)
-        self._files[name].append_sample(key, {"prompt": question.prompt, "failed": failure.reason})
+        self._files[name].append(key, {"prompt": question.prompt, "failed": failure.reason})
         self._last_failure = failure.reason
         self._watch(name, None)
 
@@ -210,7 +203,7 @@ class _Run:
         if completion.fingerprint is not None:
             sampled["fingerprint"] = completion.fingerprint
             self._require_same(name, completion.fingerprint)
-        self._files[name].append_sample(
+        self._files[name].append(
             key,
             {
                 "prompt": question.prompt,
@@ -248,7 +241,7 @@ class _Run:
                     "answer": vote(task, text),
                     "verify_seconds": round(verdict.seconds, 4),
                 }
-                self._files[name].append_verdict(key, fields)
+                self._files[name].append(key, fields)
                 self._watch(name, _correct(verdict.outcome))
             except BaseException as error:  # raised again by `complete`
                 self._failures.append(error)

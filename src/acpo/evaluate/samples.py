@@ -48,13 +48,12 @@ class SampleFile(Closing):
             self._lines.close()
             raise
 
-    def append_sample(self, key: Key, fields: dict[str, Any]) -> None:
-        """Keep a new sample, on disk before this returns."""
-        self._append(key, fields)
-
-    def append_verdict(self, key: Key, fields: dict[str, Any]) -> None:
-        """Keep the verdict on a sample that is already here."""
-        self._append(key, fields)
+    def append(self, key: Key, fields: dict[str, Any]) -> None:
+        """Keep a new sample, or the verdict on one that is here: on disk before this returns."""
+        line = _line(key, fields)
+        with self._lock:
+            self._lines.append(line)
+            self.samples.setdefault(key, {}).update(fields)
 
     def undecided(self, key: Key) -> bool:
         """Whether the sample still needs a verdict: it has none, or the machine failed."""
@@ -71,23 +70,15 @@ class SampleFile(Closing):
     def close(self) -> None:
         self._lines.close()
 
-    def _append(self, key: Key, fields: dict[str, Any]) -> None:
-        line = _line(key, fields)
-        with self._lock:
-            self._lines.append(line)
-            self.samples.setdefault(key, {}).update(fields)
-
     def _header(self) -> bytes:
         return json.dumps({"format": FORMAT, "settings": self.settings}).encode() + b"\n"
 
     def _load(self) -> None:
         text = self._lines.resume(self._header())
-        header, rows = parse_samples(self.path, text)
-        _require_equal(self.path, header, self.settings)
+        made_with, samples = _parse(self.path, text)
+        _require_equal(self.path, made_with, self.settings)
         self._lines.trim(len(text))
-        for row in rows:
-            key = (row.pop("question"), row.pop("sample"))
-            self.samples.setdefault(key, {}).update(row)
+        self.samples = samples
 
 
 def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
@@ -96,32 +87,32 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]
         text = path.read_bytes()
     except OSError as error:
         raise SamplesError(f"{path}: {error}") from error
-    settings, rows = parse_samples(path, text[: text.rfind(b"\n") + 1])
+    return _parse(path, text[: text.rfind(b"\n") + 1])
+
+
+def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
+    """Settings and samples of whole lines."""
+    header: Any = None
     samples: dict[Key, dict[str, Any]] = {}
-    for row in rows:
-        key = (row.pop("question"), row.pop("sample"))
-        samples.setdefault(key, {}).update(row)
-    return settings, samples
-
-
-def parse_samples(path: Path, text: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Settings and rows of whole lines."""
-    rows = []
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
             row = json.loads(line)
-            if number > 1 and not (type(row["question"]) is str and type(row["sample"]) is int):
+            if number == 1:
+                header = row
+                continue
+            key = (row.pop("question"), row.pop("sample"))
+            if not (type(key[0]) is str and type(key[1]) is int):
                 raise ValueError("question must be text and sample a number")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SamplesError(
                 f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
                 "--output"
             ) from error
-        rows.append(row)
-    header = rows[0] if rows and isinstance(rows[0], dict) else {}
-    if header.get("format") != FORMAT or not isinstance(header.get("settings"), dict):
+        samples.setdefault(key, {}).update(row)
+    known = isinstance(header, dict) and header.get("format") == FORMAT
+    if not known or not isinstance(header.get("settings"), dict):
         raise SamplesError(f"{path}: not a file of samples of format {FORMAT}")
-    return header["settings"], rows[1:]
+    return header["settings"], samples
 
 
 def _line(key: Key, fields: dict[str, Any]) -> bytes:

@@ -16,14 +16,8 @@ from acpo.intervals import Estimate, mean_interval, share_interval
 
 @dataclass(frozen=True)
 class QuestionCounts:
-    """What became of the samples of one question.
-
-    Attributes:
-        id: The question.
-        correct: Samples judged correct.
-        decided: Samples judged at all; one that nothing could judge says nothing of the model.
-        wrong_votes: How many samples stand behind each wrong answer.
-    """
+    """Samples of one question that were correct, and that were judged at all: one that nothing
+    could judge says nothing of the model. `wrong_votes` counts those behind each wrong answer."""
 
     id: str
     correct: int
@@ -32,15 +26,8 @@ class QuestionCounts:
 
 
 class Comparison(NamedTuple):
-    """A minus B over the questions both answered.
-
-    Attributes:
-        difference: Mean difference of accuracy with its interval.
-        questions: Questions both have decided samples of.
-        better: Questions on which A is better.
-        worse: Questions on which B is better.
-        p_value: Two-sided exact sign test over the questions that differ.
-    """
+    """A minus B over the questions both answered, on how many of which A is better and worse, and
+    the two-sided exact sign test over those."""
 
     difference: Estimate
     questions: int

@@ -21,10 +21,7 @@ def question_counts(
 ) -> list[QuestionCounts]:
     """Counts per question, in the order of the file, over the first `k` samples of each.
 
-    Args:
-        samples: What `read_samples` returns.
-        k: How many samples; None for all.
-        failed: What a sample is that could not be drawn: `exclude`, or `wrong`.
+    `failed` says what a sample is that could not be drawn: `exclude`, or `wrong`.
     """
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (question, index), sample in samples.items():
@@ -52,13 +49,7 @@ def _count(question: str, group: list[dict[str, Any]]) -> QuestionCounts:
 
 
 def summarise(samples: Samples, *, votes: bool, failed: str = "exclude") -> dict[str, Any]:
-    """Every number of one benchmark, ready for JSON.
-
-    Args:
-        samples: What `read_samples` returns.
-        votes: Whether answers can be compared, so that a majority means something.
-        failed: As in `question_counts`.
-    """
+    """Every number of one benchmark, ready for JSON; a majority where answers can be compared."""
     counts = question_counts(samples, failed=failed)
     judged = [sample for sample in samples.values() if "verdict" in sample]
     k = max((entry.decided for entry in counts), default=0)

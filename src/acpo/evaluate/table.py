@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.report import latex_text, tabular, title
+from acpo.evaluate.report import latex_text, markdown_table, tabular, title
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.evaluate.summary import question_counts, read_run
 from acpo.intervals import Estimate
@@ -33,14 +33,8 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One evaluation.
-
-    Attributes:
-        model: what it was trained from; lines of one model are compared.
-        method: what it was trained with.
-        counts: per benchmark, what became of each question.
-        data: per benchmark, the checksum of the questions.
-    """
+    """One evaluation: what was trained from and with; per benchmark, what became of each question,
+    and the checksum of the questions. Lines of one model are compared."""
 
     model: str
     method: str
@@ -88,11 +82,10 @@ class ResultTable:
 
     def _markdown(self) -> str:
         heads = ["model", "method", *map(title, self.benchmarks), AVERAGE]
-        rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-        for line in self.lines:
-            cells = [_markdown_cell(cell) for cell in self.cells(line)]
-            rows.append(f"| {line.model} | {line.method} | {' | '.join(cells)} |")
-        return "\n".join([*rows, "", NOTE, ""])
+        rows = [
+            [line.model, line.method, *map(_markdown_cell, self.cells(line))] for line in self.lines
+        ]
+        return "\n".join([*markdown_table(heads, rows), "", NOTE, ""])
 
     def _csv(self) -> str:
         text = io.StringIO()
@@ -131,8 +124,7 @@ def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:
     lines = [_line(run, failed) for run in runs]
     seen: dict[tuple[str, str], str] = {}
     for run, line in zip(runs, lines, strict=True):
-        if (line.model, line.method) in seen:
-            other = seen[line.model, line.method]
+        if other := seen.get((line.model, line.method)):
             raise ACPOError(
                 f"{other} and {run} are both {line.model!r}, {line.method!r}: name them as "
                 "MODEL/METHOD=DIR"

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from acpo.evaluate.backends import Backend, Sampling
 from acpo.evaluate.check import Check
-from acpo.evaluate.report import interval, title, write_reports
+from acpo.evaluate.report import COUNTED, interval, score_cells, title, write_reports
 from acpo.evaluate.run import Plan, run
 from acpo.evaluate.summary import summarise_run
 from acpo.tasks import get_task, get_template, load_problems
@@ -82,11 +82,9 @@ class _Watch:
 
 def _print_scores(summary: dict[str, Any], output: Path) -> None:
     table = Table("benchmark", "questions", "k", "mean@k", "pass@k", "majority@k", "cut off")
-    for name, entry in summary["benchmarks"].items():
-        passes = entry["pass"].get(str(entry["k"]))
-        scores = [interval(value) for value in (entry["mean"], passes, entry["majority"])]
+    for cells, entry in zip(score_cells(summary), summary["benchmarks"].values(), strict=True):
         cut = "-" if entry["truncated"] is None else f"{entry['truncated']:.1%}"
-        table.add_row(title(name), str(entry["questions"]), str(entry["k"]), *scores, cut)
+        table.add_row(*cells, cut)
     table.add_row("average", "", "", interval(summary["average"]))
     console = Console()
     console.print(table)
@@ -99,7 +97,7 @@ def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
     samples = failed["samples"]
     if not samples:
         return
-    counted = "are left out" if failed["counted_as"] == "exclude" else "count as wrong"
+    counted = COUNTED[failed["counted_as"]]
     questions = ", ".join(dict.fromkeys(one["question"] for one in samples))
     console.print(
         f"{title(name)}: {len(samples)} samples could not be drawn and {counted} (questions "

@@ -36,15 +36,14 @@ def trace_samples(
     The policy is the one at the evaluation's temperature (1 where it took the likeliest token).
     Questions have as many samples as the one with the fewest. Done again, the trace is replaced.
 
+    A model other than the one that sampled leaves old log-probabilities out.
+
     Args:
-        model: hub id or folder; other than the one that sampled, old log-probabilities are left
-            out.
+        model: hub id or folder.
         samples: folder of the evaluation.
         output: folder of the trace.
         method: whose advantages and credit are written.
         top_k: how many of the likeliest tokens are kept for each token.
-        device: where the model runs; None takes CUDA when there is one.
-        batch_size: sequences that run together.
         answers: gold answers by benchmark and question, where they are known.
 
     Raises:

@@ -19,13 +19,6 @@ from acpo.head.terms import TokenTerms
 from acpo.objectives.tokens import is_policy_mode
 
 
-def statistics(
-    raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
-) -> None:
-    """Fill `out` from the chunk; `raw` is destroyed."""
-    _shifted_statistics(raw, tokens, projection, align_tol, out)
-
-
 def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
     """Fill `out` from the chunk, summing in its dtype; `raw` is destroyed."""
     x = projection.squash_(_wide(raw))
@@ -56,7 +49,7 @@ def policy_gradient(
 ) -> tuple[RowCoefficients, Tensor | SparseGradient]:
     """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`."""
     tokens = terms.tokens
-    shifted, mass = _shifted_statistics(raw, tokens, projection, terms.align_tol, out)
+    shifted, mass = statistics(raw, tokens, projection, terms.align_tol, out)
     c = row_coefficients(out, terms)
     result = _gradient(shifted, mass, tokens, projection, out, c, dtype)
     return c, result if sparsity is None else _select(result, sparsity)
@@ -94,10 +87,10 @@ def _shift_(x: Tensor, top: Tensor, projection: Projection) -> Tensor:
     return x if projection.factor == 1.0 else x.mul_(projection.factor)
 
 
-def _shifted_statistics(
+def statistics(
     raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
 ) -> tuple[Tensor, Tensor]:
-    """Fill `out`; return d = z - max z (in raw's memory) and e^d."""
+    """Fill `out` from the chunk; return d = z - max z (in raw's memory) and e^d."""
     x = projection.squash_(_wide(raw))
     top, mode = x.max(-1)
     z = _shift_(x, top, projection)

@@ -61,17 +61,7 @@ def distribution_stats(
 
     Everything is summed over the tokens other than the mode, so that a distribution with nearly
     all of its mass on one token keeps the digits of the rest. A row with a logit that is NaN or
-    +inf comes out as NaN.
-
-    Args:
-        hidden: `[N, H]` states that predict `tokens`.
-        head: the output head, or its `[V, H]` weight if there is nothing more to it.
-        tokens: `[N]` sampled ids.
-        temperature: rollout temperature.
-        align_tol: largest p_max - p_y at which the sampled token counts as the mode.
-        top_k: how many of the likeliest tokens to name.
-        logits_dtype: dtype of a chunk of logits; float32 unless given.
-        logits_bytes: memory for a chunk of logits; from the device's size unless given.
+    +inf comes out as NaN. Arguments as of `token_stats`; `top_k` of the likeliest tokens are named.
     """
     head = LanguageModelHead.of(head)
     check_shapes(hidden, head, tokens)

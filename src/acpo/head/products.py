@@ -7,7 +7,7 @@ dh = G W and dW += Gᵀ h. No more than one chunk of logits exists at a time.
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import NamedTuple
 
@@ -67,14 +67,7 @@ class Head:
         return chunked
 
     def at(self, rows: Tensor) -> "Head":
-        return Head(
-            self.hidden[rows],
-            self.weight,
-            self.bias,
-            self.projection,
-            self.logits_dtype,
-            self.logits_bytes,
-        )
+        return replace(self, hidden=self.hidden[rows])
 
     def chunk_rows(self) -> int:
         """Rows per chunk: equal chunks under the logits budget, a function of shapes alone."""

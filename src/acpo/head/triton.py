@@ -8,7 +8,8 @@ import triton
 from torch import Tensor
 
 from acpo.head.kernels.distribution import distribution_kernel
-from acpo.head.kernels.rows import row_kernel
+from acpo.head.kernels.policy import PolicyColumns, PolicyKind, PolicyNumbers
+from acpo.head.kernels.rows import Stages, row_kernel
 from acpo.head.kernels.sparse import (
     column_maximum_kernel,
     scale_kernel,
@@ -21,19 +22,29 @@ from acpo.head.terms import TokenTerms
 COLUMN_ALIGNMENT = 128
 
 
-class _Stages(NamedTuple):
-    """What one launch of the row kernel does."""
+class Scaling(NamedTuple):
+    """What logits and gradients are multiplied by: tanh's argument, the logit, the gradient.
 
-    statistics: bool
-    policy: bool
-    gradient: bool
+    `factor` turns nats into powers of two.
+    """
+
+    scale: float
+    factor: float
+    pull: float
+
+    @classmethod
+    def of(cls, projection: Projection) -> "Scaling":
+        cap = projection.softcap
+        scale = 1.0 if cap is None else projection.logit_scale / cap
+        pull = projection.logit_scale / projection.temperature
+        return cls(scale, projection.factor / math.log(2), pull)
 
 
 def statistics(
     raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
 ) -> None:
     """Fill `out` from the chunk; `raw` is kept."""
-    _launch(raw, tokens, projection, out, _Stages(True, False, False), align_tol=align_tol)
+    _launch(raw, tokens, projection, out, Stages(statistics=True), align_tol=align_tol)
 
 
 def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
@@ -43,17 +54,16 @@ def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) 
         return
     # Seven sums a lane: eight lanes a thread leave them in registers.
     block = min(4096, max(128, triton.next_power_of_2(vocab)))
-    arguments = _projection_arguments(projection)
-    del arguments["pull"]
     distribution_kernel[(rows,)](
         raw,
         raw.stride(0),
         tokens,
-        *out,
-        V=vocab,
+        out,
+        vocab,
+        Scaling.of(projection),
+        SOFTCAP=projection.softcap is not None,
         BLOCK=block,
         num_warps=max(1, block // 256),
-        **arguments,
     )
 
 
@@ -67,7 +77,12 @@ def policy_gradient(
 ) -> tuple[RowCoefficients, Tensor | SparseGradient]:
     """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`."""
     c = RowCoefficients(*(torch.empty_like(out.logp) for _ in range(4)))
-    stages = _Stages(True, True, sparsity is None)
+    stages = Stages(
+        statistics=True,
+        find_mode=terms.method.credit.differentiates_mode,
+        policy=True,
+        gradient=sparsity is None,
+    )
     target = _gradient_view(raw, dtype) if sparsity is None else raw
     _launch(raw, terms.tokens, projection, out, stages, terms=terms, c=c, target=target)
     if sparsity is None:
@@ -88,7 +103,7 @@ def gradient(
     if sparsity is not None:
         return _select(raw, tokens, projection, stats, coefficients, dtype, sparsity)
     target = _gradient_view(raw, dtype)
-    stages = _Stages(False, False, True)
+    stages = Stages(gradient=True)
     _launch(raw, tokens, projection, stats, stages, c=coefficients, target=target)
     return target
 
@@ -114,7 +129,7 @@ def _launch(
     tokens: Tensor,
     projection: Projection,
     stats: RowStats,
-    stages: _Stages,
+    stages: Stages,
     *,
     align_tol: float = 0.0,
     terms: TokenTerms | None = None,
@@ -125,9 +140,10 @@ def _launch(
     if rows == 0:
         return
     target = raw if target is None else target
-    c = c or RowCoefficients(*(stats.logp for _ in range(4)))
-    unused = stats.logp
-    arguments = _with_terms(terms, unused) if terms else _without_terms(unused, align_tol)
+    columns, numbers, kind = PolicyColumns(), PolicyNumbers(), PolicyKind()
+    if terms is not None:
+        columns, numbers, kind = _policy(terms)
+        align_tol = terms.align_tol
     block, warps = _block_shape(vocab, raw.dtype)
     row_kernel[(rows,)](
         raw,
@@ -135,18 +151,18 @@ def _launch(
         target,
         target.stride(0),
         tokens,
-        *stats,
-        *c,
-        V=vocab,
-        STATISTICS=stages.statistics,
-        FIND_MODE=terms is None or terms.method.credit.differentiates_mode,
-        POLICY=stages.policy,
-        GRADIENT=stages.gradient,
-        NARROWS=target.dtype != raw.dtype,
+        stats,
+        c,
+        columns,
+        numbers,
+        vocab,
+        Scaling.of(projection),
+        align_tol,
+        STAGES=stages._replace(narrows=target.dtype != raw.dtype),
+        KIND=kind,
+        SOFTCAP=projection.softcap is not None,
         BLOCK=block,
         num_warps=warps,
-        **_projection_arguments(projection),
-        **arguments,
     )
 
 
@@ -161,64 +177,35 @@ def _block_shape(vocab: int, dtype: torch.dtype) -> tuple[int, int]:
     return (block, warps) if block <= fitting else (fitting, max(1, min(8, fitting // 512)))
 
 
-def _projection_arguments(projection: Projection) -> dict[str, Any]:
-    pull = projection.logit_scale / projection.temperature
-    if projection.softcap is None:
-        return {"scale": 1.0, "factor": pull / math.log(2), "pull": pull, "SOFTCAP": False}
-    return {
-        "scale": projection.logit_scale / projection.softcap,
-        "factor": projection.softcap / projection.temperature / math.log(2),
-        "pull": pull,
-        "SOFTCAP": True,
-    }
-
-
-_TABLE = ("ap0", "ap1", "an0", "an1", "mp0", "mp1", "mn0", "mn1")
-
-
-def _without_terms(unused: Tensor, align_tol: float) -> dict[str, Any]:
-    """Kernel arguments for statistics, and for gradients from given coefficients."""
-    return {
-        **dict.fromkeys(("OLD", "ADVANTAGE", "WEIGHT", "REFERENCE", "BONUS"), unused),
-        **dict.fromkeys((*_TABLE, "tau_pos", "tau_neg", "low", "high", "beta"), 0.0),
-        "align_tol": align_tol,
-        "inv_entropy_max": 0.0,
-        **{"GATE": "none", "SIGNAL": "none", "LIVE": "nowhere"},
-        **dict.fromkeys(("CLAMP", "HAS_KL", "HAS_BONUS"), False),
-        **{"MODE_TERM": True, "ENTROPY_TERM": True},
-    }
-
-
-def _with_terms(terms: TokenTerms, unused: Tensor) -> dict[str, Any]:
+def _policy(terms: TokenTerms) -> tuple[PolicyColumns, PolicyNumbers, PolicyKind]:
     """The method's table entry as kernel arguments."""
     options, rule = terms.method.options, terms.method.credit
-    numbers = [x for row in rule.table(options) for pair in row for x in pair]
-    live = "aligned" if rule.routed else "everywhere"
+    names = ("ap0", "ap1", "an0", "an1", "mp0", "mp1", "mn0", "mn1")
+    table = [x for row in rule.table(options) for pair in row for x in pair]
     entropy_max = 1.0 if terms.entropy_max is None else float(terms.entropy_max)
+    live = "aligned" if rule.routed else "everywhere"
     has_bonus = terms.entropy_weights is not None
-    return {
-        "OLD": terms.old_logp,
-        "ADVANTAGE": terms.advantages,
-        "WEIGHT": terms.weights,
-        "REFERENCE": unused if terms.ref_logp is None else terms.ref_logp,
-        "BONUS": unused if terms.entropy_weights is None else terms.entropy_weights,
-        **dict(zip(_TABLE, numbers, strict=True)),
-        "tau_pos": float(options.get("tau_pos", 1.0)),
-        "tau_neg": float(options.get("tau_neg", 1.0)),
-        "low": float(options.get("epsilon", 0.0)),
-        "high": float(options.get("epsilon_high", 0.0)),
-        "beta": terms.beta,
-        "align_tol": float(options["align_tol"]),
-        "inv_entropy_max": 1.0 / entropy_max,
-        "GATE": terms.method.gate,
-        "SIGNAL": rule.signal,
-        "LIVE": "nowhere" if rule.detached or rule.signal == "none" else live,
-        "CLAMP": not isinstance(options.get("entropy_norm", ""), str),
-        "HAS_KL": bool(terms.beta),
-        "HAS_BONUS": has_bonus,
-        "MODE_TERM": rule.differentiates_mode,
-        "ENTROPY_TERM": has_bonus or rule.differentiates_entropy,
-    }
+    columns = PolicyColumns(**{name: getattr(terms, name) for name in PolicyColumns._fields})
+    numbers = PolicyNumbers(
+        tau_pos=float(options.get("tau_pos", 1.0)),
+        tau_neg=float(options.get("tau_neg", 1.0)),
+        low=float(options.get("epsilon", 0.0)),
+        high=float(options.get("epsilon_high", 0.0)),
+        **dict(zip(names, table, strict=True)),
+        inv_entropy_max=1.0 / entropy_max,
+        beta=terms.beta,
+    )
+    kind = PolicyKind(
+        gate=terms.method.gate,
+        signal=rule.signal,
+        live="nowhere" if rule.detached or rule.signal == "none" else live,
+        clamp=not isinstance(options.get("entropy_norm", ""), str),
+        has_kl=bool(terms.beta),
+        has_bonus=has_bonus,
+        mode_term=rule.differentiates_mode,
+        entropy_term=has_bonus or rule.differentiates_entropy,
+    )
+    return columns, numbers, kind
 
 
 def _select(
@@ -231,59 +218,46 @@ def _select(
     sparsity: Sparsity,
 ) -> SparseGradient:
     """Gradient entries of the rows and columns that hold one above the threshold."""
-    arguments = _projection_arguments(projection)
-    rows = _rows_above(stats, c, sparsity, arguments["pull"])
-    vocab = raw.shape[1]
-    highest = torch.zeros(vocab, device=raw.device, dtype=torch.float32)
-    if rows.numel() == 0:
+    scaling, softcap = Scaling.of(projection), projection.softcap is not None
+    rows = _rows_above(stats, c, sparsity, scaling.pull)
+    count = rows.numel()
+    if count == 0:
         return SparseGradient(rows, rows, raw.new_empty(0, 0, dtype=dtype))
     entropy_term = bool((c.h != 0).any())
+    shared = (raw, raw.stride(0), rows, stats, c, scaling, softcap, entropy_term)
+    columns = _columns_above(shared, tokens, sparsity)
+    # Products are fast on aligned widths; the padding repeats a column with zero gradient.
+    width = triton.cdiv(columns.numel(), COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
+    padded = torch.cat([columns, columns[:1].expand(width - columns.numel())])
+    values = torch.empty(count, width, device=raw.device, dtype=dtype)
+    blocks = triton.cdiv(width, 1024)
+    selected_gradient_kernel[(count * blocks,)](
+        *shared, values, width, padded, columns.numel(), blocks, tokens, BLOCK=1024, num_warps=4
+    )
+    return SparseGradient(rows, padded, values)
+
+
+def _columns_above(shared: tuple[Any, ...], tokens: Tensor, sparsity: Sparsity) -> Tensor:
+    """Columns in which some row's gradient exceeds the threshold, those of its terms included."""
+    raw, _, rows, stats, c, *_ = shared
+    count, vocab = rows.numel(), raw.shape[1]
+    highest = torch.zeros(vocab, device=raw.device, dtype=torch.float32)
     block, span = 512, 512
-    grid = triton.cdiv(vocab, block) * triton.cdiv(rows.numel(), span)
-    shared = (stats.top, stats.log_total, stats.entropy, c.a, c.bm, c.h)
+    grid = triton.cdiv(vocab, block) * triton.cdiv(count, span)
     column_maximum_kernel[(grid,)](
-        raw,
-        raw.stride(0),
-        rows,
-        rows.numel(),
         *shared,
+        count,
         sparsity.weight,
         highest,
         vocab,
-        ENTROPY_TERM=entropy_term,
         SPAN=span,
         BLOCK_ROWS=16,
         BLOCK=block,
         num_warps=8,
-        **arguments,
     )
     highest[tokens[rows]] = torch.inf
     highest[stats.mode[rows[c.bm[rows] != 0]]] = torch.inf
-    columns = (highest > sparsity.eps).nonzero()[:, 0]
-    count = columns.numel()
-    # Products are fast on aligned widths; the padding repeats a column with zero gradient.
-    width = triton.cdiv(count, COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
-    columns = torch.cat([columns, columns[:1].expand(width - count)])
-    values = torch.empty(rows.numel(), width, device=raw.device, dtype=dtype)
-    blocks = triton.cdiv(width, 1024)
-    selected_gradient_kernel[(rows.numel() * blocks,)](
-        raw,
-        raw.stride(0),
-        values,
-        width,
-        rows,
-        columns,
-        count,
-        blocks,
-        tokens,
-        stats.mode,
-        *shared,
-        ENTROPY_TERM=entropy_term,
-        BLOCK=1024,
-        num_warps=4,
-        **arguments,
-    )
-    return SparseGradient(rows, columns, values)
+    return (highest > sparsity.eps).nonzero()[:, 0]
 
 
 def _rows_above(stats: RowStats, c: RowCoefficients, sparsity: Sparsity, pull: float) -> Tensor:

@@ -5,6 +5,7 @@ right, where nothing attends to the padding; while decoding, every row writes be
 token and attends to its own places alone, so rows of all lengths share one batch.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from acpo.errors import ACPOError
-from acpo.sampling.draw import INTERPRETED
+from acpo.head.products import INTERPRET
 
 NAME = "acpo_static"
 
@@ -40,7 +41,7 @@ class StaticKV:
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
         self.slot_count, self.length, self.dtype = slots, length, dtype
-        self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRETED)
+        self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRET)
         self._slots = self._rows = torch.empty(0)
         self._reading = False
 
@@ -111,29 +112,33 @@ AttentionInterface.register(NAME, static_attention)
 AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
-def refuse_attention(model: Any) -> None:
-    """Raise for a model whose attention is not the plain one this cache holds.
+def unusual_layers(config: Any, usual: Collection[str] = ("full_attention",)) -> str | None:
+    """Which layers of a model are of another kind than the usual, in words; None if none are."""
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - set(usual)
+    return f"has layers of type {', '.join(sorted(kinds))}" if kinds else None
 
-    Raises:
-        ACPOError: for sliding windows, capped scores, compressed keys, rotations that change with
-            the length, and models that do not read their attention function from the registry.
-    """
-    config, name = model.config.get_text_config(), type(model).__name__
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+
+def unusual_attention(model: Any) -> str | None:
+    """What about a model's attention is not the plain one a function of ours can stand in for."""
+    config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if not getattr(model, "_supports_attention_backend", False):
-        why = "does not read its attention function from the registry"
-    elif kinds != {"full_attention"}:
-        why = f"has layers of type {', '.join(sorted(kinds - {'full_attention'}))}"
-    elif window and not getattr(config, "layer_types", None):
-        why = f"attends within a sliding window of {config.sliding_window}"
-    elif getattr(config, "attn_logit_softcapping", None):
-        why = "caps its attention scores"
-    elif hasattr(config, "kv_lora_rank"):
-        why = "compresses its keys"
-    elif rope in ("dynamic", "longrope"):
+        return "does not read its attention function from the registry"
+    if layers := unusual_layers(config):
+        return layers
+    if window and not getattr(config, "layer_types", None):
+        return f"attends within a sliding window of {config.sliding_window}"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "caps its attention scores"
+    return "compresses its keys" if hasattr(config, "kv_lora_rank") else None
+
+
+def refuse_attention(model: Any) -> None:
+    """Raise for a model whose keys and values this cache cannot hold."""
+    why = unusual_attention(model)
+    rope = (getattr(model.config.get_text_config(), "rope_parameters", None) or {}).get("rope_type")
+    if why is None and rope in ("dynamic", "longrope"):
         why = f"rotates by frequencies that change with the longest of a batch (rope_type={rope!r})"
-    else:
-        return
-    raise ACPOError(f"sampler='static': {name} {why}; use sampler='generate'")
+    if why is not None:
+        name = type(model).__name__
+        raise ACPOError(f"sampler='static': {name} {why}; use sampler='generate'")

@@ -1,14 +1,12 @@
 """One token per row, from one uniform number per row: the row's distribution, inverted there."""
 
-import os
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from acpo.head.products import INTERPRET
 from acpo.head.projection import Projection
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 NOTHING = -1
 """What a row draws whose logits are NaN, infinite, or all impossible: no token."""
 
@@ -35,11 +33,8 @@ def draw(
         uniforms: `[B]` float64 in [0, 1).
         projection: how products become logits, temperature included.
         top_p: mass of the nucleus to draw from; log-probabilities are those of the whole.
-
-    Returns:
-        `[B]` tokens, `NOTHING` where there is no distribution, and their log-probabilities.
     """
-    if top_p == 1 and raw.dtype != torch.float64 and (raw.is_cuda or INTERPRETED):
+    if top_p == 1 and raw.dtype != torch.float64 and (raw.is_cuda or INTERPRET):
         from acpo.sampling.kernels import draw as draw_in_one_pass
 
         return draw_in_one_pass(raw, uniforms, projection)

@@ -1,6 +1,7 @@
 """A step on CUDA besides its products: attention over each row's own length, and the draw."""
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -11,59 +12,26 @@ from acpo.head.kernels.logits import LN_2, LOWEST, logit
 from acpo.head.projection import Projection
 
 
-@triton.jit
-def attention_kernel(
-    Q,
-    K,
-    V,
-    KEYS,
-    VALUES,
-    OUT,
-    SLOTS,
-    LENGTHS,
-    q_row,
-    q_head,
-    k_row,
-    k_head,
-    v_row,
-    v_head,
-    slot_stride,
-    head_stride,
-    scale,
-    groups,
-    width,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program, one row and key head: stores the new key and value, attends to all before.
+class Heads(NamedTuple):
+    """`[B, H, 1, D]` with stride 1 in the last dimension."""
 
-    `LENGTHS` holds how many places of the row's slot are filled; places beyond are never read.
-    `scale` turns nats into powers of two.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    slot = tl.load(SLOTS + row).to(tl.int64)
-    length = tl.load(LENGTHS + row).to(tl.int32)
-    group = tl.arange(0, GROUPS)
+    data: Any
+    row_stride: int
+    head_stride: int
+
+    @classmethod
+    def of(cls, x: Tensor) -> "Heads":
+        x = x if x.stride(-1) == 1 else x.contiguous()
+        return cls(x, x.stride(0), x.stride(1))
+
+
+@triton.jit
+def _attend_before(q, keys, values, length, state, scale, width, WIDTH: tl.constexpr):
+    """Add the filled places of a slot to the running maximum, sum and output of a row."""
+    top, total, out = state
+    BLOCK: tl.constexpr = 64
     column = tl.arange(0, WIDTH)
     inside = column < width
-    real = (group < groups)[:, None] & inside[None, :]
-    heads = head * groups + group
-    q = tl.load(Q + row * q_row + heads[:, None] * q_head + column[None, :], mask=real, other=0.0)
-    k = tl.load(K + row * k_row + head * k_head + column, mask=inside, other=0.0)
-    v = tl.load(V + row * v_row + head * v_head + column, mask=inside, other=0.0)
-    keys = KEYS + slot * slot_stride + head * head_stride
-    values = VALUES + slot * slot_stride + head * head_stride
-    k = k.to(KEYS.dtype.element_ty)
-    v = v.to(VALUES.dtype.element_ty)
-    tl.store(keys + length * width + column, k, mask=inside)
-    tl.store(values + length * width + column, v, mask=inside)
-    q = q.to(k.dtype)
-    # The new token first, from registers: the running maximum is finite from the start.
-    top = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
-    total = tl.full((GROUPS,), 1.0, tl.float32)
-    out = tl.zeros((GROUPS, WIDTH), tl.float32) + v.to(tl.float32)[None, :]
     for start in range(0, length, BLOCK):
         place = start + tl.arange(0, BLOCK)
         filled = place < length
@@ -85,7 +53,55 @@ def attention_kernel(
         out = out * down[:, None] + tl.dot(p.to(v_block.dtype), v_block, input_precision="ieee")
         total = total * down + tl.sum(p, 1)
         top = risen
-    out = out / total[:, None]
+    return out / total[:, None]
+
+
+@triton.jit
+def attention_kernel(
+    query,
+    key,
+    value,
+    keys,
+    values,
+    OUT,
+    SLOTS,
+    LENGTHS,
+    scale,
+    groups,
+    width,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """One program, one row and key head: stores the new key and value, attends to all before.
+
+    `LENGTHS` holds how many places of the row's slot are filled; places beyond are never read.
+    `scale` turns nats into powers of two.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    slot = tl.load(SLOTS + row).to(tl.int64)
+    length = tl.load(LENGTHS + row).to(tl.int32)
+    group = tl.arange(0, GROUPS)
+    column = tl.arange(0, WIDTH)
+    inside = column < width
+    real = (group < groups)[:, None] & inside[None, :]
+    heads = head * groups + group
+    q_row = query.data + row * query.row_stride
+    q = tl.load(q_row + heads[:, None] * query.head_stride + column[None, :], mask=real, other=0.0)
+    k = key.data + row * key.row_stride + head * key.head_stride
+    v = value.data + row * value.row_stride + head * value.head_stride
+    kept_k = keys.data + slot * keys.row_stride + head * keys.head_stride
+    kept_v = values.data + slot * values.row_stride + head * values.head_stride
+    k = tl.load(k + column, mask=inside, other=0.0).to(kept_k.dtype.element_ty)
+    v = tl.load(v + column, mask=inside, other=0.0).to(kept_v.dtype.element_ty)
+    tl.store(kept_k + length * width + column, k, mask=inside)
+    tl.store(kept_v + length * width + column, v, mask=inside)
+    q = q.to(k.dtype)
+    # The new token first, from registers: the running maximum is finite from the start.
+    top = tl.sum(q.to(tl.float32) * k.to(tl.float32)[None, :], 1) * scale
+    total = tl.full((GROUPS,), 1.0, tl.float32)
+    out = tl.zeros((GROUPS, WIDTH), tl.float32) + v.to(tl.float32)[None, :]
+    out = _attend_before(q, kept_k, kept_v, length, (top, total, out), scale, width, WIDTH)
     at = row * tl.num_programs(1) * groups * width + heads[:, None] * width + column[None, :]
     tl.store(OUT + at, out.to(OUT.dtype.element_ty), mask=real)
 
@@ -100,49 +116,52 @@ def attend(
     lengths: Tensor,
     scaling: float,
 ) -> Tensor:
-    """Attention of one new token per row, which is stored behind the row's others.
+    """Attention of one new token per row, which is stored behind the row's others: `[B, 1, H · D]`.
 
     Args:
-        query: `[B, H, 1, D]`.
-        key: `[B, H_kv, 1, D]`; `value` likewise.
+        query: `[B, H, 1, D]`; `key` and `value` `[B, H_kv, 1, D]`.
         keys: `[S, H_kv, L, D]`; `values` likewise.
         slots: `[B]`, where in the cache each row is.
         lengths: `[B]`, how much of it is filled.
         scaling: of the scores.
-
-    Returns:
-        `[B, 1, H · D]`.
     """
     rows, heads, _, width = query.shape
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     kept, groups = keys.shape[1], heads // keys.shape[1]
     out = torch.empty(rows, 1, heads * width, dtype=keys.dtype, device=query.device)
     attention_kernel[(rows, kept)](
-        query,
-        key,
-        value,
-        keys,
-        values,
+        *(Heads.of(x) for x in (query, key, value, keys, values)),
         out,
         slots,
         lengths,
-        query.stride(0),
-        query.stride(1),
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-        keys.stride(0),
-        keys.stride(1),
         scaling / math.log(2),
         groups,
         width,
         GROUPS=max(16, triton.next_power_of_2(groups)),
         WIDTH=max(16, triton.next_power_of_2(width)),
-        BLOCK=64,
         num_warps=4,
     )
     return out
+
+
+@triton.jit
+def _block_sums(
+    z_row, V, scale, factor, SOFTCAP: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """The largest logit of each block, and its sum of exponentials relative to that."""
+    offsets = tl.arange(0, BLOCK)
+    blocks = tl.arange(0, BLOCKS)
+    tops = tl.full((BLOCKS,), LOWEST, tl.float32)
+    sums = tl.zeros((BLOCKS,), tl.float32)
+    for start in range(0, V, BLOCK):
+        inside = start + offsets < V
+        raw = tl.load(z_row + start + offsets, mask=inside, other=float("-inf"))
+        x = logit(raw, inside, scale, SOFTCAP)
+        top = tl.max(x, 0)
+        here = blocks == start // BLOCK
+        e = tl.where(inside, tl.exp2((x - top) * factor), 0.0)
+        sums = tl.where(here, tl.sum(e, 0), sums)
+        tops = tl.where(here, top, tops)
+    return tops, sums
 
 
 @triton.jit
@@ -168,17 +187,7 @@ def draw_kernel(
     z_row = Z + row * z_stride
     offsets = tl.arange(0, BLOCK)
     blocks = tl.arange(0, BLOCKS)
-    tops = tl.full((BLOCKS,), LOWEST, tl.float32)
-    sums = tl.zeros((BLOCKS,), tl.float32)
-    for start in range(0, V, BLOCK):
-        inside = start + offsets < V
-        raw = tl.load(z_row + start + offsets, mask=inside, other=float("-inf"))
-        x = logit(raw, inside, scale, SOFTCAP)
-        top = tl.max(x, 0)
-        here = blocks == start // BLOCK
-        e = tl.where(inside, tl.exp2((x - top) * factor), 0.0)
-        sums = tl.where(here, tl.sum(e, 0), sums)
-        tops = tl.where(here, top, tops)
+    tops, sums = _block_sums(z_row, V, scale, factor, SOFTCAP, BLOCK, BLOCKS)
     top = tl.max(tops, 0)
     weights = (sums * tl.exp2((tops - top) * factor)).to(tl.float64)
     total = tl.sum(weights, 0)

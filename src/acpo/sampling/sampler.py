@@ -31,11 +31,9 @@ RUNNING, ENDED, NOT_FINITE = range(3)
 
 
 class Samples(NamedTuple):
-    """Completions, one per prompt given, in their order.
+    """Completions, one per prompt given, in their order; the token that ended one is its last.
 
-    Attributes:
-        tokens: without padding; the token that ended one is its last.
-        logp: of each token, under the distribution it was drawn from.
+    `logp` is of each token, under the distribution it was drawn from.
     """
 
     tokens: list[list[int]]
@@ -77,8 +75,7 @@ class StaticSampler:
         pad: any token; fills up prompts of different lengths.
         temperature: 0 takes the likeliest token.
         autocast: the dtype to compute in when it is not the weights'.
-        graphs: whether to capture steps; by default, on CUDA.
-        compiled: whether to compile the decoder layers; by default, on CUDA.
+        graphs, compiled: whether to capture steps and compile layers; by default, on CUDA.
     """
 
     def __init__(
@@ -136,9 +133,6 @@ class StaticSampler:
             prompts: token ids; none empty.
             seed: with the place in `prompts`, decides every draw.
             limits: longest completion of each prompt, where that is less than `max_new_tokens`.
-
-        Raises:
-            ACPOError: a prompt is empty, or the model's logits are not finite.
         """
         if any(not prompt for prompt in prompts):
             raise ACPOError("prompts: one is empty; a completion needs a token to follow")

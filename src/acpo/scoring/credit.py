@@ -24,14 +24,8 @@ def token_credit(
     Quantiles and maxima of methods that look at other tokens are those of this batch. A completion
     with a statistic that is not finite has NaN, and counts for nobody else's.
 
-    Args:
-        method: a row of the table.
-        stats: `[N]` statistics, the tokens of the completions one after another.
-        old_logp: `[N]` log-probabilities under the rollout policy.
-        tokens: `[N]` ids.
-        lengths: `[B]` tokens of each completion.
-        advantages: `[B]`, groups consecutive.
-        group_size: completions per prompt.
+    Statistics, log-probabilities under the rollout policy and ids are `[N]`, the completions one
+    after another, of `[B]` lengths; advantages are `[B]`, groups of `group_size` consecutive.
     """
     width = int(lengths.max(initial=0))
     there = torch.arange(width)[None] < torch.from_numpy(lengths)[:, None]  # [B, T]

@@ -18,24 +18,15 @@ _SPACE_MARK = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece's space
 
 
 class Placed(NamedTuple):
-    """A text and where its tokens are in it.
+    """A text and where its tokens are in it."""
 
-    Attributes:
-        text: what the pieces say together, U+FFFD where they are not UTF-8.
-        starts, ends: `[N]` characters of `text` each token belongs to.
-    """
-
-    text: str
-    starts: np.ndarray
+    text: str  # what the pieces say together, U+FFFD where they are not UTF-8
+    starts: np.ndarray  # [N] characters of `text` each token belongs to
     ends: np.ndarray
 
 
 class Pieces:
-    """The pieces of one tokenizer's tokens.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-    """
+    """The pieces of the tokens of one transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -116,9 +107,13 @@ Converter = Callable[[int, str], bytes]
 
 def _converter(tokenizer: Any) -> Converter:
     """How this vocabulary writes bytes, from the decoder that would join its tokens."""
+
+    def decoded(token: int, word: str) -> bytes:
+        return bytes(tokenizer.decode([token]).encode("utf-8", "replace"))
+
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return lambda token, word: tokenizer.decode([token]).encode("utf-8", "replace")
+        return decoded
     parts = _parts(json.loads(backend.to_str())["decoder"])
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
@@ -134,7 +129,7 @@ def _converter(tokenizer: Any) -> Converter:
         return lambda token, word: (
             word.removeprefix(prefix) if word.startswith(prefix) else f" {word}"
         ).encode()
-    return lambda token, word: tokenizer.decode([token]).encode("utf-8", "replace")
+    return decoded
 
 
 def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:

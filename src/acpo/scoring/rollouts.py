@@ -21,26 +21,15 @@ TOKENS_PER_PASS = 16_384
 
 @dataclass(frozen=True)
 class SampledCompletion:
-    """One completion as it was sampled.
+    """One completion as it was sampled."""
 
-    Attributes:
-        prompt_id: shared by the completions of a prompt, see `prompt_id`.
-        sample: its number among them.
-        prompt_ids: what the model read.
-        completion_ids: what it wrote, the token that ended it included.
-        truncated: whether it was cut off at the length limit.
-        answer: the gold answer.
-        reward: None where there is no verdict.
-        verdict: how verification ended.
-    """
-
-    prompt_id: str
-    sample: int
-    prompt_ids: Sequence[int]
-    completion_ids: Sequence[int]
-    truncated: bool
-    answer: str | None = None
-    reward: float | None = None
+    prompt_id: str  # shared by the completions of a prompt, see `prompt_id`
+    sample: int  # its number among them
+    prompt_ids: Sequence[int]  # what the model read
+    completion_ids: Sequence[int]  # what it wrote, the token that ended it included
+    truncated: bool  # cut off at the length limit
+    answer: str | None = None  # gold
+    reward: float | None = None  # None where there is no verdict
     verdict: str | None = None
 
 
@@ -60,16 +49,8 @@ def score(
 ) -> TokenDistribution:
     """The policy at every completion token, on the CPU, in the order of the rollouts.
 
-    Args:
-        model: a transformers causal LM in evaluation mode.
-        rollouts: what to score.
-        temperature: of the policy.
-        top_k: how many of the likeliest tokens to name.
-        align_tol: the tie tolerance of the policy mode.
-        batch_size: most sequences that go through the model together.
-
-    Raises:
-        ACPOError: for logits that are not finite and for tokens of probability 0.
+    The model, a transformers causal LM in evaluation mode, gets `batch_size` sequences at most;
+    `top_k` of the likeliest tokens are named, and `align_tol` is the mode's tolerance of ties.
     """
     _require_ids(model, rollouts)
     parts: dict[int, TokenDistribution] = {}
@@ -98,36 +79,20 @@ def trace_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """What `TraceWriter.append` takes.
 
-    Args:
-        rollouts: the groups of completions, consecutive.
-        scored: their tokens under the model.
-        pieces: of the model's tokenizer.
-        method: whose advantages and credit are computed.
-        group_size: completions per prompt.
-        sampled_by_scorer: whether the scored policy is the one that sampled; otherwise the
-            old log-probabilities are unknown and left out.
+    Rollouts are groups of `group_size` completions, consecutive, and `scored` their tokens under
+    the model. Where that is not what sampled them, old log-probabilities are unknown and left out.
     """
     advantages = group_advantages(
         torch.tensor([torch.nan if r.reward is None else r.reward for r in rollouts]).double(),
         group_size,
         scale=method.advantage_scale,
     )
-    ids = np.concatenate([np.asarray(r.completion_ids, dtype=np.int64) for r in rollouts])
     stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
-    credit, token_advantage = token_credit(
-        method,
-        stats=stats,
-        old_logp=scored.logp,
-        tokens=torch.from_numpy(ids),
-        lengths=np.array([len(r.completion_ids) for r in rollouts]),
-        advantages=advantages,
-        group_size=group_size,
+    rows, columns = _method_rows(
+        rollouts, pieces, method, stats, scored.logp, advantages=advantages, group_size=group_size
     )
-    rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
-    columns |= statistic_columns(stats)
-    columns |= {"credit": credit.numpy(), "advantage": token_advantage.numpy()}
-    if sampled_by_scorer:
-        columns["old_logp"] = columns["logp"]
+    if not sampled_by_scorer:
+        del columns["old_logp"]
     columns |= {
         "mode_id": scored.mode.numpy(),
         "tail_p2": scored.tail_p2.numpy(),
@@ -162,13 +127,9 @@ def recorded_rows(
 
     Args:
         prompt_ids, completion_ids: tokens of B completions, whole groups, consecutive.
-        answers, rewards: of each; None where there is none.
-        advantages: `[B]`.
+        answers, rewards, advantages: of each; None where there is no answer or reward.
         stats: `[N]` under the policy about to be updated, completions one after another.
         old_logp: `[N]` under the policy that sampled.
-        pieces: of the policy's tokenizer.
-        method: whose credit is recorded.
-        group_size: completions per prompt.
         ends: tokens that end a completion.
     """
     rollouts = [
@@ -185,20 +146,42 @@ def recorded_rows(
             zip(prompt_ids, completion_ids, answers, rewards, strict=True)
         )
     ]
+    return _method_rows(
+        rollouts, pieces, method, stats, old_logp, advantages=advantages, group_size=group_size
+    )
+
+
+def _method_rows(
+    rollouts: Sequence[SampledCompletion],
+    pieces: Pieces,
+    method: Method,
+    stats: TokenStats,
+    old_logp: Tensor,
+    *,
+    advantages: Tensor,
+    group_size: int,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows, and the columns that every source of traces has."""
     rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
     credit, token_advantage = token_credit(
         method,
         stats=stats,
         old_logp=old_logp,
         tokens=torch.from_numpy(columns["token_id"]),
-        lengths=np.array([len(completion) for completion in completion_ids]),
+        lengths=np.array([len(rollout.completion_ids) for rollout in rollouts]),
         advantages=advantages,
         group_size=group_size,
     )
-    columns |= statistic_columns(stats)
-    columns |= {"old_logp": old_logp.numpy(), "credit": credit.numpy()}
-    columns["advantage"] = token_advantage.numpy()
-    return rows, columns
+    return rows, columns | {
+        "logp": stats.logp.numpy(),
+        "log_pmax": stats.log_pmax.numpy(),
+        "is_mode": stats.is_mode.numpy(),
+        "entropy": stats.entropy.numpy(),
+        "delta": -torch.expm1(stats.log_pmax).numpy(),
+        "old_logp": old_logp.numpy(),
+        "credit": credit.numpy(),
+        "advantage": token_advantage.numpy(),
+    }
 
 
 def placed_rows(
@@ -234,17 +217,6 @@ def placed_rows(
         "end": np.concatenate([p.ends for p in placed]),
     }
     return rows, columns
-
-
-def statistic_columns(stats: TokenStats) -> dict[str, Any]:
-    """The columns every source of traces has."""
-    return {
-        "logp": stats.logp.numpy(),
-        "log_pmax": stats.log_pmax.numpy(),
-        "is_mode": stats.is_mode.numpy(),
-        "entropy": stats.entropy.numpy(),
-        "delta": -torch.expm1(stats.log_pmax).numpy(),
-    }
 
 
 def _batches(rollouts: Sequence[SampledCompletion], batch_size: int) -> list[list[int]]:

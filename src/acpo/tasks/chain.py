@@ -44,12 +44,7 @@ def apply(left: int, operator: str, right: int) -> int:
 
 @dataclass(frozen=True)
 class ChainProblem:
-    """One chain, its solution and its checker.
-
-    Attributes:
-        start: the first digit.
-        operations: (operator, digit) pairs, applied from left to right.
-    """
+    """One chain: its first digit, and the (operator, digit) pairs applied from left to right."""
 
     start: int
     operations: tuple[tuple[str, int], ...]
@@ -119,13 +114,7 @@ def read_answer(completion: str) -> str | None:
 def chain_problems(
     count: int, *, steps: int = 5, seed: int = 0, exclude: Collection[ChainProblem] = ()
 ) -> list[ChainProblem]:
-    """`count` distinct problems, the same for the same seed.
-
-    Args:
-        count: how many.
-        steps: operations in each chain.
-        seed: where the stream of problems starts.
-        exclude: problems that must not appear, such as those held out.
+    """`count` distinct problems of so many steps, the same for the same seed.
 
     Raises:
         ACPOError: when there are not enough chains of that length.
@@ -201,11 +190,8 @@ class Mistakes:
 
     Multiplying by 6 or more is hard: it mostly comes out as one particular wrong digit, the way a
     misremembered table does, so that the likeliest digit is wrong and the right one is still
-    sampled. Everything else goes wrong rarely, to a random digit.
-
-    Attributes:
-        easy: share of the easy steps that are wrong.
-        hard: share of the hard steps that are wrong.
+    sampled. Everything else goes wrong rarely, to a random digit. `easy` and `hard` are the shares
+    of such steps that are wrong.
     """
 
     easy: float = 0.06

@@ -5,10 +5,7 @@ worker that has been forked may read, compute and answer; it may not start progr
 open connections, since graders are known to `eval` what they are given.
 """
 
-import logging
 import os
-import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,12 @@ from acpo.errors import ACPOError
 from acpo.tasks.confine import confine
 from acpo.tasks.grading import as_verdict
 from acpo.tasks.registry import blame, get_task
-from acpo.verify.mathworker import serve_spawns
+from acpo.verify.mathworker import prepare_server, serve_spawns
 
 
 def main(control_fd: int, memory_bytes: int, reference: str, folder: str) -> None:
-    """Find the grader, say so, then serve."""
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    """Find the grader, then serve."""
+    prepare_server()
     os.chdir(folder)
     task = get_task(reference)
     assert callable(task.grader)
@@ -45,9 +40,7 @@ def main(control_fd: int, memory_bytes: int, reference: str, folder: str) -> Non
             return {"error": f"task={reference!r}: its grader raised at {blame(error, home)}"}
         return {"outcome": str(verdict.outcome), "detail": verdict.detail}
 
-    control = socket.socket(fileno=control_fd)
-    control.sendall(b"ready\n")
-    serve_spawns(control, memory_bytes, judge)
+    serve_spawns(control_fd, memory_bytes, judge)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,22 @@
 """From completions to verdicts, whatever the grader of a task is."""
 
-import atexit
-import functools
 import json
-import os
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
+from acpo.linefile import Closing
 from acpo.tasks.task import CODE, MATH, Row, Task
-from acpo.verify.code import Backend, CodePool
+from acpo.verify.code import CodeBackend, CodePool
 from acpo.verify.extract import extract_answer
-from acpo.verify.math import MathPool, WorkerProcess
+from acpo.verify.math import MathPool
 from acpo.verify.normalise import normalise
-from acpo.verify.pool import Pool, available_cores
-from acpo.verify.rewards import completion_text, math_correct
-from acpo.verify.spawner import Spawner
+from acpo.verify.pool import once_per_process
+from acpo.verify.rewards import completion_text, log_outcomes, math_correct
+from acpo.verify.spawner import ProcessPool, Spawner, WorkerProcess
 from acpo.verify.verdict import Outcome, Verdict
 
 ROW = "task_row"
@@ -49,36 +46,19 @@ class GradeJob(NamedTuple):
     row: Row
 
 
-class _GraderWorker(WorkerProcess):
-    def run(self, job: GradeJob) -> Verdict:
-        return self.ask(job._asdict())
-
-
-class GraderPool(Pool[GradeJob]):
-    """A grader of the user's, or of a library, in processes that can be killed.
-
-    Args:
-        task: whose grader; each process finds it again under `task.reference`.
-        workers: processes; None for one per CPU core.
-    """
+class GraderPool(ProcessPool[GradeJob]):
+    """A grader in processes that can be killed; each finds it again under `task.reference`."""
 
     def __init__(self, task: Task, workers: int | None = None) -> None:
-        self._spawner = Spawner(
-            _MEMORY_BYTES, "acpo.tasks.graderworker", (task.reference, str(Path.cwd()))
-        )
-        make = functools.partial(_GraderWorker, self._spawner, task.cpu_seconds)
-        super().__init__(make, workers or available_cores())
+        place = (task.reference, str(Path.cwd()))
+        server = Spawner(_MEMORY_BYTES, "acpo.tasks.graderworker", place)
+        super().__init__(WorkerProcess, server, task.cpu_seconds, workers)
 
-    def verify(self, text: str, row: Row) -> Future[Verdict]:
-        """The verdict on `text`."""
-        return self.submit(GradeJob(text, row))
-
-    def close(self) -> None:
-        super().close()
-        self._spawner.close()
+    def job(self, text: str, reference: Row) -> GradeJob:
+        return GradeJob(text, reference)
 
 
-class InProcess:
+class InProcess(Closing):
     """A grader that nothing can hang, called where it is."""
 
     def __init__(self, task: Task) -> None:
@@ -97,16 +77,13 @@ class InProcess:
         """Nothing was started."""
 
 
-def make_pool(task: Task, workers: int | None = None, code: Backend | None = None) -> Any:
+def make_pool(task: Task, workers: int | None = None, code: CodeBackend | None = None) -> Any:
     """What judges the completions of a task: `verify(text, row or gold)` and `close()`.
+
+    Code runs at `code`, or in the sandbox.
 
     Raises:
         ACPOError: a grader that its processes could not find again.
-
-    Args:
-        task: whose grader.
-        workers: verdicts at a time; None for one per core.
-        code: where code runs; None for the sandbox.
     """
     if task.grader == MATH:
         return MathPool(workers)
@@ -122,7 +99,7 @@ def make_pool(task: Task, workers: int | None = None, code: Backend | None = Non
     return GraderPool(task, workers)
 
 
-class Judges:
+class Judges(Closing):
     """The graders of a run, each started when first needed.
 
     Args:
@@ -131,7 +108,7 @@ class Judges:
     """
 
     def __init__(
-        self, workers: int | None = None, code_backend: Callable[[], Backend] | None = None
+        self, workers: int | None = None, code_backend: Callable[[], CodeBackend] | None = None
     ) -> None:
         self._workers = workers
         self._code_backend = code_backend
@@ -157,12 +134,6 @@ class Judges:
         for pool in self._pools.values():
             pool.close()
 
-    def __enter__(self) -> "Judges":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
 
 def vote(task: Task, text: str) -> str | None:
     """The answer with which a completion votes; None where it states none, or there are none."""
@@ -171,11 +142,6 @@ def vote(task: Task, text: str) -> str | None:
         return normalise(answer)[:200] if answer else None
     answer = task.extract(text) if task.extract else None
     return None if answer is None else str(answer)[:200]
-
-
-def votes(task: Task) -> bool:
-    """Whether completions of a task have answers to compare."""
-    return task.grader == MATH or task.extract is not None
 
 
 def gold_completion(task: Task, row: Row) -> str | None:
@@ -201,10 +167,7 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 
     def graded(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         verdicts = grade_all(task, [completion_text(c) for c in completions], columns[ROW])
-        if (log_metric := columns.get("log_metric")) is not None:
-            found = Counter(verdict.outcome for verdict in verdicts)
-            for outcome in Outcome:
-                log_metric(f"verify/{outcome}", found[outcome] / max(len(verdicts), 1))
+        log_outcomes(verdicts, columns.get("log_metric"))
         return [verdict.reward() for verdict in verdicts]
 
     graded.__name__ = f"{task.name}_reward"
@@ -213,7 +176,7 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 
 def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
     """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
-    pool = _shared(task.reference, os.getpid()) if task.reference else make_pool(task)
+    pool = _shared_pool(task.reference) if task.reference else make_pool(task)
     given = [json.loads(row) for row in rows]
     if task.grader == MATH:
         given = [str(row["answer"]) for row in given]
@@ -221,10 +184,8 @@ def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Ver
     return [future.result() for future in futures]
 
 
-@functools.lru_cache(maxsize=8)
-def _shared(reference: str, pid: int) -> Any:
+@once_per_process
+def _shared_pool(reference: str) -> Any:
     from acpo.tasks.registry import get_task
 
-    pool = make_pool(get_task(reference))
-    atexit.register(lambda: pool.close() if os.getpid() == pid else None)
-    return pool
+    return make_pool(get_task(reference))

@@ -32,11 +32,7 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
-    """A procedural task of reasoning-gym.
-
-    Args:
-        name: as reasoning-gym calls it.
-        settings: of its configuration; `seed` is that of the held-out problems, below 1000.
+    """A procedural task of reasoning-gym under its own settings, and the held-out `seed`.
 
     Raises:
         ACPOError: reasoning-gym is not installed, has no such task, or refuses the settings.

@@ -17,13 +17,7 @@ MOST_REPEATS = 20
 
 
 class Problem(NamedTuple):
-    """A question, its gold answer, and the row they come from.
-
-    Attributes:
-        text: what is asked, without the template.
-        answer: the gold; empty where a grader of one's own needs none.
-        row: every column, and `problem` and `answer` where they are known.
-    """
+    """What is asked, without the template; its gold, empty where a grader needs none; its row."""
 
     text: str
     answer: str
@@ -32,16 +26,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What became of the rows of a data set.
-
-    Attributes:
-        rows: rows read.
-        unanswered: rows left out because they have no gold answer.
-        repeated: rows left out because the same problem with the same answer came before.
-        conflicting: problems that occur with different answers.
-        conflicting_rows: the rows of those problems, all left out.
-        kept: problems that remain.
-    """
+    """What became of the rows of a data set: how many were left out and why, how many remain."""
 
     rows: int
     unanswered: int
@@ -68,12 +53,7 @@ def load_problems(
 ) -> tuple[list[Problem], Cleaning]:
     """The distinct problems of a task's data, compared without the white space around them.
 
-    Args:
-        task: from `get_task`; its problems end.
-        data: a file or hub id; None for the task's own.
-        config: the hub data set's configuration; None for the task's own.
-        split: the hub data set's split.
-        columns: where problem and answer are, when not where the task expects them.
+    `data` (a file or hub id), its `config` and its `columns` are the task's own where not given.
 
     Raises:
         ACPOError: for data that is missing, empty, or without the columns.

@@ -19,13 +19,7 @@ ENDLESS_QUESTIONS = 200
 
 @dataclass(frozen=True)
 class Question:
-    """One question.
-
-    Attributes:
-        id: its name, unique within the task.
-        prompt: what the model is asked.
-        row: the row it came from: gold answer, tests.
-    """
+    """A name that is unique within the task, what the model is asked, and the row behind it."""
 
     id: str
     prompt: str
@@ -34,13 +28,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Questions:
-    """A task and what is asked of it.
-
-    Attributes:
-        task: the task.
-        questions: in their order.
-        checksum: of what is asked and expected.
-    """
+    """A task, what is asked of it in order, and the checksum of what is asked and expected."""
 
     task: Task
     questions: tuple[Question, ...]
@@ -50,13 +38,12 @@ class Questions:
 def load_questions(
     name: str, data_dir: Path | None = None, *, check: bool = True, limit: int | None = None
 ) -> Questions:
-    """The questions of a task.
+    """The questions of a task; of one that makes them on the fly, `limit`.
 
     Args:
-        name: what `get_task` takes: a name, `my_tasks.py:NAME`, `gym:NAME`, or a data file.
+        name: what `get_task` takes.
         data_dir: folder with `NAME.jsonl`; None downloads the pinned source once.
         check: refuse rows that differ from the declared count and checksum.
-        limit: make so many, where they are made on the fly.
 
     Raises:
         ACPOError: the rows cannot be had, are incomplete, or are not the declared ones.

@@ -21,12 +21,7 @@ class DataError(ACPOError):
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Sequence[Row]:
-    """Every row of a file or of a hub data set.
-
-    Args:
-        source: a path that ends in .jsonl, .json, .parquet or .csv, or a hub id `owner/name`.
-        config: the hub data set's configuration.
-        split: the hub data set's split; files have none.
+    """Every row of a file of `FORMATS`, or of a configuration and split of a hub data set.
 
     Raises:
         ACPOError: when the source is missing, broken or empty.
@@ -120,12 +115,7 @@ def has_column(row: Row, name: str) -> bool:
 
 
 def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
-    """The rows of a published benchmark: from a folder of copies, or fetched once per user.
-
-    Args:
-        name: the task's.
-        source: where it is published.
-        folder: holds `NAME.jsonl`; None fetches.
+    """The rows of a published benchmark: `NAME.jsonl` of a folder, or fetched once per user.
 
     Raises:
         DataError: the file cannot be had, or is not JSON.

@@ -26,13 +26,10 @@ MATH, CODE = "math", "code"
 
 
 class Columns(NamedTuple):
-    """Where a data set keeps its problems and answers.
+    """The columns of a question (or of chat messages that end in it) and of its answer.
 
-    Attributes:
-        problem: the column with the question, or with chat messages that end in it.
-        answer: the column with the answer.
-        gold: how the answer stands in it: "text" (after the last `####`, where there is one), or
-            "boxed" for a solution that ends in a box.
+    `gold` says how the answer stands there: "text" (after the last `####`, where there is one), or
+    "boxed" for a solution that ends in a box.
     """
 
     problem: str
@@ -50,15 +47,10 @@ USUAL = tuple(
 
 @dataclass(frozen=True)
 class Pinned:
-    """A file in a public repository, at a commit: JSON Lines, or one JSON array.
+    """A file of questions, JSON Lines or one JSON array, at a commit of `owner/name` on GitHub.
 
-    Attributes:
-        repository: `owner/name` on GitHub.
-        commit: the full hash.
-        path: the file in that repository.
-        rows: how many questions it has.
-        checksum: of what is asked and expected, see `acpo.tasks.questions.checksum`.
-        cut: text that ends every question there and belongs to its own prompt template.
+    `checksum` is that of `acpo.tasks.questions.checksum`; `cut` is text that ends every question
+    there and belongs to its own prompt template.
     """
 
     repository: str

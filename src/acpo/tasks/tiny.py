@@ -32,15 +32,7 @@ def tiny_model(
     tied: bool = True,
     seed: int = 0,
 ) -> "Qwen3ForCausalLM":
-    """A randomly initialised Qwen3 model of about 0.1 M parameters.
-
-    Args:
-        vocab_size: rows of the embedding.
-        hidden_size: width; heads are 16 wide.
-        layers: decoder layers.
-        tied: whether the head is the embedding.
-        seed: of the initialisation.
-    """
+    """A randomly initialised Qwen3 model of about 0.1 M parameters, with heads 16 wide."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -30,11 +30,7 @@ PROBLEM_SEED = 2
 def warm_start(
     *, updates: int, batch_size: int, learning_rate: float, mistakes: Mistakes, seed: int = 0
 ) -> tuple["Qwen3ForCausalLM", "PreTrainedTokenizerFast", list[float]]:
-    """Train a fresh tiny model on noisy traces.
-
-    Returns:
-        The model, its tokenizer and the loss of every update.
-    """
+    """A fresh tiny model trained on noisy traces, its tokenizer, and the loss of every update."""
     import torch
 
     tokenizer, model = chain_tokenizer(), tiny_model(seed=seed)

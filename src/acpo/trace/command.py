@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -35,20 +36,20 @@ def trace(
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
     """Sample, verify and score groups of completions, token by token, into a trace."""
-    from acpo.trace.write import TraceOptions, trace_and_print, trace_samples_and_print
+    from acpo.evaluate.traces import trace_samples
+    from acpo.trace.write import TraceOptions, print_trace, trace_and_print
     from acpo.train.recipe import TaskArguments
 
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
     if samples is not None:
-        trace_samples_and_print(
-            model,
-            samples,
-            folder,
-            method=method,
-            top_k=top_k,
-            device=device,
-            batch_size=batch_size,
-        )
+        scored: dict[str, Any] = {
+            "method": method,
+            "top_k": top_k,
+            "device": device,
+            "batch_size": batch_size,
+        }
+        trace_samples(model, samples, folder, **scored)
+        print_trace(folder)
         return
     arguments = TaskArguments(
         task=task,
@@ -66,7 +67,7 @@ def trace(
 
 
 def import_rollouts(
-    source: Path = typer.Argument(help="verl's rollout_data_dir, or TRL's completions folder."),
+    source: Path = typer.Argument(help="Folder or file: verl's, prime-rl's, slime's or TRL's."),
     model: str = typer.Option(..., help="Scores them: hub id, folder, .gguf, package:NAME/PATH."),
     output: Path = typer.Option(..., help="Folder of the trace."),
     method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
@@ -78,13 +79,7 @@ def import_rollouts(
     """Score what another trainer sampled, and write it as a trace."""
     from acpo.trace import imports
 
+    scored: dict[str, Any] = {"method": method, "temperature": temperature, "top_k": top_k}
     imports.import_rollouts(
-        source,
-        output,
-        model=model,
-        method=method,
-        temperature=temperature,
-        top_k=top_k,
-        device=device,
-        batch_size=batch_size,
+        source, output, model=model, device=device, batch_size=batch_size, **scored
     )

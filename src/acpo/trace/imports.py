@@ -1,13 +1,16 @@
 """`acpo import`: what other trainers wrote about their rollouts, scored under a model, as a trace.
 
-Texts are tokenised anew, and a text has many tokenisations: the tokens are those of the text, not
-always those that were drawn. The header says so, and no log-probabilities of the sampling policy
-are written. Files are data from anybody; formats that execute when opened are not read.
+verl's and TRL's files hold texts, which are tokenised anew: the tokens are those of the text, not
+always those that were drawn, and the header says so. prime-rl's and slime's hold the tokens that
+were drawn and, where they were kept, their log-probabilities then. Files are data from anybody:
+slime's are pickles, opened as plain values or not at all.
 """
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import pickle
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +27,40 @@ from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
 from acpo.trace.write import print_trace
 
-Messages = list[dict[str, Any]]
-
 
 @dataclass(frozen=True)
 class ForeignRollout:
-    """A completion as another trainer wrote it down."""
+    """A completion as another trainer wrote it down: texts, messages, or token ids."""
 
     step: int
-    prompt: str | Messages
-    completion: str
-    reward: float | None
-    answer: str | None
+    prompt: str | list[Any]
+    completion: str | list[int]
+    reward: float | None = None
+    answer: str | None = None
+    truncated: bool = False
+    old_logp: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no trainer writes.
+
+        Raises:
+            TypeError, ValueError: naming the field and its value.
+        """
+        if type(self.step) is not int or self.step < 0:
+            raise ValueError(f"step={self.step!r:.50}")
+        if isinstance(self.completion, list):
+            ids = (*self.prompt, *self.completion)
+            if not all(type(token) is int and 0 <= token < 2**31 for token in ids):
+                raise TypeError("token ids must be whole numbers")
+            if self.old_logp is not None and len(self.old_logp) != len(self.completion):
+                raise ValueError("there must be a log-probability for each token")
+        elif not isinstance(self.completion, str) or not isinstance(self.prompt, str | list):
+            raise TypeError("prompt and completion must be texts")
+        if self.reward is not None:
+            reward = float(self.reward)
+            object.__setattr__(self, "reward", None if reward != reward else reward)
+        if self.answer is not None:
+            object.__setattr__(self, "answer", str(self.answer))
 
 
 def import_rollouts(
@@ -62,9 +87,11 @@ def import_rollouts(
     backend = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
     pieces = Pieces(tokenizer)
+    everything = [rollout for rollouts in steps.values() for rollout in rollouts]
+    has_old = all(rollout.old_logp is not None for rollout in everything)
     header = {
         "source": "import",
-        "retokenised": True,
+        "retokenised": any(isinstance(rollout.completion, str) for rollout in everything),
         "model": model,
         "vocab_size": loaded.get_output_embeddings().weight.shape[0],
         "temperature": temperature,
@@ -73,132 +100,181 @@ def import_rollouts(
     }
     with TraceWriter(output, header) as writer:
         for step, rollouts in sorted(steps.items()):
-            found = [
-                trace_rows(
+            rows: list[dict[str, Any]] = []
+            tables = []
+            for group, old_logp in _groups(rollouts, tokenizer):
+                scored = score(
+                    loaded, group, temperature=temperature, top_k=top_k, batch_size=batch_size
+                )
+                own, columns = trace_rows(
                     group,
-                    score(
-                        loaded, group, temperature=temperature, top_k=top_k, batch_size=batch_size
-                    ),
+                    scored,
                     pieces,
                     method=row,
                     group_size=len(group),
                     sampled_by_scorer=False,
                 )
-                for group in _groups(rollouts, tokenizer)
-            ]
-            rows = [one for own, _ in found for one in own]
-            columns = {key: np.concatenate([own[key] for _, own in found]) for key in found[0][1]}
-            writer.append(rows, columns, step=step)
+                rows += own
+                tables.append(columns | ({"old_logp": np.array(old_logp)} if has_old else {}))
+            if rows:
+                joined = {key: np.concatenate([t[key] for t in tables]) for key in tables[0]}
+                writer.append(rows, joined, step=step)
     print_trace(output)
 
 
 def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
-    """Rollouts by step: verl's `rollout_data_dir`, or TRL's `log_completions` Parquet.
+    """Rollouts by step.
 
     Raises:
         ACPOError: naming the file and what is wrong with it.
     """
-    lines = sorted(source.glob("*.jsonl")) if source.is_dir() else []
-    tables = sorted(source.glob("**/completions_*.parquet")) if source.is_dir() else []
-    if source.suffix in (".jsonl", ".parquet"):
-        lines, tables = ([source], []) if source.suffix == ".jsonl" else ([], [source])
-    if not lines and not tables:
-        raise ACPOError(
-            f"{source} is neither verl's rollout_data_dir (N.jsonl) nor TRL's completions "
-            "(completions_*.parquet)"
-        )
     steps: dict[int, list[ForeignRollout]] = {}
-    for file in (*lines, *tables):
-        read = _read_verl if file.suffix == ".jsonl" else _read_trl
-        for number, value in enumerate(read(file), start=1):
+    for pattern, read in FORMATS.items():
+        files = sorted(source.glob(pattern))
+        if source.is_file() and source.match(pattern.rpartition("/")[2]):
+            files = [source]
+        for file in files:
             try:
-                rollout = _rollout(value)
-            except (KeyError, TypeError, ValueError) as error:
-                raise ACPOError(f"{file}, row {number}: {error!r:.200}") from error
-            steps.setdefault(rollout.step, []).append(rollout)
-    return steps
+                for rollout in read(file):
+                    steps.setdefault(rollout.step, []).append(rollout)
+            except UNREADABLE as error:
+                raise ACPOError(f"{file} is not of its trainer ({error!r:.200})") from error
+        if files:
+            return steps
+    raise ACPOError(
+        f"{source} is none of verl's rollout_data_dir (N.jsonl), prime-rl's token_exports "
+        "(step_N/rank_N.jsonl), slime's debug rollout data (*.pt) and TRL's completions "
+        "(completions_*.parquet)"
+    )
 
 
-def _read_verl(file: Path) -> Iterator[dict[str, Any]]:
+UNREADABLE = (
+    *(OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError),
+    *(EOFError, RuntimeError, pa.ArrowException, pickle.UnpicklingError),
+)
+"""What files that are not what they say raise."""
+
+
+def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """JSON objects of a file of lines, each with its place."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             try:
                 row = json.loads(line)
-                yield {
-                    "step": row.get("step", int(file.stem) if file.stem.isdigit() else 0),
-                    "prompt": row["input"],
-                    "completion": row["output"],
-                    "reward": row.get("score"),
-                    "answer": row.get("gts"),
-                }
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                raise ACPOError(f"{file}:{number} is not verl's ({error!r:.100})") from error
+            except (ValueError, RecursionError) as error:
+                raise ACPOError(f"{file}:{number} is not JSON ({error!r:.100})") from error
+            yield f"{file}:{number}", row
 
 
-def _read_trl(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        table = pq.read_table(file)
-        rewards = [
-            field.name
-            for field in table.schema
-            if pa.types.is_floating(field.type) and field.name != "advantage"
-        ]
-        for row in table.to_pylist():
-            known = [row[name] for name in rewards if row[name] is not None]
-            yield {
-                "step": row["step"],
-                "prompt": row["prompt"],
-                "completion": _said(row["completion"]),
-                "reward": sum(known) if known else None,
-                "answer": None,
-            }
-    except (OSError, pa.ArrowException, KeyError) as error:
-        raise ACPOError(f"{file} is not TRL's completions ({error!r:.100})") from error
+def _read_verl(file: Path) -> Iterator[ForeignRollout]:
+    """One line per completion, texts."""
+    for place, row in _lines(file):
+        try:
+            step = row.get("step", int(file.stem) if file.stem.isdigit() else 0)
+            yield ForeignRollout(
+                step, row["input"], row["output"], row.get("score"), row.get("gts")
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ACPOError(f"{place} is not verl's ({error!r:.100})") from error
 
 
-def _said(completion: Any) -> Any:
-    """The text of a completion, whether it is one or a list of messages."""
-    if isinstance(completion, list):
-        return "".join(str(message["content"]) for message in completion)
-    return completion
+def _read_prime_rl(file: Path) -> Iterator[ForeignRollout]:
+    """One line per sequence, columns as long as it; from the first trained token on it is sampled.
+
+    The t-th of `inference_logprobs` is that of token t, given those before it.
+    """
+    for place, row in _lines(file):
+        try:
+            mask = row["loss_mask"]
+            first = mask.index(True)
+            last = len(mask) - mask[::-1].index(True)
+            rewards = [value for value in row.get("rewards") or () if value is not None]
+            old = row["inference_logprobs"][first:last]
+            yield ForeignRollout(
+                row.get("export_step", row["step"]),
+                row["token_ids"][:first],
+                row["token_ids"][first:last],
+                rewards[-1] if rewards else None,
+                old_logp=_known(old, mask[first:last]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ACPOError(f"{place} is not prime-rl's ({error!r:.100})") from error
 
 
-def _rollout(value: dict[str, Any]) -> ForeignRollout:
-    prompt, completion, reward = value["prompt"], value["completion"], value["reward"]
-    if not isinstance(completion, str) or not isinstance(prompt, str | list):
-        raise TypeError("prompt and completion must be texts")
-    if reward is not None:
-        reward = float(reward)
-        reward = None if reward != reward else reward
-    if type(value["step"]) is not int or value["step"] < 0:
-        raise ValueError(f"step={value['step']!r:.50}")
-    answer = None if value["answer"] is None else str(value["answer"])
-    return ForeignRollout(value["step"], prompt, completion, reward, answer)
+def _known(logps: list[Any] | None, mask: list[Any] | None) -> list[float] | None:
+    """Log-probabilities of the policy that sampled, where it sampled all: not what tools said."""
+    if not logps or None in logps or not all(mask or (True,)):
+        return None
+    return [float(value) for value in logps]
 
 
-def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> list[list[SampledCompletion]]:
-    """Completions of one prompt together, in the order in which prompts come."""
-    groups: dict[str, list[SampledCompletion]] = {}
+def _read_slime(file: Path) -> Iterator[ForeignRollout]:
+    """A dictionary of plain values that torch saved; anything else in it is refused unopened."""
+    import torch
+
+    pack = torch.load(file, map_location="cpu", weights_only=True)
+    name = re.search(r"\d+", file.stem)
+    step = pack.get("rollout_id", int(name[0]) if name else 0)
+    for sample in pack["samples"]:
+        length, tokens = sample["response_length"], sample["tokens"]
+        if type(length) is not int or not 0 <= length <= len(tokens):
+            raise ValueError(f"response_length={length!r:.50}")
+        reward = sample.get("reward")
+        first = len(tokens) - length
+        yield ForeignRollout(
+            int(step),
+            tokens[:first],
+            tokens[first:],
+            reward if isinstance(reward, int | float) else None,
+            sample.get("label"),
+            truncated=sample.get("status") == "truncated",
+            old_logp=_known(sample.get("rollout_log_probs"), sample.get("loss_mask")),
+        )
+
+
+def _read_trl(file: Path) -> Iterator[ForeignRollout]:
+    """One row per completion, texts or messages; rewards are the columns of fractions."""
+    table = pq.read_table(file)
+    fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    for row in table.to_pylist():
+        known = [row[name] for name in fractions if name != "advantage" and row[name] is not None]
+        said = row["completion"]
+        if isinstance(said, list):
+            said = "".join(str(message["content"]) for message in said)
+        yield ForeignRollout(row["step"], row["prompt"], said, sum(known) if known else None)
+
+
+FORMATS: dict[str, Callable[[Path], Iterator[ForeignRollout]]] = {
+    "**/rank_*.jsonl": _read_prime_rl,
+    "*.jsonl": _read_verl,
+    "**/completions_*.parquet": _read_trl,
+    "*.parquet": _read_trl,
+    "*.pt": _read_slime,
+}
+"""By the names of a trainer's files; the first that a folder holds is read."""
+
+
+def _groups(
+    rollouts: list[ForeignRollout], tokenizer: Any
+) -> Iterator[tuple[list[SampledCompletion], list[float]]]:
+    """Completions of one prompt together, with their old log-probabilities, in order of prompts."""
+    groups: dict[str, tuple[list[SampledCompletion], list[float]]] = {}
     for rollout in rollouts:
-        prompt = rollout.prompt
-        if not isinstance(prompt, str):
-            prompt = tokenizer.apply_chat_template(
-                prompt, add_generation_prompt=True, tokenize=False
-            )
-        ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-        name = prompt_id(ids)
-        own = groups.setdefault(name, [])
-        completion = tokenizer(rollout.completion, add_special_tokens=False)["input_ids"]
-        if completion:
-            own.append(
-                SampledCompletion(
-                    prompt_id=name,
-                    sample=len(own),
-                    prompt_ids=ids,
-                    completion_ids=completion,
-                    truncated=False,
-                    answer=rollout.answer,
-                    reward=rollout.reward,
+        completion = rollout.completion
+        if isinstance(completion, str):
+            prompt = rollout.prompt
+            if not isinstance(prompt, str):
+                prompt = tokenizer.apply_chat_template(
+                    prompt, add_generation_prompt=True, tokenize=False
                 )
-            )
-    return [group for group in groups.values() if group]
+            ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+        else:
+            ids = rollout.prompt
+        name = prompt_id(ids)
+        own, old = groups.setdefault(name, ([], []))
+        if completion:
+            sampled = SampledCompletion(name, len(own), ids, completion, rollout.truncated)
+            own.append(replace(sampled, answer=rollout.answer, reward=rollout.reward))
+            old += rollout.old_logp or []
+    yield from (group for group in groups.values() if group[0])

@@ -1,5 +1,7 @@
 """Traces of a model: of what it is made to sample, and of what an evaluation sampled."""
 
+import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,14 +12,16 @@ from rich.progress import Progress
 
 from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
-from acpo.evaluate.backends.transformers import TransformersBackend
+from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
+from acpo.evaluate.run import sample_seed
 from acpo.objectives import get_method
 from acpo.records import Trace, TraceError, TraceWriter, has_begun
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
-from acpo.tasks.grading import grade_all
+from acpo.tasks.grading import ROW, grade_all
 from acpo.tasks.task import Task
-from acpo.trace.sample import Prompt, choose_questions, sample_rollouts
+from acpo.train.data import build_data, recipe_task
 from acpo.train.recipe import TaskArguments
 
 PROMPTS_PER_PART = 16
@@ -26,18 +30,7 @@ PROMPTS_PER_PART = 16
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What a trace is made of, apart from the task.
-
-    Attributes:
-        n: prompts.
-        group: completions of each.
-        temperature: of the policy, for sampling and scoring alike.
-        max_tokens: longest completion.
-        top_k: how many of the likeliest tokens are kept for each token.
-        method: whose advantages and credit are written.
-        seed: which prompts, and every completion's random numbers.
-        step: optimizer step the model has reached.
-    """
+    """What a trace is made of, apart from the task; see the options of `acpo trace`."""
 
     n: int
     group: int
@@ -47,6 +40,19 @@ class TraceOptions:
     method: str
     seed: int
     step: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as the model reads it, its gold answer, and its row as JSON."""
+
+    prompt_ids: list[int]
+    answer: str
+    row: str
+
+    @property
+    def name(self) -> str:
+        return prompt_id(self.prompt_ids)
 
 
 def write_sampled_trace(
@@ -62,15 +68,7 @@ def write_sampled_trace(
     """Sample, verify, score, and add the result to the trace in `output`, part by part.
 
     A part is on disk when it is done: killed, the same call goes on with the prompts that lack.
-
-    Args:
-        model: hub id, folder, `.gguf` file, or `package:NAME/PATH`.
-        output: folder of the trace.
-        task: where the prompts come from.
-        options: everything else the trace depends on.
-        device: where the model runs; None takes CUDA when there is one.
-        batch_size: sequences that run together.
-        watch: called with how many completions came: those that were there, then one by one.
+    `watch` is called with how many completions came: those that were there, then one by one.
 
     Raises:
         ACPOError: for a model, data or options that do not fit, and for an `output` that holds all
@@ -79,33 +77,24 @@ def write_sampled_trace(
     method = get_method(options.method)
     sampling = Sampling(options.temperature, max_tokens=options.max_tokens, chat=False)
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
-    kind, questions = choose_questions(
-        task, source.checkpoint.tokenizer, count=options.n, seed=options.seed
-    )
+    tokenizer = source.checkpoint.tokenizer
+    kind, questions = choose_questions(task, tokenizer, count=options.n, seed=options.seed)
     loaded = source.load()
     header = _header(model, loaded, task, options)
-    there = prompts_there(output, header, options.step)
-    missing = [q for q in questions if prompt_id(q.prompt_ids) not in there]
+    there = _prompts_there(output, header, options.step)
+    missing = [question for question in questions if question.name not in there]
     if not missing:
         raise ACPOError(
             f"{output} holds step {options.step} already, all {len(questions)} prompts of it: pass "
             "--step for another, or another --output"
         )
     watch(options.group * (len(questions) - len(missing)))
-    pieces = Pieces(source.checkpoint.tokenizer)
+    source.checkpoint.require_room([question.prompt_ids for question in missing])
+    decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
+    pieces = Pieces(tokenizer)
     for first in range(0, len(missing), PROMPTS_PER_PART):
         asked = missing[first : first + PROMPTS_PER_PART]
-        rollouts = sample_rollouts(
-            source,
-            loaded,
-            asked,
-            sampling,
-            group=options.group,
-            seed=options.seed,
-            batch_size=batch_size,
-            watch=lambda: watch(1),
-        )
-        rollouts = _judged(rollouts, kind, asked, source.checkpoint.tokenizer)
+        rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
         scored = score(
             loaded,
             rollouts,
@@ -117,9 +106,71 @@ def write_sampled_trace(
         rows, columns = trace_rows(
             rollouts, scored, pieces, method=method, group_size=options.group
         )
-        own = first_header(output) if has_begun(output) else header
+        own = _own_header(output) if has_begun(output) else header
         with TraceWriter(output, own) as writer:
             writer.append(rows, columns, step=options.step)
+
+
+def choose_questions(
+    arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
+) -> tuple[Task, list[Prompt]]:
+    """`count` of the task's problems, drawn with the seed, laid out as training lays them out.
+
+    Raises:
+        ACPOError: for data that does not fit the task, or has fewer problems.
+    """
+    if recipe_task(arguments).endless:  # made to order
+        arguments.max_problems = count
+    data = build_data(arguments, tokenizer, seed=seed)
+    if count > len(data.train):
+        raise ACPOError(f"--n {count}: the data has {len(data.train)} problems")
+    chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
+    return data.task, [
+        Prompt(
+            _tokens(row["prompt"], tokenizer),
+            row["answer"],
+            row.get(ROW) or json.dumps({"answer": row["answer"]}),
+        )
+        for row in data.train.select(chosen)
+    ]
+
+
+def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _sampled(
+    decoder: Decoder,
+    questions: Sequence[Prompt],
+    options: TraceOptions,
+    watch: Callable[[int], None],
+) -> list[SampledCompletion]:
+    """A group of completions of each question, groups consecutive, without verdicts."""
+    jobs = [
+        Job(
+            (number, sample),
+            question.prompt_ids,
+            sample_seed(options.seed, "trace", (question.name, sample)),
+        )
+        for number, question in enumerate(questions)
+        for sample in range(options.group)
+    ]
+    found: dict[tuple[int, int], SampledCompletion] = {}
+    for key, tokens, finish, _, end in decoder.run(jobs):
+        question = questions[key[0]]
+        found[key] = SampledCompletion(
+            prompt_id=question.name,
+            sample=key[1],
+            prompt_ids=question.prompt_ids,
+            completion_ids=tokens if end is None else [*tokens, end],
+            truncated=finish == "length",
+            answer=question.answer,
+        )
+        watch(1)
+    return [found[key] for key in sorted(found)]
 
 
 def _judged(
@@ -146,38 +197,30 @@ def _header(model: str, loaded: Any, task: TaskArguments, options: TraceOptions)
         "vocab_size": loaded.get_output_embeddings().weight.shape[0],
         "task": task.task,
         "task_options": {k: v for k, v in given.items() if k not in ("task", "max_problems")},
-        "n": options.n,
-        "group": options.group,
-        "temperature": options.temperature,
-        "max_tokens": options.max_tokens,
-        "top_k": options.top_k,
-        "method": options.method,
-        "seed": options.seed,
+        **{k: v for k, v in asdict(options).items() if k != "step"},
     }
 
 
-def first_header(output: Path) -> dict[str, Any]:
+def _own_header(output: Path) -> dict[str, Any]:
     """What a trace says of itself, without what every trace says."""
     return {k: v for k, v in Trace.open(output).header.items() if k not in ("format", "version")}
 
 
-def prompts_there(output: Path, header: dict[str, Any], step: int) -> set[str]:
+def _prompts_there(output: Path, header: dict[str, Any], step: int) -> set[str]:
     """The prompts of a step that a trace holds; another trace is refused.
 
     Models may differ between steps: that is what steps are for. The header keeps the first's name.
     """
     if not has_begun(output):
         return set()
-    for name, value in first_header(output).items():
+    for name, value in _own_header(output).items():
         if name != "model" and value != header.get(name):
             raise TraceError(
                 f"{output} was made with {name}={value!r}, not {header.get(name)!r}: restore it, "
                 "or use another --output"
             )
-    trace = Trace.open(output)
-    if step not in {part["step"] for part in trace.parts}:
-        return set()
-    return set(trace.of_step(step).rollouts["prompt_id"].to_pylist())
+    rollouts = Trace.open(output).rollouts.select(["step", "prompt_id"]).to_pylist()
+    return {row["prompt_id"] for row in rollouts if row["step"] == step}
 
 
 def trace_and_print(
@@ -198,14 +241,6 @@ def trace_and_print(
                 console.print(f"{done} of {total} completions", highlight=False)
 
         write_sampled_trace(model, output, task, options, **run, watch=watch)
-    print_trace(output)
-
-
-def trace_samples_and_print(model: str, samples: Path, output: Path, **options: Any) -> None:
-    """Score the samples of an evaluation, and say what the trace holds."""
-    from acpo.evaluate.traces import trace_samples
-
-    trace_samples(model, samples, output, **options)
     print_trace(output)
 
 

@@ -1,7 +1,5 @@
 """Accuracy on held-out problems, before and after training, with 95% intervals."""
 
-import functools
-import inspect
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import TrainerCallback
 
 from acpo.intervals import Estimate, share_interval
-from acpo.verify.rewards import completion_text
+from acpo.verify.rewards import around, completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,41 +42,23 @@ class Recorder:
 
     def around(self, reward: Callable[..., Any]) -> Callable[..., Any]:
         """The same reward function, heard by this recorder."""
-        if inspect.iscoroutinefunction(reward):
+        return around(reward, after=self._hear)
 
-            @functools.wraps(reward)
-            async def heard_async(prompts: Any, completions: Any, **columns: Any) -> Any:
-                values = await reward(prompts=prompts, completions=completions, **columns)
-                self._hear(prompts, completions, values)
-                return values
-
-            return heard_async
-
-        @functools.wraps(reward)
-        def heard(prompts: Any, completions: Any, **columns: Any) -> Any:
-            values = reward(prompts=prompts, completions=completions, **columns)
-            self._hear(prompts, completions, values)
-            return values
-
-        return heard
-
-    def _hear(self, prompts: Any, completions: Any, values: Any) -> None:
+    def _hear(self, values: Any, columns: dict[str, Any]) -> Any:
         if not self.listening or not isinstance(values, Sequence):
-            return  # the trainer puts into words what is wrong with other values
+            return values  # the trainer puts into words what is wrong with other values
+        prompts, completions = columns["prompts"], columns["completions"]
         for prompt, completion, value in zip(prompts, completions, values, strict=False):
             if isinstance(value, (int, float)):
                 text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 self.samples.append(Sample(text, completion_text(completion), value > 0))
+        return values
 
 
 class BeforeAndAfter(TrainerCallback):
     """Measures accuracy on the held-out problems at the start and at the end of training.
 
     What was measured at the start is kept in a file, so that a resumed run can report it.
-
-    Attributes:
-        before: samples of the model as it came.
-        after: samples of the trained model.
     """
 
     def __init__(self, recorder: Recorder, held_out: "Dataset", trainer: Any) -> None:

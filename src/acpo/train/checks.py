@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
+from acpo.vllm_version import require_vllm
 
 if TYPE_CHECKING:
     from acpo.train.data import TrainingData
@@ -20,16 +21,12 @@ GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 
 
 def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
-    """Raise for packages that the recipe needs and this machine does not have.
-
-    Args:
-        recipe: what to train, and how.
-        elsewhere: whether another machine will train: it needs its own vLLM.
-    """
+    """Raise for packages that the recipe needs and this machine lacks; vLLM, unless elsewhere."""
     config: Any = recipe.config
     wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
     wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
-    wanted += [("use_vllm", "vllm")] if config.use_vllm and not elsewhere else []
+    if config.use_vllm and not elsewhere:
+        require_vllm("use_vllm")
     for what, package in wanted:
         if importlib.util.find_spec(package) is None:
             raise ACPOError(
@@ -37,7 +34,7 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
             )
 
 
-def _shape(recipe: "Recipe", name: str) -> Any:
+def shape_of(recipe: "Recipe", name: str) -> Any:
     """The configuration of a model, or of what is below an adapter."""
     from transformers import AutoConfig
 
@@ -52,7 +49,7 @@ def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
     from trl import get_peft_config
 
     trusted = recipe.config.trust_remote_code
-    shape = _shape(recipe, name)
+    shape = shape_of(recipe, name)
     rows = getattr(shape.get_text_config(), "vocab_size", None)
     for token in ("pad_token", "eos_token"):
         number = getattr(tokenizer, f"{token}_id")
@@ -98,7 +95,7 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: 
                 f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
             )
     longest = max(prompt_lengths(data.train["prompt"][:MOST_MEASURED], tokenizer))
-    room = prompt_room(_shape(recipe, name), config)
+    room = prompt_room(shape_of(recipe, name), config)
     if room is not None and longest > room:
         raise ACPOError(
             f"the longest prompt has {longest} tokens, but max_completion_length="

@@ -1,8 +1,6 @@
 """A recipe's problems as the prompts the trainer reads."""
 
 import contextlib
-import functools
-import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ from acpo.tasks.registry import get_task, import_reward, line_of
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
-from acpo.verify.rewards import CODE_PROMPT
+from acpo.verify.rewards import CODE_PROMPT, around
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -64,9 +62,6 @@ def build_data(
         tokenizer: the policy's.
         seed: of problems made on the fly.
         prompts: how many the run uses, where that is known.
-
-    Raises:
-        ACPOError: for data, columns or templates that do not fit; see `acpo.tasks`.
     """
     task = recipe_task(arguments)
     _check_arguments(task, arguments)
@@ -103,17 +98,7 @@ def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
             kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
             raise kind(f"{error}, at {line_of(error, file)}") from error
 
-    @functools.wraps(reward)
-    async def called_async(*args: Any, **columns: Any) -> Any:
-        with telling():
-            return await reward(*args, **columns)
-
-    @functools.wraps(reward)
-    def called(*args: Any, **columns: Any) -> Any:
-        with telling():
-            return reward(*args, **columns)
-
-    return called_async if inspect.iscoroutinefunction(reward) else called
+    return around(reward, inside=telling)
 
 
 def recipe_task(arguments: TaskArguments) -> Task:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
+from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.engines.trl.rewards import checked_reward
 from acpo.engines.trl.safety import check_output_folder
 from acpo.errors import ACPOError
@@ -18,6 +18,7 @@ from acpo.train.checks import (
     check_model,
     check_packages,
     gold_answers,
+    shape_of,
 )
 from acpo.train.data import TrainingData, as_text, build_data, prompt_lengths
 from acpo.train.plan import (
@@ -25,6 +26,7 @@ from acpo.train.plan import (
     count_parameters,
     plan_batches,
     prompts_used,
+    sampler_advice,
     training_bytes,
 )
 from acpo.train.recipe import Recipe, read_recipe
@@ -37,12 +39,7 @@ GIB = 1 << 30
 
 @dataclass
 class Findings:
-    """What the examination says, as it says it.
-
-    Attributes:
-        console: where it says it.
-        problems: how many findings stop or spoil the run.
-    """
+    """What the examination says, as it says it; `problems` of it stop or spoil the run."""
 
     console: Console = field(default_factory=lambda: Console(soft_wrap=True, highlight=False))
     problems: int = 0
@@ -68,15 +65,12 @@ class Findings:
 def examine(
     path: str | Path, overrides: Sequence[str] = (), *, processes: int | None = None
 ) -> bool:
-    """Examine a recipe and print the findings.
+    """Examine a recipe and print the findings; whether it may be trained.
 
     Args:
         path: the recipe.
         overrides: `--key value` pairs that replace its values.
         processes: training processes to plan for; None for those of this launch.
-
-    Returns:
-        Whether it may be trained.
     """
     import torch
 
@@ -147,12 +141,9 @@ def _check_rewards(findings: Findings, data: TrainingData) -> None:
     except ACPOError as error:
         findings.problem(str(error))
         return
-    refused = [
-        row["answer"]
-        for row, value in zip(rows, right, strict=True)
-        if value is not None and value <= 0
-    ]
-    unjudged = [row["answer"] for row, value in zip(rows, right, strict=True) if value is None]
+    answers = [(row["answer"], value) for row, value in zip(rows, right, strict=True)]
+    refused = [answer for answer, value in answers if value is not None and value <= 0]
+    unjudged = [answer for answer, value in answers if value is None]
     earning = len(rows) - len(refused) - len(unjudged)
     if rows:
         (findings.fine if earning else findings.problem)(
@@ -219,13 +210,9 @@ def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processe
 
 def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int) -> None:
     import torch
-    from transformers import AutoConfig
 
     findings.section("memory")
-    config = AutoConfig.from_pretrained(
-        adapter_base(name) or name, trust_remote_code=recipe.config.trust_remote_code
-    )
-    parameters = count_parameters(config)
+    parameters = count_parameters(shape_of(recipe, name))
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
     needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)
@@ -234,6 +221,8 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
         f"moments take {needed / GIB:.2f} GiB per process if sharded over {processes}; "
         "activations come on top, in packs that fit"
     )
+    if advice := sampler_advice(parameters):
+        findings.note(advice)
     if torch.cuda.is_available() and not recipe.config.use_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = recipe.config.vllm_gpu_memory_utilization if recipe.config.use_vllm else 0.0

@@ -11,12 +11,12 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
-from acpo.train.accuracy import BeforeAndAfter, Recorder
+from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
 from acpo.train.checks import check_lengths, check_model, check_packages
 from acpo.train.data import TrainingData, build_data
 from acpo.train.plan import prompts_used
 from acpo.train.recipe import Recipe, read_recipe
-from acpo.train.report import Report, draw_curves, measured, summary
+from acpo.train.report import Report, draw_curves, summary
 
 if TYPE_CHECKING:
     from acpo import ACPOConfig
@@ -33,12 +33,7 @@ class Run(NamedTuple):
 
 
 class TrainingClock(TrainerCallback):
-    """Time from before the first to after the last update, rollouts included.
-
-    Attributes:
-        seconds: on the wall.
-        cpu_seconds: of this process, summed over its threads.
-    """
+    """Time from before the first to after the last update, rollouts included."""
 
     def __init__(self) -> None:
         self.began: tuple[float, float] | None = None
@@ -54,30 +49,26 @@ class TrainingClock(TrainerCallback):
 
 
 class LiveProgress(TrainerCallback):
-    """One line for the whole run; where there is no terminal, a line now and then.
+    """One line for the whole run; where there is no terminal, ten in its course.
 
     Args:
         reward: name of the reward function whose mean is shown.
         is_accuracy: whether that mean is the share of right answers.
-        lines: how many lines to print when the output is not a terminal.
     """
 
-    def __init__(self, reward: str, *, is_accuracy: bool, lines: int = 10) -> None:
-        self.is_accuracy = is_accuracy
-        self.key, self.lines = f"rewards/{reward}/mean", lines
+    def __init__(self, reward: str, *, is_accuracy: bool) -> None:
+        self.key, self.is_accuracy = f"rewards/{reward}/mean", is_accuracy
         self.bar: tqdm | None = None
-        self.shown = ""
         self.next_line = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
-            terminal = sys.stderr.isatty()
             self.bar = tqdm(
                 total=state.max_steps,
                 initial=state.global_step,
                 desc="training",
                 unit="update",
-                disable=not terminal,
+                disable=not sys.stderr.isatty(),
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,11 +80,11 @@ class LiveProgress(TrainerCallback):
         if self.bar is None or logs.get(self.key) is None:
             return
         mean = logs[self.key]
-        self.shown = f"accuracy {mean:.1%}" if self.is_accuracy else f"reward {mean:.3f}"
-        self.bar.set_postfix_str(self.shown)
+        shown = f"accuracy {mean:.1%}" if self.is_accuracy else f"reward {mean:.3f}"
+        self.bar.set_postfix_str(shown)
         if self.bar.disable and state.global_step >= self.next_line:
-            self.next_line = state.global_step + state.max_steps / self.lines
-            print(f"update {state.global_step}/{state.max_steps}  {self.shown}", flush=True)
+            self.next_line = state.global_step + state.max_steps / 10
+            print(f"update {state.global_step}/{state.max_steps}  {shown}", flush=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar is not None:
@@ -101,14 +92,9 @@ class LiveProgress(TrainerCallback):
 
 
 def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
-    """Train what a recipe describes.
+    """Train what a recipe describes, some of its values replaced by `--key value` pairs.
 
-    Args:
-        path: the recipe.
-        overrides: `--key value` pairs that replace its values.
-
-    Returns:
-        The report, also written to `<output_dir>/report.json`.
+    The report is also written to `<output_dir>/report.json`.
     """
     run = prepare(read_recipe(path, overrides))
     config, trainer = run.recipe.config, run.trainer
@@ -143,10 +129,6 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     Raises:
         ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
     """
-    from trl import get_peft_config, get_quantization_config
-
-    from acpo import ACPOTrainer
-
     config, model = recipe.config, recipe.model
     check_packages(recipe)
     name = resolve_model(recipe.model_name, recipe.output_dir)
@@ -171,16 +153,28 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     else:
         _check_evaluation(config)
     recorder = Recorder()
-    rewards = [recorder.around(data.rewards[0]), *data.rewards[1:]]
+    trainer = _build_trainer(recipe, name, tokenizer, data, recorder)
+    return _with_callbacks(recipe, data, trainer, recorder)
+
+
+def _build_trainer(
+    recipe: Recipe, name: str, tokenizer: Any, data: TrainingData, recorder: Recorder
+) -> Any:
+    from trl import get_peft_config, get_quantization_config
+
+    from acpo import ACPOTrainer
+
+    config, model = recipe.config, recipe.model
+    kwargs: Any = config.model_init_kwargs
     adapter = adapter_base(name) is not None
     if adapter and model.use_peft:
         raise ACPOError(
             f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
             "already: leave use_peft out to train it on, or name its base model"
         )
-    trainer: Any = ACPOTrainer(
-        model=load_model(name, trainable=True, **config.model_init_kwargs) if adapter else name,
-        reward_funcs=rewards,
+    return ACPOTrainer(
+        model=load_model(name, trainable=True, **kwargs) if adapter else name,
+        reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
         args=config,
         train_dataset=data.train,
         eval_dataset=data.held_out,
@@ -188,7 +182,6 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         peft_config=get_peft_config(model),
         quantization_config=get_quantization_config(model),
     )
-    return _with_callbacks(recipe, data, trainer, recorder)
 
 
 def _check_evaluation(config: "ACPOConfig") -> None:
@@ -229,8 +222,10 @@ def _finish(run: Run) -> Report:
         updates=state.global_step,
         train_seconds=round(run.clock.seconds, 1),
         train_cpu_seconds=round(run.clock.cpu_seconds, 1),
+        before=accuracy(before),
+        after=accuracy(after),
+        problems=len({sample.prompt for sample in after}),
     )
-    report = measured(report, before, after)
     if run.recipe.task.report and state.is_world_process_zero:
         folder = run.recipe.output_dir
         draw_curves(state.log_history, report, folder / "curves.png")

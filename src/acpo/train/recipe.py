@@ -42,9 +42,8 @@ class TaskArguments:
     held_out: int = _option("Problems kept aside; accuracy on them before and after.", 0)
     held_out_data: str | None = _option("A file or hub id with the held-out problems.")
     held_out_split: str | None = _option("Its split, when on the hub. Unset: the task's, or test.")
-    reward_funcs: list[str] | None = field(
-        default=None,
-        metadata={"help": "Dotted paths, my_rewards.py:NAME. Unset: the task's grader."},
+    reward_funcs: list[str] | None = _option(  # noqa: RUF009
+        "Dotted paths, my_rewards.py:NAME. Unset: the task's grader."
     )
     report: bool = _option("Write curves.png and report.json, and print a summary.", True)
     try_next: list[str] | None = field(
@@ -54,15 +53,7 @@ class TaskArguments:
 
 
 class Recipe(NamedTuple):
-    """A parsed recipe.
-
-    Attributes:
-        path: of the YAML file.
-        task: what to train on.
-        config: how to train.
-        model: what to train.
-        given: the options set in the file or on the command line.
-    """
+    """A parsed recipe; `given` are the options set in the file or on the command line."""
 
     path: Path
     task: TaskArguments
@@ -85,10 +76,6 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Parse a recipe and its overrides (`--key value`).
 
     A recipe without `output_dir` writes to `runs/<name of the recipe>`.
-
-    Raises:
-        ACPOError: for a file that is missing or no mapping, an unknown key (the nearest is
-            suggested) or a value of the wrong type.
     """
     path = Path(path)
     values = _read_yaml(path)

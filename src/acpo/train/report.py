@@ -12,7 +12,7 @@ from typing import Any
 
 from acpo.intervals import Estimate
 from acpo.tasks.chain import ChainProblem
-from acpo.train.accuracy import Sample, accuracy
+from acpo.train.accuracy import Sample
 
 REPORT = "report.json"
 CURVES = {
@@ -72,19 +72,6 @@ class Report:
         path = folder / REPORT
         path.write_text(json.dumps(content, indent=2) + "\n")
         return path
-
-
-def measured(report: Report, before: Sequence[Sample], after: Sequence[Sample]) -> Report:
-    """The report with the accuracies of two sets of samples."""
-    problems = len({sample.prompt for sample in after})
-    return Report(
-        **{
-            **vars(report),
-            "before": accuracy(before),
-            "after": accuracy(after),
-            "problems": problems,
-        }
-    )
 
 
 def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from acpo.errors import ACPOError
 from acpo.jsonl import Row, read_jsonl
 from acpo.linefile import Closing, LineFile
-from acpo.verify.code import Backend
+from acpo.verify.code import CodeBackend
 from acpo.verify.remote import RemoteBackend
 from acpo.verify.rewards import completion_text
 from acpo.verify.sandbox import sandbox, unsafe_local
@@ -52,7 +52,7 @@ def join(rows: list[Row], problems: Path, id_field: str) -> list[Row]:
     return [known[name] for name in names]
 
 
-def backend(remote: str | None, unsafe: bool, cpu_seconds: int) -> Backend:
+def backend(remote: str | None, unsafe: bool, cpu_seconds: int) -> CodeBackend:
     """Where code runs, as the command line asks for it."""
     limits = Limits(cpu_seconds=cpu_seconds, wall_seconds=3.0 * cpu_seconds)
     if remote and unsafe:

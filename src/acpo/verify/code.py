@@ -1,16 +1,13 @@
 """Code completions to verdicts: a backend runs them, this side compares."""
 
-import atexit
 import functools
-import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.pool import Pool, available_cores
+from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.rewrite import Case
 from acpo.verify.sandbox import Execution, ProgramRun, Reply, sandbox
@@ -18,9 +15,11 @@ from acpo.verify.session import Limits
 from acpo.verify.verdict import Outcome, Verdict
 
 MAX_CODE_CHARS = 100_000
+AnyProblem = CodeProblem | Mapping[str, Any]
+CodeJob = tuple[str, AnyProblem]
 
 
-class Backend(Protocol):
+class CodeBackend(Protocol):
     """Where solutions run. It returns what they did, and never learns what was expected."""
 
     limits: Limits
@@ -36,13 +35,6 @@ class Backend(Protocol):
     ) -> Execution: ...
 
 
-class CodeJob(NamedTuple):
-    """One completion and the problem it answers."""
-
-    text: str
-    problem: CodeProblem | Mapping[str, Any]
-
-
 class CodePool(Pool[CodeJob]):
     """Code verification, `workers` sandboxes at a time, each made for one solution.
 
@@ -54,58 +46,38 @@ class CodePool(Pool[CodeJob]):
         SandboxUnavailableError: No backend was given and bubblewrap does not work here.
     """
 
-    def __init__(self, workers: int | None = None, backend: Backend | None = None) -> None:
-        backend = backend or sandbox()
-        super().__init__(functools.partial(_CodeWorker, backend), workers or available_cores())
+    def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
+        super().__init__(functools.partial(_CodeWorker, backend or sandbox()), workers)
 
-    def verify(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Future[Verdict]:
-        """The verdict on `text`, when a sandbox was free to make it."""
-        return self.submit(CodeJob(text, problem))
-
-    async def verify_async(self, text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
-        """The verdict on `text` without blocking the event loop."""
-        return await self.submit_async(CodeJob(text, problem))
-
-    def verify_all(
-        self, pairs: Iterable[tuple[str, CodeProblem | Mapping[str, Any]]]
-    ) -> list[Verdict]:
-        """Verdicts on (text, problem) pairs, in their order."""
-        return self.run(CodeJob(*pair) for pair in pairs)
+    def job(self, text: str, reference: AnyProblem) -> CodeJob:
+        return text, reference
 
 
 class _CodeWorker:
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: CodeBackend) -> None:
         self._backend = backend
 
     def run(self, job: CodeJob) -> Verdict:
-        return judge_code(job.text, job.problem, self._backend)
+        return judge_code(*job, self._backend)
 
     def close(self) -> None:
         """Nothing outlives a job."""
 
 
-def verify_code(text: str, problem: CodeProblem | Mapping[str, Any]) -> Verdict:
+shared_pool = once_per_process(CodePool)
+"""The pool that `verify_code` and the reward functions of this process share."""
+
+
+def verify_code(text: str, problem: AnyProblem) -> Verdict:
     """Verify one completion against a problem or a dataset row, with this process's shared pool.
 
     Raises:
         SandboxUnavailableError: bubblewrap does not work here.
     """
-    return shared_pool().submit(CodeJob(text, problem)).result()
+    return shared_pool().verify(text, problem).result()
 
 
-def shared_pool() -> CodePool:
-    """The pool that `verify_code` and the reward functions of this process share."""
-    return _shared_pool(os.getpid())
-
-
-@functools.lru_cache(maxsize=1)
-def _shared_pool(pid: int) -> CodePool:
-    pool = CodePool()
-    atexit.register(lambda: pool.close() if os.getpid() == pid else None)
-    return pool
-
-
-def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Backend) -> Verdict:
+def judge_code(text: str, problem: AnyProblem, backend: CodeBackend) -> Verdict:
     """Extract the program of `text`, run it on `backend`, compare what came back."""
     if not isinstance(problem, CodeProblem):
         try:
@@ -129,7 +101,7 @@ def judge_code(text: str, problem: CodeProblem | Mapping[str, Any], backend: Bac
     return _judge_calls(sources, problem, backend)
 
 
-def _judge_calls(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_calls(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     cases = iter(problem.cases)
     answered = 0
     failure: Verdict | None = None
@@ -164,7 +136,7 @@ def _failure(reply: Reply, case: Case) -> Verdict | None:
     return Verdict(Outcome.INCORRECT, f"wrong value for {expression}")
 
 
-def _judge_program(code: str, problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_program(code: str, problem: CodeProblem, backend: CodeBackend) -> Verdict:
     seconds = 0.0
     limit = backend.limits.problem_seconds
     for case in problem.stdio:
@@ -196,7 +168,7 @@ def _same_output(output: bytes, expected: str) -> bool:
     return lines(printed) == lines(expected)
 
 
-def _judge_asserts(sources: list[str], problem: CodeProblem, backend: Backend) -> Verdict:
+def _judge_asserts(sources: list[str], problem: CodeProblem, backend: CodeBackend) -> Verdict:
     nonce = secrets.token_hex(16)
     test = {
         "prelude": problem.prelude,

@@ -19,15 +19,10 @@ _UNORDERED = ("set", "frozenset", "dict")
 def matches(
     data: Any, expected: Any, rule: Rule, *, rel_tol: float = 1e-9, abs_tol: float = 0.0
 ) -> bool:
-    """Whether the encoded value `data` satisfies `expected`.
+    """Whether `data`, as the sandbox sent it, satisfies the plain value `expected`.
 
-    Args:
-        data: What the sandbox sent. Anything that is not an encoded value matches nothing.
-        expected: The expected plain value.
-        rule: `equal` is type-strict; `numeric` lets an int and a float of the same value match;
-            `close` is `math.isclose`; `truthy` and `falsy` ignore `expected`.
-        rel_tol: For `close`.
-        abs_tol: For `close`.
+    `equal` is type-strict; `numeric` lets an int and a float of the same value match; `close` is
+    `math.isclose`; `truthy` and `falsy` ignore `expected`. What is no encoded value never matches.
     """
     try:
         if rule == "close":

@@ -1,6 +1,7 @@
 """Which part of a completion is the answer. Plain string search: linear on any text."""
 
 import re
+from collections.abc import Iterator
 
 THINK_CLOSERS = ("</think>", "</thinking>")
 THINK_OPENERS = ("<think>", "<thinking>")
@@ -16,6 +17,7 @@ _SENTENCE = re.compile(
 # A full stop that ends a sentence, not one inside a number or behind an abbreviation.
 _FULL_STOP = re.compile(r"\.(?=\s|$|\*\*)")
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 
 
@@ -86,20 +88,18 @@ def _braced(text: str, box: int) -> str:
     start = text.find("{", box)
     if start < 0 or text[box:start].strip() not in BOXES:
         return ""
+    closing = (position for position, depth in brace_depths(text, start) if depth == 0)
+    end = next(closing, None)
+    return "" if end is None else text[start + 1 : end].strip()
+
+
+def brace_depths(text: str, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Where the braces of `text` are, escaped ones left out, and how many are open after each."""
     depth = 0
-    position = start
-    while position < len(text):
-        char = text[position]
-        if char == "\\":
-            position += 1
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start + 1 : position].strip()
-        position += 1
-    return ""
+    for match in _BRACE.finditer(text, start):
+        if len(match[0]) == 1:
+            depth += 1 if match[0] == "{" else -1
+            yield match.start(), depth
 
 
 def extract_code(text: str, entry_point: str | None = None) -> str | None:

@@ -16,6 +16,9 @@ _ACCENTS = frozenset({"\\overline", "\\vec", "\\hat", "\\bar", "\\tilde", "\\wid
 _OPERATORS = {"*": "*", "\\cdot": "*", "\\times": "*", "\\ast": "*", "/": "/", "\\div": "/"}
 _CLOSERS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 _CLOSERS |= {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert"}
+_FENCES = {"|": "abs", "\\lvert": "abs", "\\vert": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
+_OF_TWO = {"\\frac": "/", **dict.fromkeys(("\\binom", "\\dbinom", "\\tbinom"), "binomial")}
+_CONSTANTS = {"\\pi": "pi", "\\infty": "inf"}
 _GREEK_NAMES = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
 sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell
@@ -176,10 +179,8 @@ class _Parser:
         token = self._peek()
         if token in ("(", "[", "{"):
             return self._group()
-        if token in ("|", "\\lvert", "\\vert"):
-            return ("abs", self._group())
-        if token in ("\\lfloor", "\\lceil"):
-            return ("floor" if token == "\\lfloor" else "ceil", self._group())
+        if token in _FENCES:
+            return (_FENCES[token], self._group())
         self._take()
         if _is_number(token):
             return ("number", Fraction(token.rstrip(".")))
@@ -209,16 +210,12 @@ class _Parser:
         return "".join(parts)
 
     def _command(self, token: str) -> Node:
-        if token == "\\frac":
-            return ("/", self._argument(), self._argument())
-        if token in ("\\binom", "\\dbinom", "\\tbinom"):
-            return ("binomial", self._argument(), self._argument())
+        if token in _OF_TWO:
+            return (_OF_TWO[token], self._argument(), self._argument())
         if token == "\\sqrt":
             return self._square_root()
-        if token == "\\pi":
-            return ("constant", "pi")
-        if token == "\\infty":
-            return ("constant", "inf")
+        if token in _CONSTANTS:
+            return ("constant", _CONSTANTS[token])
         if token in _FUNCTIONS:
             return self._call(token)
         raise Unreadable(f"{token!r} is not understood")

@@ -123,8 +123,17 @@ def _reap(pid: int) -> int:
         return 0
 
 
-def serve_spawns(control: socket.socket, memory_bytes: int, judge: Judge = compare_job) -> None:
-    """Fork and reap workers for the parent until it closes the control channel."""
+def prepare_server() -> None:
+    """Be quiet, and let the CPU timer end whatever is forked from here."""
+    logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+
+
+def serve_spawns(control_fd: int, memory_bytes: int, judge: Judge) -> None:
+    """Say that all is ready; fork and reap workers until the parent closes the channel."""
+    control = socket.socket(fileno=control_fd)
+    control.sendall(b"ready\n")
     children: set[int] = set()
     try:
         while True:
@@ -145,20 +154,16 @@ def serve_spawns(control: socket.socket, memory_bytes: int, judge: Judge = compa
 
 
 def main(control_fd: int, memory_bytes: int) -> None:
-    """Import and warm math-verify, say so, then serve."""
-    logging.disable(logging.CRITICAL)
+    """Import and warm math-verify, then serve."""
+    prepare_server()
     sys.setrecursionlimit(5_000)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
     guard_sympy()
     for answer, gold in _WARM_UP:
         compare(answer, gold)
     clear_caches()
     gc.collect()
     gc.freeze()
-    control = socket.socket(fileno=control_fd)
-    control.sendall(b"ready\n")
-    serve_spawns(control, memory_bytes)
+    serve_spawns(control_fd, memory_bytes, compare_job)
 
 
 if __name__ == "__main__":

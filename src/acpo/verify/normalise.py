@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
+from acpo.verify.extract import brace_depths
+
 MAX_ANSWER_CHARS = 2_000
 MAX_DEPTH = 40
 MAX_DIGITS = 400
@@ -290,17 +292,5 @@ def oversized(text: str) -> str | None:
 
 def balanced(text: str) -> bool:
     """Whether every brace of `text` has its partner."""
-    depth = 0
-    escaped = False
-    for char in text:
-        if escaped:
-            escaped = False
-        elif char == "\\":
-            escaped = True
-        elif char == "{":
-            depth += 1
-        elif char == "}":
-            depth -= 1
-            if depth < 0:
-                return False
-    return depth == 0
+    depths = [depth for _, depth in brace_depths(text)]
+    return not depths or (min(depths) == 0 == depths[-1])

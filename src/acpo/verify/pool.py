@@ -1,19 +1,22 @@
 """A bounded pool that turns jobs into verdicts, from any thread and from asyncio."""
 
 import asyncio
+import atexit
+import functools
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from acpo.errors import ACPOError
+from acpo.linefile import Closing
 from acpo.verify.verdict import Verdict
 
 Job = TypeVar("Job", contravariant=True)
 AnyJob = TypeVar("AnyJob")
+Made = TypeVar("Made", bound=Closing)
 
 # Long enough that a waiting coroutine costs nothing, short against the cheapest job that can fill
 # the queue.
@@ -39,14 +42,33 @@ class Worker(Protocol[Job]):
     def close(self) -> None: ...
 
 
-class Pool(Generic[AnyJob]):
+def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
+    """`make`, called once per process (a fork is another) and closed at its end."""
+
+    @functools.lru_cache(maxsize=8)
+    def made(pid: int, *arguments: Any) -> Made:
+        thing = make(*arguments)
+        atexit.register(lambda: thing.close() if os.getpid() == pid else None)
+        return thing
+
+    return lambda *arguments: made(os.getpid(), *arguments)
+
+
+class Pool(Closing, Generic[AnyJob]):
     """Threads that each own one `Worker` and take jobs from one bounded queue.
 
     The time limit of a job starts when its worker takes it: waiting is never billed. When
     `4 * workers` jobs wait, `submit` blocks, so a producer cannot outrun the workers.
+
+    Args:
+        make_worker: Makes what does the jobs of one thread.
+        workers: Threads; None for one per CPU core.
     """
 
-    def __init__(self, make_worker: Callable[[], Worker[AnyJob]], workers: int) -> None:
+    def __init__(
+        self, make_worker: Callable[[], Worker[AnyJob]], workers: int | None = None
+    ) -> None:
+        workers = available_cores() if workers is None else workers
         if workers < 1:
             raise ACPOError(f"workers={workers}: a pool needs at least 1 worker")
         self._make_worker = make_worker
@@ -63,6 +85,28 @@ class Pool(Generic[AnyJob]):
     @property
     def workers(self) -> int:
         return len(self._threads)
+
+    def job(self, text: str, reference: Any) -> AnyJob | Verdict:
+        """What to ask a worker about `text`, or the verdict where none has to be asked."""
+        raise NotImplementedError
+
+    def verify(self, text: str, reference: Any) -> Future[Verdict]:
+        """The verdict on `text`, which may come at once."""
+        job = self.job(text, reference)
+        if not isinstance(job, Verdict):
+            return self.submit(job)
+        done: Future[Verdict] = Future()
+        done.set_result(job)
+        return done
+
+    async def verify_async(self, text: str, reference: Any) -> Verdict:
+        """The verdict on `text` without blocking the event loop."""
+        job = self.job(text, reference)
+        return job if isinstance(job, Verdict) else await self.submit_async(job)
+
+    def verify_all(self, pairs: Iterable[tuple[str, Any]]) -> list[Verdict]:
+        """Verdicts on (text, reference) pairs, in their order."""
+        return [future.result() for future in [self.verify(*pair) for pair in pairs]]
 
     def submit(self, job: AnyJob) -> Future[Verdict]:
         """Queue one job, waiting while the queue is full."""
@@ -98,16 +142,8 @@ class Pool(Generic[AnyJob]):
         for thread in self._threads:
             thread.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
+    def __exit__(self, *error: object) -> None:
+        if isinstance(error[1], KeyboardInterrupt):
             self.cancel()
         else:
             self.close()

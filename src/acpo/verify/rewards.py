@@ -8,19 +8,25 @@ columns of which the data must have one, so that a trainer can say what is missi
 
 import asyncio
 import functools
+import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.verify import code, math
 from acpo.verify.extract import THINK_CLOSERS, THINK_OPENERS, extract_answer
+from acpo.verify.pool import Pool
 from acpo.verify.problem import PROBLEM_COLUMNS, code_in_prompt
 from acpo.verify.verdict import Outcome, Verdict
 
 Reward = Callable[..., Any]
 Pairs = list[tuple[str, Any]]
+GetPool = Callable[[], Pool[Any]]
+MakePairs = Callable[[Any, Any, dict[str, Any]], Pairs]
+Needed = tuple[frozenset[str], ...]
 
 CODE_PROMPT = "code_prompt"
 """The column in which prepared data keep a row's own `prompt`, which trainers take for theirs."""
@@ -47,22 +53,12 @@ def _content(message: Mapping[str, Any]) -> str:
 
 def math_reward(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
     """Correctness of math answers against the column `gold_field`: 1, `wrong`, or None."""
-
-    def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pairs = _math_pairs(completions, columns, gold_field)
-        return _rewards(math.shared_pool().verify_all(pairs), pairs, wrong, columns)
-
-    return _needing(math_correct, frozenset({gold_field}))
+    return _reward("math_correct", *_math(gold_field), wrong)
 
 
 def math_reward_async(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
     """`math_reward` as a coroutine function."""
-
-    async def math_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pairs = _math_pairs(completions, columns, gold_field)
-        return _rewards(await _verify_async(math.shared_pool(), pairs), pairs, wrong, columns)
-
-    return _needing(math_correct, frozenset({gold_field}))
+    return _reward_async("math_correct", *_math(gold_field), wrong)
 
 
 def code_reward(*, wrong: float = 0.0) -> Reward:
@@ -70,31 +66,69 @@ def code_reward(*, wrong: float = 0.0) -> Reward:
 
     A row's `prompt` is its column `code_prompt` or `problem`, else the code in the trainer's own.
     """
-
-    def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pairs = _code_pairs(prompts, completions, columns)
-        return _rewards(code.shared_pool().verify_all(pairs), pairs, wrong, columns)
-
-    return _needing(code_correct, *PROBLEM_COLUMNS)
+    return _reward("code_correct", code.shared_pool, _code_pairs, PROBLEM_COLUMNS, wrong)
 
 
 def code_reward_async(*, wrong: float = 0.0) -> Reward:
     """`code_reward` as a coroutine function."""
-
-    async def code_correct(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
-        pairs = _code_pairs(prompts, completions, columns)
-        return _rewards(await _verify_async(code.shared_pool(), pairs), pairs, wrong, columns)
-
-    return _needing(code_correct, *PROBLEM_COLUMNS)
+    return _reward_async("code_correct", code.shared_pool, _code_pairs, PROBLEM_COLUMNS, wrong)
 
 
-def _needing(reward: Reward, *columns: frozenset[str]) -> Reward:
-    reward.required_columns = columns  # type: ignore[attr-defined]
+def _math(gold_field: str) -> tuple[GetPool, MakePairs, Needed]:
+    pairs = functools.partial(_math_pairs, gold_field)
+    return math.shared_pool, pairs, (frozenset({gold_field}),)
+
+
+def _reward(
+    name: str, pool: GetPool, make_pairs: MakePairs, needed: Needed, wrong: float
+) -> Reward:
+    def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pairs = make_pairs(prompts, completions, columns)
+        return _rewards(pool().verify_all(pairs), pairs, wrong, columns)
+
+    return _named(reward, name, needed)
+
+
+def _reward_async(
+    name: str, pool: GetPool, make_pairs: MakePairs, needed: Needed, wrong: float
+) -> Reward:
+    async def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+        pairs = make_pairs(prompts, completions, columns)
+        shared = pool()
+        verdicts = await asyncio.gather(*(shared.verify_async(*pair) for pair in pairs))
+        return _rewards(verdicts, pairs, wrong, columns)
+
+    return _named(reward, name, needed)
+
+
+def _named(reward: Reward, name: str, needed: Needed) -> Reward:
+    reward.__name__ = name
+    reward.required_columns = needed  # type: ignore[attr-defined]
     return reward
 
 
-async def _verify_async(pool: Any, pairs: Pairs) -> list[Verdict]:
-    return await asyncio.gather(*(pool.verify_async(*pair) for pair in pairs))
+def around(
+    reward: Reward,
+    *,
+    inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    after: Callable[[Any, dict[str, Any]], Any] = lambda values, columns: values,
+) -> Reward:
+    """The same reward function, plain or async, run in a context, what it returns passed on."""
+
+    @functools.wraps(reward)
+    async def run_async(*args: Any, **columns: Any) -> Any:
+        with inside():
+            values = await reward(*args, **columns)
+        return after(values, columns)
+
+    @functools.wraps(reward)
+    def run(*args: Any, **columns: Any) -> Any:
+        with inside():
+            values = reward(*args, **columns)
+        return after(values, columns)
+
+    calls = (reward, getattr(reward, "__call__", None))  # noqa: B004
+    return run_async if any(map(inspect.iscoroutinefunction, calls)) else run
 
 
 def answer_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
@@ -130,15 +164,7 @@ def soft_overlong(*, max_length: int, cache_length: int) -> Reward:
     return soft_overlong_penalty
 
 
-math_correct = math_reward()
-math_correct_signed = math_reward(wrong=-1.0)
-math_correct_async = math_reward_async()
-code_correct = code_reward()
-code_correct_signed = code_reward(wrong=-1.0)
-code_correct_async = code_reward_async()
-
-
-def _math_pairs(completions: Any, columns: dict[str, Any], gold_field: str) -> Pairs:
+def _math_pairs(gold_field: str, prompts: Any, completions: Any, columns: dict[str, Any]) -> Pairs:
     if gold_field not in columns:
         known = sorted(name for name, value in columns.items() if isinstance(value, list))
         raise ACPOError(f"gold_field={gold_field!r}: the dataset has no such column, only {known}")
@@ -168,15 +194,19 @@ def _code_pairs(prompts: Any, completions: Any, columns: dict[str, Any]) -> Pair
 def _rewards(
     verdicts: Sequence[Verdict], pairs: Pairs, wrong: float, columns: dict[str, Any]
 ) -> list[float | None]:
-    log_metric = columns.get("log_metric")
-    if log_metric is not None and verdicts:
-        counts = Counter(verdict.outcome for verdict in verdicts)
-        for outcome in Outcome:
-            log_metric(f"verify/{outcome}", counts[outcome] / len(verdicts))
+    log_outcomes(verdicts, columns.get("log_metric"))
     for verdict, (_, reference) in zip(verdicts, pairs, strict=True):
         if verdict.outcome is Outcome.UNPARSEABLE_GOLD:
             _name_once(_row_name(reference), verdict.detail)
     return [verdict.reward(wrong=wrong) for verdict in verdicts]
+
+
+def log_outcomes(verdicts: Sequence[Verdict], log_metric: Callable[..., Any] | None) -> None:
+    """Log the share of every outcome, where there is somewhere to log it."""
+    if log_metric is not None and verdicts:
+        counts = Counter(verdict.outcome for verdict in verdicts)
+        for outcome in Outcome:
+            log_metric(f"verify/{outcome}", counts[outcome] / len(verdicts))
 
 
 def _row_name(reference: Any) -> str:
@@ -195,3 +225,11 @@ def _name_once(name: str, detail: str) -> None:
         name,
         detail,
     )
+
+
+math_correct = math_reward()
+math_correct_signed = math_reward(wrong=-1.0)
+math_correct_async = math_reward_async()
+code_correct = code_reward()
+code_correct_signed = code_reward(wrong=-1.0)
+code_correct_async = code_reward_async()

@@ -42,12 +42,7 @@ _CONSTANTS = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.
 
 
 def cases_from_test(test: str, entry_point: str, *, numeric: bool = False) -> tuple[Case, ...]:
-    """The asserts of `test` as cases.
-
-    Args:
-        test: Top-level asserts, or a `check(candidate)` function of asserts and the call to it.
-        entry_point: The function under test.
-        numeric: Whether an int and a float of the same value are equal in these tests.
+    """The asserts of `test` as cases: top-level ones, or those of a `check(candidate)`.
 
     Raises:
         Untranslatable: Some statement is not an assert that compares a call with a constant.

@@ -11,9 +11,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError, ACPOWarning
+from acpo.linefile import Closing
 from acpo.verify import runner
 from acpo.verify.seccomp import seccomp_filter
 from acpo.verify.session import Launcher, Limits, Session, SessionEnded
@@ -115,7 +116,7 @@ class LocalBackend:
             return Execution(message, None, sessions.seconds)
 
 
-class _Sessions:
+class _Sessions(Closing):
     """The sessions of one run, closed together."""
 
     def __init__(self, launcher: Launcher, limits: Limits) -> None:
@@ -139,10 +140,7 @@ class _Sessions:
     def seconds(self) -> float:
         return self._opened[0].seconds if self._opened else 0.0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         for session in self._opened:
             session.close()
 

@@ -1,10 +1,11 @@
-"""A seccomp filter for bubblewrap: system calls that no solution needs and an escape would."""
+"""Seccomp filters, and bubblewrap's: system calls that no solution needs and an escape would."""
 
 import errno
 import platform
 import struct
+from collections.abc import Iterable, Sequence
 
-# (audit architecture, {name: number}) per machine; numbers from the kernel's unistd tables.
+# Numbers from the kernel's unistd tables.
 _SHARED = {
     "memfd_secret": 447,
     "io_uring_setup": 425,
@@ -30,48 +31,52 @@ _AARCH64 = _SHARED | {
     "process_vm_writev": 271, "finit_module": 273, "bpf": 280, "userfaultfd": 282,
     "memfd_create": 279,
 }  # fmt: skip
-# machine: (audit architecture, denied calls, clone, socket)
-_MACHINES = {
-    "x86_64": (0xC000003E, _X86_64, 56, 41),
-    "aarch64": (0xC00000B7, _AARCH64, 220, 198),
-}
+# machine: (denied calls, clone, socket)
+_MACHINES = {"x86_64": (_X86_64, 56, 41), "aarch64": (_AARCH64, 220, 198)}
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _CLONE3 = 435
 _X32_BIT = 0x40000000
 _NAMESPACE_FLAGS = 0x7E020000
 _SOCKET_DOMAINS = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6: those the new namespaces confine
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
-_ALLOW = 0x7FFF0000
+LOAD, EQUAL, _AT_LEAST, ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, ARGUMENTS = 0, 4, 16
 _ERRNO = 0x00050000
+
+Step = tuple[int, int, int, int]
+"""An operation, how many steps to skip where its test holds and where not, and its operand."""
+ALLOW: Step = (_RETURN, 0, 0, 0x7FFF0000)
+DENY: Step = (_RETURN, 0, 0, _ERRNO | errno.EPERM)
 
 
 def seccomp_filter() -> bytes | None:
     """The filter as bubblewrap reads it, or None on a machine whose call numbers are unknown."""
-    if platform.machine() not in _MACHINES:
+    machine = platform.machine()
+    if machine not in _MACHINES:
         return None
-    architecture, denied, clone, socket = _MACHINES[platform.machine()]
-    deny = [(_RETURN, 0, 0, _ERRNO | errno.EPERM)]
-    allow = [(_RETURN, 0, 0, _ALLOW)]
-    program = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_EQUAL, 1, 0, architecture),
-        *deny,
-        (_LOAD, 0, 0, _NUMBER),
+    denied, clone, socket = _MACHINES[machine]
+    flags = [(LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, _NAMESPACE_FLAGS), DENY, ALLOW]
+    domains = [(LOAD, 0, 0, ARGUMENTS)]
+    for domain in _SOCKET_DOMAINS:
+        domains += [(EQUAL, 0, 1, domain), ALLOW]
+    domains += [DENY]
+    looks = [(EQUAL, 0, len(flags), clone), *flags, (EQUAL, 0, len(domains), socket), *domains]
+    return filter_program(machine, sorted(denied.values()), looks)
+
+
+def filter_program(machine: str, denied: Iterable[int], looks: Sequence[Step]) -> bytes:
+    """A filter that denies calls by number, then takes `looks` at others, and allows the rest."""
+    program: list[Step] = [
+        (LOAD, 0, 0, _ARCHITECTURE),
+        (EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        DENY,
+        (LOAD, 0, 0, _NUMBER),
         (_AT_LEAST, 0, 1, _X32_BIT),
-        *deny,
+        DENY,
         # glibc falls back to clone, whose flags a filter can read.
-        (_EQUAL, 0, 1, _CLONE3),
+        (EQUAL, 0, 1, _CLONE3),
         (_RETURN, 0, 0, _ERRNO | errno.ENOSYS),
     ]
-    for number in sorted(denied.values()):
-        program += [(_EQUAL, 0, 1, number), *deny]
-    flags = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _NAMESPACE_FLAGS), *deny, *allow]
-    domains = [(_LOAD, 0, 0, _FIRST_ARGUMENT)]
-    for domain in _SOCKET_DOMAINS:
-        domains += [(_EQUAL, 0, 1, domain), *allow]
-    domains += deny
-    program += [(_EQUAL, 0, len(flags), clone), *flags]
-    program += [(_EQUAL, 0, len(domains), socket), *domains]
-    program += allow
-    return b"".join(struct.pack("=HBBI", *step) for step in program)
+    for number in denied:
+        program += [(EQUAL, 0, 1, number), DENY]
+    return b"".join(struct.pack("=HBBI", *step) for step in (*program, *looks, ALLOW))

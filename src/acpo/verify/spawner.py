@@ -1,14 +1,24 @@
-"""The parent's side of a worker server: start it, ask for workers, have them killed."""
+"""The parent's side of worker processes: their server, one worker, and a pool of them."""
 
+import contextlib
+import functools
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from typing import Any
 
+from acpo.errors import ACPOError
 from acpo.verify.mathworker import KILL, SPAWN
+from acpo.verify.pool import AnyJob, Pool
+from acpo.verify.verdict import Outcome, Verdict
 
+_WALL_PER_CPU_SECOND = 30.0
 _START_SECONDS = 120.0
 _REPLY_SECONDS = 30.0
 
@@ -18,13 +28,7 @@ class SpawnError(OSError):
 
 
 class Spawner:
-    """One server process that forks workers. Safe to use from several threads.
-
-    Args:
-        memory_bytes: Address space of one worker.
-        module: What the server runs.
-        arguments: What it is told besides.
-    """
+    """One server process, of `module`, that forks workers. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -45,7 +49,7 @@ class Spawner:
             try:
                 control = self._running()
                 socket.send_fds(control, [SPAWN], [theirs.fileno()])
-                return int(self._reply(control)), ours
+                return int(_read_line(control)), ours
             except (OSError, ValueError) as error:
                 ours.close()
                 self._stop()
@@ -60,7 +64,7 @@ class Spawner:
                 return 0
             try:
                 self._control.sendall(KILL + str(pid).encode())
-                return int(self._reply(self._control))
+                return int(_read_line(self._control))
             except (OSError, ValueError):
                 self._stop()
                 return 0
@@ -87,20 +91,10 @@ class Spawner:
             )
         self._control = ours
         ours.settimeout(_START_SECONDS)
-        if self._reply(ours) != b"ready":
+        if _read_line(ours) != b"ready\n":
             raise SpawnError("it ended before it was ready; see its message above")
         ours.settimeout(_REPLY_SECONDS)
         return ours
-
-    @staticmethod
-    def _reply(control: socket.socket) -> bytes:
-        line = b""
-        while not line.endswith(b"\n"):
-            chunk = control.recv(64)
-            if not chunk:
-                break
-            line += chunk
-        return line.strip()
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -113,3 +107,100 @@ class Spawner:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+
+
+def _read_line(channel: socket.socket) -> bytes:
+    """Up to the next end of a line, or to the end of what is said."""
+    line = b""
+    while not line.endswith(b"\n") and (chunk := channel.recv(4096)):
+        line += chunk
+    return line
+
+
+def _receive(channel: socket.socket) -> dict[str, Any] | None:
+    """A worker's reply, or None when it died or got no CPU for too long."""
+    with contextlib.suppress(OSError):
+        line = _read_line(channel)
+        return json.loads(line) if line.endswith(b"\n") else None
+    return None
+
+
+class WorkerProcess:
+    """One worker process, replaced whenever it dies."""
+
+    def __init__(self, spawner: Spawner, cpu_seconds: float) -> None:
+        self._spawner = spawner
+        self._cpu_seconds = cpu_seconds
+        self._pid = 0
+        self._channel: socket.socket | None = None
+        with contextlib.suppress(SpawnError):  # the first job asks again, and reports it
+            self._connected()
+
+    def run(self, job: Any) -> Verdict:
+        """The worker's verdict on a job, a named tuple, or what became of the worker."""
+        line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
+        for _ in range(2):
+            try:
+                channel = self._connected()
+                channel.sendall(line)
+            except SpawnError as error:
+                return Verdict(Outcome.INFRA_ERROR, str(error))
+            except OSError:  # it retired after its last job; a fresh one takes this one
+                self._kill()
+                continue
+            start = time.perf_counter()
+            reply = _receive(channel)
+            if reply is not None:
+                if "error" in reply:
+                    raise ACPOError(reply["error"])
+                return Verdict(Outcome(reply["outcome"]), reply["detail"], reply["seconds"])
+            seconds = time.perf_counter() - start
+            status = self._kill()
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+                continue
+            return self._death(status, seconds)
+        return Verdict(Outcome.INFRA_ERROR, "two workers in a row ended without an answer")
+
+    def close(self) -> None:
+        self._kill()
+
+    def _kill(self) -> int:
+        """Kill the worker, if there is one; its wait status."""
+        if self._channel is None:
+            return 0
+        self._channel.close()
+        self._channel = None
+        return self._spawner.kill(self._pid)
+
+    def _connected(self) -> socket.socket:
+        if self._channel is None:
+            self._pid, self._channel = self._spawner.spawn()
+            self._channel.settimeout(self._cpu_seconds * _WALL_PER_CPU_SECOND)
+        return self._channel
+
+    def _death(self, status: int, seconds: float) -> Verdict:
+        sent = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        if sent == signal.SIGKILL or status == 0:
+            return Verdict(Outcome.INFRA_ERROR, "the worker was killed or starved", seconds)
+        if sent == signal.SIGPROF:
+            detail = f"more than {self._cpu_seconds} s of CPU time"
+            return Verdict(Outcome.TIMEOUT, detail, seconds)
+        return Verdict(Outcome.LIMIT, "the answer ends its worker", seconds)
+
+
+class ProcessPool(Pool[AnyJob]):
+    """A pool whose workers are processes, and the server that forks them."""
+
+    def __init__(
+        self,
+        kind: type[WorkerProcess],
+        spawner: Spawner,
+        cpu_seconds: float,
+        workers: int | None,
+    ) -> None:
+        self._spawner = spawner
+        super().__init__(functools.partial(kind, spawner, cpu_seconds), workers)
+
+    def close(self) -> None:
+        super().close()
+        self._spawner.close()

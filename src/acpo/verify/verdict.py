@@ -19,13 +19,8 @@ UNDECIDED = frozenset({Outcome.UNPARSEABLE_GOLD, Outcome.INFRA_ERROR})
 
 
 class Verdict(NamedTuple):
-    """One verified answer.
-
-    Attributes:
-        outcome: How the verification ended.
-        detail: Why, in a few words. For people; nothing decides on it.
-        seconds: Time the verification ran, without the time it waited in a queue.
-    """
+    """One verified answer: how it ended, why in a few words for people, and the time it ran,
+    without the time it waited in a queue."""
 
     outcome: Outcome
     detail: str = ""

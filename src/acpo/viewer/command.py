@@ -1,17 +1,13 @@
 """The commands that write pages. Light to import: everything heavy is imported by the verbs."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from acpo.annotate.evidence import Place
-    from acpo.records import Trace
-
 
 def view(
-    trace: Path = typer.Argument(help="A trace, as `acpo trace` makes them."),
+    trace: Path = typer.Argument(help="A trace, or the output folder of a training run."),
     output: Path | None = typer.Option(
         None, "--output", "-o", help="The page (default: TRACE.html)."
     ),
@@ -23,36 +19,40 @@ def view(
     annotations: Path | None = typer.Option(
         None, help="Mark first errors; file that `acpo annotate propose` wrote."
     ),
+    live: bool = typer.Option(False, "--live", help="Serve the page of a run while it trains."),
+    port: int = typer.Option(0, min=0, max=65535, help="Of --live (default: any that is free)."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.method_columns import method_columns, methods_to_show
-    from acpo.records import Trace
-    from acpo.viewer.credit import write_credit_page
+    from acpo.errors import ACPOError
+    from acpo.records import HEADER, Trace
+    from acpo.viewer.credit import credit_blocks, credit_page
+    from acpo.viewer.live import LiveServer, run_answers, run_blocks
+    from acpo.viewer.run import is_run
+    from acpo.viewer.shell import write_page
 
-    source = Trace.open(trace).of_step(step)
-    chosen = methods_to_show(source, methods)
+    if live:
+        is_trace = (trace / HEADER).exists()
+        if not trace.is_dir() or is_trace or output or annotations or step is not None:
+            raise ACPOError(
+                f"--live {trace}: give the output_dir of `acpo train`, without --output, --step "
+                "and --annotations"
+            )
+        with LiveServer(run_answers(trace, methods=methods, prompts=prompts), port) as server:
+            typer.echo(f"{server.address}\nCtrl+C ends it; training goes on.")
+            try:
+                server.serve_forever()
+            except KeyboardInterrupt:
+                return
     page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
-    shown = write_credit_page(
-        source,
-        page,
-        methods={method.name: method_columns(source, method)._asdict() for method in chosen},
-        titles={method.name: method.title for method in chosen},
-        prompts=prompts,
-        errors=_errors(source, annotations) if annotations else None,
-    )
+    options: dict[str, Any] = {"methods": methods, "prompts": prompts, "annotations": annotations}
+    if is_run(trace):
+        blocks = run_blocks(trace, step=step, **options)
+    else:
+        source = Trace.open(trace).of_step(step)
+        blocks = credit_blocks(source, name=source.path.name, **options)
+    write_page(credit_page(blocks), page)
+    shown = len(blocks["page"]["groups"])
     typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
-
-
-def _errors(trace: "Trace", path: Path) -> "dict[int, Place]":
-    """First errors by row of the trace, whoever vouches for them: the page says who does."""
-    from acpo.annotate.annotations import Annotations
-    from acpo.annotate.evidence import Accept, error_places
-    from acpo.annotate.pairs import select
-
-    opened = Annotations.read(path)
-    selection = select(trace, step=opened.step)
-    found, _ = error_places(selection, opened, Accept.ALL_PROPOSALS)
-    return {trajectory.row: place for trajectory, place in found}
 
 
 def review(

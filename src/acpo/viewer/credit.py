@@ -1,6 +1,6 @@
 """The credit page: where a method's credit goes, token by token, on the completions of a trace."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,10 @@ import numpy as np
 from acpo.annotate.evidence import Place
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import Columns, PromptGroup, TracePayload, prompt_groups
-from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
+from acpo.viewer.payload import PromptGroup, TracePayload, prompt_groups
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
 
 MOST_TOKENS = 500_000  # about 85 MB
-
 STYLES = (*TOKEN_STYLES, "credit.css")
 SCRIPTS = (
     *TOKEN_SCRIPTS,
@@ -23,73 +22,102 @@ SCRIPTS = (
     "card.js",
     "overview.js",
     "credit.js",
+    "run.js",
     "controls.js",
 )
+Blocks = dict[str, Any]
+"""Data of a page by element id: `page`, and `group-N` for every prompt of it."""
 
 
-def write_credit_page(
-    trace: Trace,
-    output: Path,
+def credit_page(blocks: Blocks, *, live: bool = False) -> str:
+    """The HTML of what `credit_blocks` gave."""
+    page = blocks["page"]
+    name = page["model"] or page["name"]
+    return render_page(
+        template="credit.html",
+        title=f"{name} · token credit",
+        styles=STYLES,
+        scripts=SCRIPTS,
+        blocks=blocks | {"page": page | {"live": live}},
+        live=live,
+    )
+
+
+def credit_blocks(
+    trace: Trace | None,
     *,
-    methods: Mapping[str, Columns],
-    titles: Mapping[str, str],
-    prompts: int,
-    errors: Mapping[int, Place] | None = None,
-) -> int:
-    """Write one HTML file.
+    name: str,
+    methods: str | None = None,
+    prompts: int = 64,
+    annotations: Path | None = None,
+    most_tokens: int | None = None,
+) -> Blocks:
+    """What the page shows of a trace; of no trace, nothing.
 
     Args:
         trace: What to show.
-        output: The file.
-        methods: By name, the columns of every method to show side by side.
-        titles: Their names for people.
-        prompts: How many prompts to show, spread evenly over the trace and so over its steps.
-        errors: First errors of wrong completions, by row of the trace.
-
-    Returns:
-        How many prompts the page shows.
+        name: For a page of a trace that names no model.
+        methods: Rows side by side, with commas; see `methods_to_show`.
+        prompts: How many to show, spread evenly over the trace and so over its steps.
+        annotations: A file of first errors.
+        most_tokens: Show fewer prompts than asked for where they hold more.
 
     Raises:
         TraceError: The trace holds no token, or is damaged.
-        ACPOError: The file cannot be written, or no browser could open it.
+        ACPOError: No browser could open it, or a method or an annotation does not fit.
     """
+    page: dict[str, Any] = {"name": name, "methods": [], "groups": [], "prompts": 0, "run": None}
+    page |= dict.fromkeys(("model", "method", "temperature"), "")
+    if trace is None:
+        return {"page": page | {"errors": 0, "steps": 0}}
+    from acpo.method_columns import method_columns, methods_to_show
+
     trace.require()
+    chosen = methods_to_show(trace, methods)
+    errors = error_places_by_row(trace, annotations) if annotations else {}
     groups = prompt_groups(trace)
-    shown = spread(groups, prompts)
-    _require_size(trace, shown)
-    payload = TracePayload(trace, methods, errors)
-    page = {
-        "model": _text(trace.header.get("model")),
-        "method": _text(trace.header.get("method")),
-        "temperature": _text(trace.header.get("temperature")),
-        "methods": [{"name": name, "title": titles[name]} for name in methods],
+    shown = _fitting(trace, spread(groups, prompts), most_tokens)
+    columns = {method.name: method_columns(trace, method)._asdict() for method in chosen}
+    payload = TracePayload(trace, columns, errors)
+    header = {key: trace.header.get(key) for key in ("model", "method", "temperature")}
+    page |= {key: "" if value is None else str(value) for key, value in header.items()}
+    page |= {
+        "methods": [{"name": method.name, "title": method.title} for method in chosen],
         "prompts": len(groups),
-        "errors": len(errors or {}),
+        "errors": len(errors),
         "steps": len(set(payload.rollouts["step"])),
         "groups": _index(payload, shown),
     }
     blocks = {f"group-{number}": payload.group(group) for number, group in enumerate(shown)}
-    html = render_page(
-        template="credit.html",
-        title=f"{page['model'] or trace.path.name} · token credit",
-        styles=STYLES,
-        scripts=SCRIPTS,
-        blocks={"page": page, **blocks},
-    )
-    write_page(html, output)
-    return len(shown)
+    return {"page": page, **blocks}
 
 
-def _require_size(trace: Trace, groups: Sequence[PromptGroup]) -> None:
+def error_places_by_row(trace: Trace, path: Path) -> dict[int, Place]:
+    """First errors, whoever vouches for them: the page says who does."""
+    from acpo.annotate.annotations import Annotations
+    from acpo.annotate.evidence import Accept, error_places
+    from acpo.annotate.pairs import select
+
+    opened = Annotations.read(path)
+    found, _ = error_places(select(trace, step=opened.step), opened, Accept.ALL_PROPOSALS)
+    return {trajectory.row: place for trajectory, place in found}
+
+
+def _fitting(
+    trace: Trace, groups: Sequence[PromptGroup], most: int | None
+) -> Sequence[PromptGroup]:
     lengths = trace.rollouts["tokens"].to_numpy()
     totals = np.cumsum([lengths[list(group.rows)].sum() for group in groups])
-    if totals[-1] > MOST_TOKENS:
-        fits = int(np.searchsorted(totals, MOST_TOKENS, side="right"))
+    fits = int(np.searchsorted(totals, most or MOST_TOKENS, side="right"))
+    if most is not None:
+        return groups[: max(fits, 1)]
+    if fits < len(groups):
         remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
         raise ACPOError(
             f"{len(groups)} prompts of {trace.path} hold {totals[-1]:,} tokens, and a page at most "
             f"{MOST_TOKENS:,}: {remedy}"
         )
+    return groups
 
 
 def spread(groups: Sequence[PromptGroup], count: int) -> list[PromptGroup]:
@@ -149,7 +177,3 @@ def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, A
             }
         )
     return rows
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)

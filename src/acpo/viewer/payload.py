@@ -6,7 +6,7 @@ hex number. No valid text holds these code points.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,9 +24,6 @@ FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
 Columns = Mapping[str, np.ndarray]
 """Of one method, as long as the trace: `credit`, `advantage`, `update`."""
-
-LENGTHS = ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4))
-"""First and last lead byte of characters of several bytes, and how many they have."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,8 @@ class TracePayload:
         if "mode_id" in self.trace.columns:
             columns["mode_id"] = self._integers("mode_id")
         if "is_mode" in self.trace.columns:
-            known = self.trace.table("is_mode")["is_mode"].to_pylist()
-            columns["is_mode"] = np.array([True if x is None else x for x in known], dtype=np.uint8)
+            known = self.trace.table("is_mode")["is_mode"].fill_null(True)
+            columns["is_mode"] = known.to_numpy().astype(np.uint8)
         return columns
 
     def _integers(self, name: str) -> np.ndarray:
@@ -115,7 +112,7 @@ class TracePayload:
 
     def group(self, group: PromptGroup) -> dict[str, Any]:
         """The block of one prompt; it needs no other."""
-        vocabulary = _Vocabulary()
+        vocabulary: dict[bytes, int] = {}
         completions = [self._completion(row, vocabulary) for row in group.rows]
         first = group.rows[0]
         return {
@@ -123,10 +120,10 @@ class TracePayload:
             "prompt": self.prompt(first),
             "answer": self.rollouts["answer"][first],
             "completions": completions,
-            "pieces": [piece_text(piece) for piece in vocabulary.pieces],
+            "pieces": [piece_text(piece) for piece in vocabulary],
         }
 
-    def _completion(self, row: int, vocabulary: "_Vocabulary") -> dict[str, Any]:
+    def _completion(self, row: int, vocabulary: dict[bytes, int]) -> dict[str, Any]:
         first, last = int(self.starts[row]), int(self.starts[row + 1])
         pieces = self._pieces(first, last)
         facts = {name: _plain(self.rollouts[name][row]) for name in FACTS}
@@ -142,7 +139,7 @@ class TracePayload:
         return {
             "facts": facts,
             "length": last - first,
-            "piece": packed(vocabulary.indices(pieces)),
+            "piece": packed(_numbered(pieces, vocabulary)),
             "joined": joined_characters(pieces),
             "columns": cut,
             "methods": methods,
@@ -159,7 +156,7 @@ class TracePayload:
             for piece, token in zip(pieces, ids, strict=True)
         ]
 
-    def _top(self, first: int, last: int, vocabulary: "_Vocabulary") -> dict[str, Any] | None:
+    def _top(self, first: int, last: int, vocabulary: dict[bytes, int]) -> dict[str, Any] | None:
         if not self.tops or first == last:
             return None
         cut = {
@@ -176,7 +173,7 @@ class TracePayload:
         }
         if "top_pieces" in cut:
             flat = [piece for row in cut["top_pieces"] for piece in _padded(row, k, b"")]
-            top["piece"] = packed(vocabulary.indices(flat))
+            top["piece"] = packed(_numbered(flat, vocabulary))
         return top
 
 
@@ -222,20 +219,10 @@ def last_user_turn(prompt: str) -> tuple[str, str]:
     return "", ""
 
 
-class _Vocabulary:
-    """Distinct pieces of a block, numbered as they come."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[bytes, int] = {}
-
-    @property
-    def pieces(self) -> Iterable[bytes]:
-        return self.numbers
-
-    def indices(self, pieces: Sequence[bytes]) -> np.ndarray:
-        numbers = self.numbers
-        found = [numbers.setdefault(piece, len(numbers)) for piece in pieces]
-        return np.array(found, dtype=np.uint32)
+def _numbered(pieces: Sequence[bytes], vocabulary: dict[bytes, int]) -> np.ndarray:
+    """The pieces as places in a vocabulary, which grows as they come."""
+    found = [vocabulary.setdefault(piece, len(vocabulary)) for piece in pieces]
+    return np.array(found, dtype=np.uint32)
 
 
 def _padded(row: Sequence[Any] | None, k: int, blank: Any) -> list[Any]:
@@ -289,21 +276,12 @@ def _join(run: Sequence[int], pieces: Sequence[bytes]) -> Mapping[int, str]:
     shared: set[int] = set()
     at = 0
     while at < len(data):
-        end = min(at + _character_length(data[at]), len(data))
-        character = piece_text(data[at:end])
-        if len(character) != 1:  # not a whole character: one byte at a time
-            end, character = at + 1, piece_text(data[at : at + 1])
-        shown[owners[at]] += character
+        ends = range(at + 1, min(at + 4, len(data)) + 1)
+        end = next((end for end in ends if _is_text(data[at:end])), at + 1)  # a character or a byte
+        shown[owners[at]] += piece_text(data[at:end])
         for byte in range(at + 1, end):
             if owners[byte] != owners[at]:
                 shown[owners[byte]] += piece_text(data[byte : byte + 1])
                 shared |= {owners[at], owners[byte]}
         at = end
     return {position: shown[position] for position in sorted(shared)}
-
-
-def _character_length(lead: int) -> int:
-    for first, last, length in LENGTHS:
-        if first <= lead <= last:
-            return length
-    return 1

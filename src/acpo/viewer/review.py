@@ -15,7 +15,7 @@ from acpo.records import Trace
 from acpo.viewer.payload import PromptGroup, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
-STYLES = (*TOKEN_STYLES, "credit.css", "review.css")
+STYLES = (*TOKEN_STYLES, "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
 
 
@@ -32,16 +32,7 @@ class _TextOnly(TracePayload):
 def write_review_page(
     trace: Trace, annotations: Annotations, output: Path, *, limit: int | None = None
 ) -> int:
-    """Write one HTML file.
-
-    Args:
-        trace: What the annotations were made from.
-        annotations: What was proposed.
-        output: The file.
-        limit: Only the first so many prompts.
-
-    Returns:
-        How many items the page asks about.
+    """Write one HTML file about the first `limit` prompts; how many items it asks about.
 
     Raises:
         ACPOError: The annotations are of another trace, nothing was proposed, or the file cannot
@@ -110,26 +101,15 @@ def _items(group: PromptPairs, annotations: Annotations, *, number: int, first: 
 
 
 def _proposals(record: Record, annotations: Annotations) -> list[dict[str, Any]]:
-    return [
-        {
-            "annotator": name,
-            "status": record.proposals[name].status.value,
-            "span": record.proposals[name].span,
-            "rationale": record.proposals[name].rationale,
-            "detail": record.proposals[name].detail,
-        }
-        for name in annotations.annotators
-        if name in record.proposals
+    shown = ("annotator", "status", "span", "rationale", "detail")
+    proposals = [
+        record.proposals[name] for name in annotations.annotators if name in record.proposals
     ]
+    return [{name: getattr(proposal, name) for name in shown} for proposal in proposals]
 
 
 def _earlier(review: Review | None) -> dict[str, Any] | None:
     if review is None:
         return None
-    return {
-        "decision": review.decision.value,
-        "span": review.span,
-        "annotator": review.annotator,
-        "error": review.error,
-        "reviewer": review.reviewer,
-    }
+    shown = ("decision", "span", "annotator", "error", "reviewer")
+    return {name: getattr(review, name) for name in shown}

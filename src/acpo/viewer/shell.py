@@ -38,17 +38,16 @@ def render_page(
     styles: Sequence[str],
     scripts: Sequence[str],
     blocks: Mapping[str, Any],
-    **context: Any,
+    live: bool = False,
 ) -> str:
     """An HTML page.
 
     Args:
-        template: File under `page/`, extending `shell.html`; filled with autoescape on.
+        template: Extends `shell.html`; filled with autoescape on.
         title: Of the window.
-        styles: Files under `page/`, joined in order.
-        scripts: Files under `page/`, joined in order into one strict function scope.
+        styles, scripts: Joined in order, the scripts into one strict function scope.
         blocks: Data by element id; `readBlock(id)` in the page gives it back.
-        **context: What else the template names.
+        live: Whether it may ask the server it came from.
     """
     style = "".join(_source(name) for name in styles)
     script = '"use strict";\n(() => {\n' + "".join(_source(name) for name in scripts) + "})();\n"
@@ -57,21 +56,16 @@ def render_page(
         .get_template(template)
         .render(
             title=title,
-            policy=content_security_policy(style=style, script=script),
+            policy=content_security_policy(style=style, script=script, live=live),
             style=Markup(style),
             script=Markup(script),
             blocks={name: Markup(to_json(value)) for name, value in blocks.items()},
-            **context,
         )
     )
 
 
 def write_page(html: str, output: Path) -> None:
-    """Write a page, and the folder it is in.
-
-    Raises:
-        ACPOError: It cannot be written.
-    """
+    """Write a page, and the folder it is in, or raise `ACPOError`."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(html, encoding="utf-8", newline="\n")
@@ -81,13 +75,14 @@ def write_page(html: str, output: Path) -> None:
         ) from error
 
 
-def content_security_policy(*, style: str, script: str) -> str:
+def content_security_policy(*, style: str, script: str, live: bool) -> str:
     """Only this style sheet and this script; no request, no frame, no form, no markup from text."""
     return "; ".join(
         (
             "default-src 'none'",
             f"script-src '{_digest(script)}'",
             f"style-src '{_digest(style)}'",
+            *(["connect-src 'self'"] if live else []),
             "base-uri 'none'",
             "form-action 'none'",
             "require-trusted-types-for 'script'",

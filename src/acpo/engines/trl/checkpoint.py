@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import xxhash
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, send_to_device
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
@@ -163,14 +163,13 @@ def require_whole(checkpoint: Path) -> None:
     raise ACPOError(f"resume_from_checkpoint={str(checkpoint)!r}: {wrong}; {remedy}")
 
 
-def save_state(state: dict[str, Any], folder: str, rank: int) -> None:
-    """Write one process's part of the run that transformers does not know about."""
-    torch.save(state, Path(folder) / f"acpo_state_{rank}.pt")
+def _state_file(folder: str, rank: int) -> Path:
+    return Path(folder) / f"acpo_state_{rank}.pt"
 
 
 def load_state(folder: str, rank: int) -> dict[str, Any]:
-    """Read what `save_state` wrote."""
-    path = Path(folder) / f"acpo_state_{rank}.pt"
+    """One process's part of what `save_trainer` wrote."""
+    path = _state_file(folder, rank)
     if not path.is_file():
         raise ACPOError(
             f"{path} is missing; resume with the number of processes the checkpoint was written "
@@ -202,10 +201,8 @@ def to_resume_from(asked: Any, folder: Path) -> str | None:
 def begin(trainer: Any, asked: Any) -> str | None:
     """Claim the output folder for a trainer's run; the checkpoint it goes on from, if any.
 
-    One process looks, since checksums read whole files, and tells the others.
-
-    Raises:
-        ACPOError: the checkpoint is damaged or of another run, or the folder holds another run.
+    One process looks, since checksums read whole files, and tells the others. Refused are a
+    damaged checkpoint, one of another run, and a folder that holds another run.
     """
     outcome: list[Any] = [None, None]
     if trainer.accelerator.is_main_process:
@@ -294,8 +291,9 @@ def save_trainer(trainer: Any, folder: str) -> None:
         "measured": trainer.rollouts.measured,
         "budget": trainer.packed.settings.budget,
         "guard": trainer.guard.state(),
+        "recorder": trainer.recorder and trainer.recorder.state(),
     }
-    save_state(state, folder, trainer.accelerator.process_index)
+    torch.save(state, _state_file(folder, trainer.accelerator.process_index))
     if trainer.args.should_save:
         identity.write(Path(folder), trainer.identity)
 
@@ -303,12 +301,11 @@ def save_trainer(trainer: Any, folder: str) -> None:
 def load_trainer(trainer: Any, folder: str) -> None:
     """Put back what `save_trainer` wrote."""
     state = load_state(folder, trainer.accelerator.process_index)
-    device = trainer.accelerator.device
+    state = send_to_device(state, trainer.accelerator.device)
     trainer._step = state["step"]
-    trainer._buffered_inputs = state["rollout"] and [
-        {k: v.to(device) if hasattr(v, "to") else v for k, v in part.items()}
-        for part in state["rollout"]
-    ]
+    trainer._buffered_inputs = state["rollout"]
+    if trainer.recorder and state.get("recorder"):
+        trainer.recorder.load(state["recorder"])
     trainer.rollouts.fresh_prompts.position = state["fresh_prompts"]
     trainer.packed.settings.budget = state["budget"]
     trainer.guard.load(state["guard"])

@@ -1,261 +1,188 @@
 """`ACPOConfig`: TRL's GRPOConfig, with the objective chosen by one name."""
 
 import copy
+import dataclasses
 import json
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from trl import GRPOConfig
 
 from acpo.errors import ACPOError
-from acpo.objectives import Method, get_method
+from acpo.objectives import METHODS, Method, get_method
+from acpo.objectives.methods import ALIASES
 
-METHOD_OPTIONS = (
-    "tau_pos",
-    "tau_neg",
-    "sapo_temperature_pos",
-    "sapo_temperature_neg",
-    "offset",
-    "mismatch_scale",
-    "align_tol",
-    "entropy_norm",
-    "epsilon",
-    "epsilon_high",
-    "top_entropy_quantile",
-    "gamma",
-    "entropy_limit",
-    "initial_entropy",
-    "alpha1",
-    "alpha2",
-    "norm",
-)
-"""Fields that set an option of the method; unset, the method's own value holds."""
-
-
-class Refusal(NamedTuple):
-    """Values an option may have, and why it may have no other.
-
-    Attributes:
-        accepts: whether a value does nothing here.
-        reason: the rest of the message, remedy included.
-    """
-
-    accepts: Callable[[Any], bool]
-    reason: str
-
-
-def _only(*values: Any) -> Callable[[Any], bool]:
-    return lambda value: value in values
-
-
-_VESPO = Refusal(lambda value: value in (2.0, 3.0), "VESPO is not a row of the table; leave it out")
-_ADAPTIVE = "the adaptive entropy controller is not implemented; use a fixed entropy_coef"
-_COMPILE = "the decoder layers are compiled by themselves; see compile_layers"
-
-IN_BACKWARD = ("lomo", "layerwise")
-REFUSALS: dict[str, Refusal] = {
-    "loss_type": Refusal(_only(None), "the objective is chosen by method=; leave loss_type out"),
-    "importance_sampling_level": Refusal(
-        _only("token"), "the method decides; method='gspo' has sequence-level ratios"
+REFUSALS = {
+    "loss_type": "the objective is chosen by method=; leave loss_type out",
+    "importance_sampling_level": "the method decides; method='gspo' has sequence-level ratios",
+    "delta": "two-sided clipping belongs to no row of the table; leave it out",
+    **dict.fromkeys(
+        ("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+        "VESPO is not a row of the table; leave it out",
     ),
-    "delta": Refusal(
-        _only(None), "two-sided clipping belongs to no row of the table; leave it out"
+    **dict.fromkeys(
+        (
+            *("use_adaptive_entropy", "entropy_coef_min", "entropy_coef_max"),
+            *("entropy_coef_delta", "entropy_target"),
+        ),
+        "the adaptive entropy controller is not implemented; use a fixed entropy_coef",
     ),
-    "vespo_k_pos": _VESPO,
-    "vespo_lambda_pos": _VESPO,
-    "vespo_k_neg": _VESPO,
-    "vespo_lambda_neg": _VESPO,
-    "use_adaptive_entropy": Refusal(_only(False), _ADAPTIVE),
-    "entropy_coef_min": Refusal(_only(0.0), _ADAPTIVE),
-    "entropy_coef_max": Refusal(_only(1.0), _ADAPTIVE),
-    "entropy_coef_delta": Refusal(_only(0.005), _ADAPTIVE),
-    "entropy_target": Refusal(_only(0.2), _ADAPTIVE),
-    "fp16": Refusal(
-        _only(False), "loss scaling hides non-finite gradients from the check; use bf16"
+    "fp16": "loss scaling hides non-finite gradients from the check; use bf16",
+    "fp16_full_eval": "use bf16",
+    **dict.fromkeys(
+        ("torch_compile", "torch_compile_backend", "torch_compile_mode"),
+        "the decoder layers are compiled by themselves; see compile_layers",
     ),
-    "fp16_full_eval": Refusal(_only(False), "use bf16"),
-    "torch_compile": Refusal(_only(False), _COMPILE),
-    "torch_compile_backend": Refusal(_only(None), _COMPILE),
-    "torch_compile_mode": Refusal(_only(None), _COMPILE),
-    "neftune_noise_alpha": Refusal(
-        _only(None), "its noise depends on how sequences are batched; leave it out"
+    "neftune_noise_alpha": "its noise depends on how sequences are batched; leave it out",
+    "label_smoothing_factor": "a policy gradient has no labels to smooth",
+    "deepspeed": "DeepSpeed steps the optimizer inside backward, before a non-finite gradient can "
+    "be skipped; use FSDP2",
+    "use_liger_kernel": "Liger replaces the model's forward; use "
+    "model_init_kwargs={'use_kernels': True}",
+    "liger_kernel_config": "see use_liger_kernel",
+    "optim": "it updates weights during backward, before the last pack; use adamw_torch_fused",
+    "parallelism_config": "tensor, context and sequence parallelism are not supported; use FSDP2",
+    "ddp_static_graph": "a step runs several packs, not all of which exchange gradients",
+    "ignore_data_skip": "a resumed run continues inside its rollout; leave it out",
+    "train_sampling_strategy": "prompts are drawn by TRL's own sampler; see shuffle_dataset",
+    "length_column_name": "prompts are drawn by TRL's own sampler; leave it out",
+    **dict.fromkeys(
+        (
+            *("top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"),
+            "vllm_structured_outputs_regex",
+        ),
+        "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
+        "every ratio, and the mode and delta are no longer the sampler's; leave it out",
     ),
-    "label_smoothing_factor": Refusal(_only(0.0), "a policy gradient has no labels to smooth"),
-    "deepspeed": Refusal(
-        _only(None),
-        "DeepSpeed steps the optimizer inside backward, before a non-finite gradient can be "
-        "skipped; use FSDP2",
-    ),
-    "use_liger_kernel": Refusal(
-        _only(False),
-        "Liger replaces the model's forward; use model_init_kwargs={'use_kernels': True}",
-    ),
-    "liger_kernel_config": Refusal(_only(None), "see use_liger_kernel"),
-    "optim": Refusal(
-        lambda value: not any(word in str(getattr(value, "value", value)) for word in IN_BACKWARD),
-        "it updates weights during backward, before the last pack; use adamw_torch_fused",
-    ),
-    "parallelism_config": Refusal(
-        _only(None), "tensor, context and sequence parallelism are not supported; use FSDP2"
-    ),
-    "ddp_static_graph": Refusal(
-        _only(None, False), "a step runs several packs, not all of which exchange gradients"
-    ),
-    "ignore_data_skip": Refusal(
-        _only(False), "a resumed run continues inside its rollout; leave it out"
-    ),
-    "train_sampling_strategy": Refusal(
-        _only("random"), "prompts are drawn by TRL's own sampler; see shuffle_dataset"
-    ),
-    "length_column_name": Refusal(
-        _only("length"), "prompts are drawn by TRL's own sampler; leave it out"
-    ),
-    "data_seed": Refusal(_only(None), "prompts are drawn with seed; leave data_seed out"),
-    "average_tokens_across_devices": Refusal(
-        _only(True), "normalisers always span all processes; leave it out"
-    ),
+    "data_seed": "prompts are drawn with seed; leave data_seed out",
+    "average_tokens_across_devices": "normalisers always span all processes; leave it out",
 }
+"""Options that may only have their default, at which they do nothing here, and why."""
+
+CHANGES_DRAWS = {
+    *("temperature", "do_sample", "num_beams", "top_p", "top_k", "min_p", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+}
+"""Keys of `generation_kwargs` after which tokens are no draws of softmax(logits / temperature)."""
+
+ALSO_FINE: dict[str, Callable[[Any], bool]] = {
+    "optim": lambda value: not re.search("lomo|layerwise", str(getattr(value, "value", value))),
+    "ddp_static_graph": lambda value: value is False,
+    "top_k": lambda value: value in (None, 0, -1),
+    "min_p": lambda value: value in (None, 0.0),
+    "generation_kwargs": lambda value: not CHANGES_DRAWS & set(value or ()),
+}
+"""Options of these that may have some other values too."""
 
 
 def refuse_unhonoured(config: Any) -> None:
     """Raise for the first option set to something this trainer would have to ignore."""
     if config.deepspeed is None and getattr(config, "deepspeed_plugin", None) is not None:
-        raise ACPOError(f"DeepSpeed was chosen by the launcher: {REFUSALS['deepspeed'].reason}")
-    for name, refusal in REFUSALS.items():
-        value = getattr(config, name, None)
-        if not refusal.accepts(value):
-            raise ACPOError(f"{name}={value!r} is not honoured: {refusal.reason}")
+        raise ACPOError(f"DeepSpeed was chosen by the launcher: {REFUSALS['deepspeed']}")
+    defaults = {entry.name: entry.default for entry in dataclasses.fields(config)}
+    for name in (name for name in REFUSALS if name in defaults):  # versions of TRL differ
+        value = getattr(config, name)
+        if value != defaults[name] and not (name in ALSO_FINE and ALSO_FINE[name](value)):
+            raise ACPOError(f"{name}={value!r} is not honoured: {REFUSALS[name]}")
 
 
-def _option(text: str) -> Any:
-    return field(default=None, metadata={"help": f"{text} Unset: the method's value."})
+def _option(text: str, default: Any = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+def _of_method(text: str) -> Any:
+    return _option(f"{text} Unset: the method's value.")
 
 
 @dataclass
 class ACPOConfig(GRPOConfig):
     """Training options. Every GRPOConfig option works, or is refused at construction.
 
-    Args:
-        method: a row of `acpo.objectives.METHODS`.
-        method_options: options of the method that have no field of their own, rows registered by
-            the user included.
-        update_layout: "packed", "padded" or "auto".
-        compile_layers: compile the decoder layers for the update. Unset: on CUDA, where sequences
-            are packed; the first two steps take some twenty seconds longer.
-        max_tokens_per_pack: token budget of one forward pass; from free memory when unset.
-        logits_bytes: memory for a chunk of logits in the head; from the device's size when unset.
-        sparse_head: leave out the head's gradient entries below this share of their token's
-            weight. 1e-5 halves the head's time at a hidden size of 4096 and leaves the gradient's
-            error where bfloat16 puts it (results/head_h200.json); unset, nothing is left out.
-        gradient_checkpointing: when unset, on only if a longest sequence would not fit without.
-        dynamic_sampling: replace groups without reward variance by fresh ones.
-        max_resample_times: how often to resample before training on what there is.
-        soft_overlong_cache: tokens before `max_completion_length` over which the reward falls
-            linearly by `soft_overlong_penalty`.
-        max_nonfinite_steps: consecutive skipped steps after which training stops.
-        stop_on_collapse: stop when the reward stays under a quarter of its best, with the best
-            checkpoint kept and its weights loaded.
-        record_rollouts: keep rollouts and their token statistics in `output_dir/trace`.
-        record_every: of so many rollouts, one is kept.
-        sampler: "generate" leaves rollouts to TRL (transformers or vLLM); "static" samples with
-            `acpo.sampling`, which suits small models on one GPU.
-        sampler_rows: completions "static" samples together; a process's whole rollout when unset.
-
-    Unset, `bf16` is on where there is a CUDA device. The remaining fields set options of the method
-    (see `docs/training.md`).
+    What the fields below mean, their `help` says (`acpo train --help` prints it). Unset, `bf16` is
+    on where there is a CUDA device. See also `docs/training.md`.
     """
 
-    method: str = field(default="acpo", metadata={"help": "The objective: a row of METHODS."})
-    method_options: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Options of the method that have no field here, as a mapping."},
+    method: str = _option("The objective: a row of METHODS.", "acpo")
+    method_options: dict[str, Any] | str | None = _option(  # noqa: RUF009
+        "Options of the method that have no field here, as a mapping; rows of your own included."
     )
-    update_layout: str = field(
-        default="auto", metadata={"help": "'packed', 'padded', or 'auto' to choose by device."}
+    update_layout: str = _option("'packed', 'padded', or 'auto' to choose by device.", "auto")
+    compile_layers: bool | None = _option(
+        "Compile decoder layers for the update; the first two steps take some twenty seconds "
+        "longer. Unset: on CUDA, when packed."
     )
-    compile_layers: bool | None = field(
-        default=None,
-        metadata={"help": "Compile decoder layers for the update. Unset: on CUDA, when packed."},
+    max_tokens_per_pack: int | None = _option(
+        "Token budget of one forward pass. Unset: from free memory."
     )
-    max_tokens_per_pack: int | None = field(
-        default=None, metadata={"help": "Token budget of one forward pass; from free memory."}
+    logits_bytes: int | None = _option(
+        "Memory for a chunk of logits in the head. Unset: from the device's size."
     )
-    logits_bytes: int | None = field(
-        default=None,
-        metadata={"help": "Memory for a chunk of logits; from the device's size when unset."},
+    sparse_head: float | None = _option(
+        "Leave out the head's gradient entries below this share of their token's weight. 1e-5 "
+        "halves the head's time at a hidden size of 4096 and leaves the gradient's error where "
+        "bfloat16 puts it (results/head_h200.json). Unset: none."
     )
-    sparse_head: float | None = field(
-        default=None,
-        metadata={"help": "Leave out head gradients below this share, e.g. 1e-5. Unset: none."},
+    gradient_checkpointing: bool | None = _option(  # type: ignore[assignment]
+        "Recompute activations. Unset: only if a longest sequence would not fit without."
     )
-    gradient_checkpointing: bool | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={"help": "Recompute activations. Unset: only if memory asks for it."},
+    dynamic_sampling: bool = _option(
+        "Replace groups whose rewards are all equal by fresh ones.", False
     )
-    dynamic_sampling: bool = field(
-        default=False, metadata={"help": "Replace groups whose rewards are all equal."}
+    max_resample_times: int = _option(
+        "Rounds of dynamic sampling before training on what there is.", 3
     )
-    max_resample_times: int = field(
-        default=3, metadata={"help": "Rounds of dynamic sampling before giving up."}
+    soft_overlong_cache: int | None = _option(
+        "Tokens before max_completion_length over which soft_overlong_penalty grows linearly."
     )
-    soft_overlong_cache: int | None = field(
-        default=None, metadata={"help": "Length over which the soft overlong penalty grows."}
+    soft_overlong_penalty: float = _option("Reward lost by a completion of the full length.", 1.0)
+    max_nonfinite_steps: int = _option("Consecutive skipped steps before training stops.", 10)
+    stop_on_collapse: bool = _option(
+        "Stop when the reward stays under a quarter of its best; the best checkpoint is kept and "
+        "its weights are loaded.",
+        False,
     )
-    soft_overlong_penalty: float = field(
-        default=1.0, metadata={"help": "Reward lost by a completion of the full length."}
+    record_rollouts: bool = _option("Write rollouts, token by token, to output_dir/trace.", False)
+    record_every: int = _option("Of so many rollouts, record_rollouts keeps one.", 1)
+    sampler: str = _option(
+        "'generate' leaves rollouts to TRL (transformers or vLLM); 'static' samples with a fixed "
+        "cache and CUDA graphs, which suits small models on one GPU.",
+        "generate",
     )
-    max_nonfinite_steps: int = field(
-        default=10, metadata={"help": "Consecutive non-finite steps before training stops."}
-    )
-    stop_on_collapse: bool = field(
-        default=False,
-        metadata={"help": "Stop a run whose reward collapsed; keep its best checkpoint."},
-    )
-    record_rollouts: bool = field(
-        default=False, metadata={"help": "Write rollouts, token by token, to output_dir/trace."}
-    )
-    record_every: int = field(
-        default=1, metadata={"help": "Of so many rollouts, record_rollouts keeps one."}
+    sampler_rows: int | None = _option(
+        "Completions the static sampler runs together. Unset: a process's whole rollout."
     )
 
-    sampler: str = field(
-        default="generate",
-        metadata={"help": "'generate' (TRL's own) or 'static' (fixed cache, CUDA graphs)."},
+    loss_type: str | None = _option("Not used; see method.")  # type: ignore[assignment]
+    scale_rewards: str | None = _option(  # type: ignore[assignment]
+        "'group', 'batch' or 'none'. Unset: the method's."
     )
-    sampler_rows: int | None = field(
-        default=None, metadata={"help": "Completions the static sampler runs together."}
-    )
-
-    loss_type: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "Not used; see method."}
-    )
-    scale_rewards: str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"help": "'group', 'batch' or 'none'. Unset: the method's."}
-    )
-    epsilon: float | None = _option("Lower clip range.")  # type: ignore[assignment]
-    epsilon_high: float | None = _option("Upper clip range.")
-    top_entropy_quantile: float | None = _option(  # type: ignore[assignment]
+    epsilon: float | None = _of_method("Lower clip range.")  # type: ignore[assignment]
+    epsilon_high: float | None = _of_method("Upper clip range.")
+    top_entropy_quantile: float | None = _of_method(  # type: ignore[assignment]
         "Share of tokens trained by 80/20."
     )
-    sapo_temperature_pos: float | None = _option("TRL's name of tau_pos.")  # type: ignore[assignment]
-    sapo_temperature_neg: float | None = _option("TRL's name of tau_neg.")  # type: ignore[assignment]
-    tau_pos: float | None = _option("Gate temperature where the advantage is positive.")
-    tau_neg: float | None = _option("Gate temperature elsewhere.")
-    offset: float | str | None = _option("ACPO's offset, a number or 'auto' (2/tau_pos).")
-    mismatch_scale: float | str | None = _option("Scale of mismatched tokens, or 'auto'.")
-    align_tol: float | None = _option("Tie tolerance of the policy mode.")
-    entropy_norm: float | str | None = _option("H_max: a number or 'batch_max'.")
-    gamma: float | None = _option("GTPO's entropy weight.")
-    entropy_limit: float | None = _option("GTPO's entropy limit.")
-    initial_entropy: float | None = field(
-        default=None,
-        metadata={"help": "GTPO: entropy of the initial policy. Unset: measured."},
+    sapo_temperature_pos: float | None = _of_method(  # type: ignore[assignment]
+        "TRL's name of tau_pos."
     )
-    alpha1: float | None = _option("GTPO (token entropy): weight of the outcome.")
-    alpha2: float | None = _option("GTPO (token entropy): weight of the entropy share.")
-    norm: str | None = _option("GTPO (token entropy): 'split' or 'joint' whitening.")
+    sapo_temperature_neg: float | None = _of_method(  # type: ignore[assignment]
+        "TRL's name of tau_neg."
+    )
+    tau_pos: float | None = _of_method("Gate temperature where the advantage is positive.")
+    tau_neg: float | None = _of_method("Gate temperature elsewhere.")
+    offset: float | str | None = _of_method("ACPO's offset, a number or 'auto' (2/tau_pos).")
+    mismatch_scale: float | str | None = _of_method("Scale of mismatched tokens, or 'auto'.")
+    align_tol: float | None = _of_method("Tie tolerance of the policy mode.")
+    entropy_norm: float | str | None = _of_method("H_max: a number or 'batch_max'.")
+    gamma: float | None = _of_method("GTPO's entropy weight.")
+    entropy_limit: float | None = _of_method("GTPO's entropy limit.")
+    initial_entropy: float | None = _option("GTPO: entropy of the initial policy. Unset: measured.")
+    alpha1: float | None = _of_method("GTPO (token entropy): weight of the outcome.")
+    alpha2: float | None = _of_method("GTPO (token entropy): weight of the entropy share.")
+    norm: str | None = _of_method("GTPO (token entropy): 'split' or 'joint' whitening.")
 
     def __post_init__(self) -> None:
         for name in ("offset", "mismatch_scale", "entropy_norm"):
@@ -281,10 +208,7 @@ class ACPOConfig(GRPOConfig):
     def objective(self) -> Method:
         """The method with this configuration's options."""
         given = {name: getattr(self, name) for name in METHOD_OPTIONS}
-        for ours, theirs in (
-            ("tau_pos", "sapo_temperature_pos"),
-            ("tau_neg", "sapo_temperature_neg"),
-        ):
+        for theirs, ours in ALIASES.items():
             if given[ours] is not None and given[theirs] not in (None, given[ours]):
                 raise ACPOError(
                     f"{ours}={given[ours]} and {theirs}={given[theirs]} name the same option; "
@@ -355,6 +279,14 @@ class ACPOConfig(GRPOConfig):
         whole.per_device_train_batch_size = self.per_device_train_batch_size * accumulation
         whole.steps_per_generation = self.steps_per_generation // accumulation
         return whole
+
+
+METHOD_OPTIONS = tuple(
+    name
+    for name in ACPOConfig.__annotations__
+    if name in {*ALIASES, *(option for method in METHODS.values() for option in method.options)}
+)
+"""Fields that set an option of the method; unset, the method's own value holds."""
 
 
 def _number(value: Any) -> Any:

@@ -22,6 +22,7 @@ from transformers.modeling_utils import AttentionInterface
 from acpo.engines.trl.packing import Layout
 from acpo.errors import ACPOError
 from acpo.head import TokenTerms, fused_policy_loss, language_model_head, token_stats
+from acpo.sampling.cache import unusual_attention, unusual_layers
 
 NAME = "acpo_packed"
 HALF = (torch.bfloat16, torch.float16)
@@ -181,11 +182,7 @@ class CompiledLayers:
     What is compiled is each layer's `forward`, so that the hooks of FSDP, DDP and gradient
     checkpointing stay around it. Shapes are dynamic from the start: packs differ in length, and
     none compiles anew. Generation keeps the layers as they were, and so does a layer that torch
-    cannot compile, with its reason in the log.
-
-    Args:
-        policy: the model, unwrapped.
-        backend: of `torch.compile`.
+    cannot compile, with its reason in the log. The policy is unwrapped.
     """
 
     def __init__(self, policy: Any, backend: str = "inductor") -> None:
@@ -233,16 +230,9 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 def choose_attention(
     model: Any, *, device: torch.device, half_precision: bool, wanted: str = "auto"
 ) -> Attention:
-    """Decide once, at construction, how a model's sequences are laid out.
+    """Decide once, at construction, how the sequences of an unwrapped model are laid out.
 
-    Args:
-        model: the policy, unwrapped.
-        device: where it trains.
-        half_precision: whether attention runs in bfloat16 or float16.
-        wanted: "packed" or "padded" to insist, "auto" to choose.
-
-    Raises:
-        ACPOError: "packed" was asked for and cannot be had.
+    `wanted` is "packed" or "padded" to insist, "auto" to choose.
     """
     if wanted == "padded":
         return Attention("padded", "update_layout='padded'")
@@ -278,31 +268,15 @@ def _kernel_obstacle(device: torch.device, half_precision: bool) -> str | None:
 def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
     """Why a model's sequences cannot be packed; None if they can.
 
-    Args:
-        model: the policy, unwrapped.
-        takes_windows: whether the attention function knows windows, caps and dropout itself.
+    `takes_windows`: whether the attention function knows windows, caps and dropout itself.
     """
     config = model.config.get_text_config()
-    name = type(model).__name__
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    unknown = kinds - (ATTENTION_LAYERS if takes_windows else {"full_attention"})
-    if unknown:
-        return f"{name} has layers of type {', '.join(sorted(unknown))}"
     if takes_windows:
-        return None
-    if not getattr(model, "_supports_attention_backend", False):
-        return f"{name} does not read its attention function from the registry"
-    windowed = getattr(config, "sliding_window", None) and getattr(
-        config, "use_sliding_window", True
-    )
-    if windowed and not getattr(config, "layer_types", None):
-        return f"{name} attends within a sliding window of {config.sliding_window}"
-    if getattr(config, "attn_logit_softcapping", None):
-        return f"{name} caps its attention scores"
-    if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
-        return f"{name} drops attention weights; set attention_dropout=0 to pack"
-    if (getattr(config, "head_dim", None) or 0) > 256:
-        return f"{name} has heads of {config.head_dim} dimensions; the kernel takes up to 256"
-    if hasattr(config, "kv_lora_rank"):
-        return f"{name} has an attention that has not been packed"
-    return None
+        why = unusual_layers(config, ATTENTION_LAYERS)
+    else:
+        why = unusual_attention(model)
+        if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
+            why = why or "drops attention weights; set attention_dropout=0 to pack"
+        if (getattr(config, "head_dim", None) or 0) > 256:
+            why = why or f"has heads of {config.head_dim} dimensions; the kernel takes up to 256"
+    return why and f"{type(model).__name__} {why}"

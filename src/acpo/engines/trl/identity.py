@@ -20,47 +20,16 @@ from acpo.errors import ACPOError
 RUN = "acpo_run.json"
 
 DECISIVE = (
-    "method",
-    "seed",
-    "num_generations",
-    "generation_batch_size",
-    "num_iterations",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "beta",
-    "use_bias_correction_kl",
-    "sync_ref_model",
-    "ref_model_mixup_alpha",
-    "ref_model_sync_steps",
-    "entropy_coef",
-    "off_policy_mask_threshold",
-    "sparse_head",
-    "scale_rewards",
-    "reward_weights",
-    "multi_objective_aggregation",
-    "soft_overlong_cache",
-    "soft_overlong_penalty",
-    "mask_truncated_completions",
-    "dynamic_sampling",
-    "max_resample_times",
-    "shuffle_dataset",
-    "max_completion_length",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "generation_kwargs",
-    "chat_template_kwargs",
+    *("method", "seed", "num_generations", "generation_batch_size", "num_iterations"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("max_grad_norm", "beta", "use_bias_correction_kl", "sync_ref_model"),
+    *("ref_model_mixup_alpha", "ref_model_sync_steps", "entropy_coef"),
+    *("off_policy_mask_threshold", "sparse_head", "scale_rewards", "reward_weights"),
+    *("multi_objective_aggregation", "soft_overlong_cache", "soft_overlong_penalty"),
+    *("mask_truncated_completions", "dynamic_sampling", "max_resample_times", "shuffle_dataset"),
+    *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
+    *("generation_kwargs", "chat_template_kwargs"),
 )
 """Options a run keeps to its end. Others say how it runs, how long, and what it writes."""
 
@@ -177,10 +146,7 @@ def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:
 def refuse_occupied(folder: Path, checkpoints: list[Path], run: dict[str, Any]) -> None:
     """Raise if a folder holds what another run left, or this one, which is not to be resumed.
 
-    Args:
-        folder: where a run is about to write.
-        checkpoints: those in the folder, oldest first, unless the run goes on from one of them.
-        run: the run's identity.
+    `checkpoints` are those in the folder, oldest first, unless the run goes on from one of them.
     """
     there = read(folder)
     trained = any(path for pattern in WEIGHTS for path in folder.glob(pattern))

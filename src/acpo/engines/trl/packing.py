@@ -45,30 +45,33 @@ class Pack(NamedTuple):
 
     Attributes:
         shape: rows and columns of the backbone's input.
+        tokens: those that are not padding.
+        longest: tokens of the longest sequence.
         source: `[rows * columns]` flat indices into the id matrix; padding points at index 0.
         positions: `[rows * columns]` position of each token in its sequence.
         valid: `[rows * columns]`, false at padding.
         boundaries: cumulative sequence lengths.
-        longest: tokens of the longest sequence.
         states: `[n]` flat indices of the states that predict each target.
         rows: `[n]` mini-batch row of each target; a sequence's targets are consecutive.
         columns: `[n]` column of each target in the id matrix.
     """
 
     shape: tuple[int, int]
+    tokens: int
+    longest: int
     source: Tensor
     positions: Tensor
     valid: Tensor
     boundaries: Tensor
-    longest: int
     states: Tensor
     rows: Tensor
     columns: Tensor
 
-    @property
-    def tokens(self) -> int:
-        """Tokens that are not padding."""
-        return int(self.boundaries[-1])
+    def on(self, device: torch.device) -> "Pack":
+        """The same with its tensors on a device."""
+        return Pack(
+            *(x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self)  # type: ignore[arg-type]
+        )
 
 
 def find_rows(*, attended: Tensor, targets: Tensor) -> Rows:
@@ -76,10 +79,11 @@ def find_rows(*, attended: Tensor, targets: Tensor) -> Rows:
 
     Args:
         attended: `[B, L]`, true from a row's first prompt token to its last completion token.
-        targets: `[B, L]`, true at tokens to predict; subset of `attended`.
+        targets: `[B, C]`, true at the tokens to predict among the last C; they are attended.
     """
     start = attended.int().argmax(1).tolist()
-    columns = [row.nonzero()[:, 0] for row in targets]
+    first = attended.shape[1] - targets.shape[1]
+    columns = [row.nonzero()[:, 0] + first for row in targets.cpu()]
     length = [int(c[-1]) - s if c.numel() else 0 for c, s in zip(columns, start, strict=True)]
     return Rows(start, length, columns)
 
@@ -126,17 +130,7 @@ def lay_out(
 def empty_pack() -> Pack:
     """A pass over one token without targets, for a rank that has run out of packs."""
     nothing = torch.zeros(0, dtype=torch.long)
-    return Pack(
-        (1, 1),
-        torch.zeros(1, dtype=torch.long),
-        torch.zeros(1, dtype=torch.long),
-        torch.ones(1, dtype=torch.bool),
-        torch.tensor([0, 1], dtype=torch.int32),
-        1,
-        nothing,
-        nothing,
-        nothing,
-    )
+    return _pack([0], Rows(start=[0], length=[1], targets=[nothing]), width=1, layout="packed")
 
 
 def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
@@ -161,17 +155,8 @@ def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
         columns.append(target)
     shape = (len(members), longest) if layout == "padded" else (1, total)
     boundaries = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
-    return Pack(
-        shape,
-        source,
-        positions,
-        valid,
-        boundaries,
-        longest,
-        torch.cat(states),
-        torch.cat(owners),
-        torch.cat(columns),
-    )
+    joined = (torch.cat(parts) for parts in (states, owners, columns))
+    return Pack(shape, sum(lengths), longest, source, positions, valid, boundaries, *joined)
 
 
 @dataclass
@@ -207,12 +192,7 @@ class MiniBatch:
 
     @classmethod
     def read(cls, inputs: Mapping[str, Any], *, share: float) -> "MiniBatch":
-        """From what TRL's rollout hands over.
-
-        Args:
-            inputs: tensors named as in `GRPOTrainer._generate_and_score_completions`.
-            share: this mini-batch's part of the rollout `num_items_in_batch` counts.
-        """
+        """From what TRL's rollout hands over, this being a `share` of what it counts as items."""
         completion_mask = inputs["completion_mask"].bool()
         mask = completion_mask
         if inputs.get("tool_mask") is not None:
@@ -235,20 +215,13 @@ class MiniBatch:
         advantages = inputs["advantages"].float()
         judged = inputs.get(JUDGED, torch.ones_like(advantages, dtype=torch.bool))
         num_tokens = inputs["num_items_in_batch"].float() * share
-        rows = rows_of(attended, mask)
+        rows = find_rows(attended=attended, targets=mask)
         return cls(ids, first, mask, rows, columns, advantages, judged, num_tokens)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over each row's trained tokens, `[B, 1]`."""
         total = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
         return total / self.mask.sum(1, keepdim=True).clamp_min(1)
-
-
-def rows_of(attended: Tensor, mask: Tensor) -> Rows:
-    """Row spans from an `[B, L]` attention mask and a mask of the last columns to predict."""
-    targets = torch.zeros_like(attended)
-    targets[:, attended.shape[1] - mask.shape[1] :] = mask
-    return find_rows(attended=attended.cpu(), targets=targets.cpu())
 
 
 def activation_bytes(config: Any, *, itemsize: int, checkpointing: bool) -> int:
@@ -279,12 +252,7 @@ def free_bytes(
 ) -> int:
     """Memory for activations, once weights, gradients and optimizer states have taken theirs.
 
-    Args:
-        model: the policy, its parameters sharded or not.
-        device: where it trains.
-        logits_bytes: memory for a chunk of logits.
-        optimizer_started: whether gradients and optimizer states are there already.
-        shards: processes that will share parameters which are not sharded yet.
+    `shards` processes will share parameters that are not sharded yet.
     """
     if device.type != "cuda":
         return CPU_BYTES

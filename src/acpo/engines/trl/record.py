@@ -9,14 +9,13 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from acpo.engines.trl.rollout import Tensors, select_rows, trained_mask
-from acpo.objectives import Method, TokenStats
+from acpo.objectives import TokenStats
 from acpo.records import TraceWriter
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import recorded_rows
 
 SOURCE = "recorded_source"
 """Column of a rollout that says which recorded input a row came from."""
-
 
 KEPT_GROUPS = 8
 """Groups of a rollout, on each process, that are scored again before its later updates."""
@@ -34,33 +33,17 @@ class TracedCompletion(NamedTuple):
 
 
 class RolloutRecorder:
-    """Appends every n-th rollout of a run to a trace.
-
-    Args:
-        path: folder of the trace.
-        header: what the trace says of itself.
-        every: of so many rollouts, one is recorded.
-        tokenizer: the policy's.
+    """Appends every n-th rollout of a trainer's run to the trace in its output folder.
 
     Attributes:
         kept: some groups of the rollout in use, if it is recorded; they are scored again before
             each later update on it.
     """
 
-    kept: Tensors | None = None
-
-    def __init__(self, path: Path, header: dict[str, Any], *, every: int, tokenizer: Any) -> None:
-        self.path, self.header, self.every = path, header, every
-        self._pieces = Pieces(tokenizer)
-        self._listening = False
-        self._sources: list[tuple[str | None, float | None]] = []
-        self._resumed = False
-
-    @classmethod
-    def of(cls, trainer: Any) -> "RolloutRecorder":
-        """The recorder of a trainer's run."""
+    def __init__(self, trainer: Any) -> None:
         args, config = trainer.args, trainer.policy.config
-        header = {
+        self.trainer, self.path = trainer, Path(args.output_dir) / "trace"
+        self.header = {
             "source": "train",
             "model": str(config._name_or_path),
             "vocab_size": config.get_text_config().vocab_size,
@@ -71,12 +54,21 @@ class RolloutRecorder:
             "seed": args.seed,
             "updates_per_rollout": args.steps_per_generation * trainer.num_iterations,
         }
-        path = Path(args.output_dir) / "trace"
-        return cls(path, header, every=args.record_every, tokenizer=trainer._tokenizer)
+        self.kept: Tensors | None = None
+        self._sources: list[tuple[str | None, float | None]] = []
+        self._pieces = Pieces(trainer._tokenizer)
+        self._listening = self._resumed = False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: later updates on the rollout in use are recorded too."""
+        return {"kept": self.kept, "sources": self._sources}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.kept, self._sources = state["kept"], state["sources"]
 
     def begin(self, rollout: int) -> bool:
         """Whether the rollout of that number is recorded; if so, `note` starts to listen."""
-        self._listening = rollout % self.every == 0
+        self._listening = rollout % self.trainer.args.record_every == 0
         self._sources, self.kept = [], None
         return self._listening
 
@@ -92,52 +84,21 @@ class RolloutRecorder:
         device = rollout["advantages"].device
         rollout[SOURCE] = torch.arange(first, len(self._sources), device=device)
 
-    def record(self, trainer: Any, rollout: Tensors, *, update: int) -> None:
-        """Append a trainer's rollout as it is before one of its updates."""
-        self.write(
-            rollout,
-            trainer.rollouts.rollout_statistics(rollout),
-            method=trainer.packed.settings.method,
-            group_size=trainer.num_generations,
-            ends=trainer.eos_token_ids,
-            step=trainer.state.global_step - update,
-            is_main=trainer.accelerator.is_main_process,
-            update=update,
-        )
-
-    def write(
-        self,
-        rollout: Tensors,
-        stats: TokenStats,
-        *,
-        method: Method,
-        group_size: int,
-        ends: list[int],
-        step: int,
-        is_main: bool,
-        update: int = 0,
-    ) -> None:
-        """Append this rollout of all processes; the main one writes.
+    def record(self, rollout: Tensors, *, update: int) -> None:
+        """Append a rollout of all processes as it is before one of its updates.
 
         Args:
-            rollout: the tensors of this process; the column `note` added is taken away. Before
-                later updates, what was `kept` of them.
-            stats: `[B, C]` statistics of its completion tokens under the policy as it is.
-            method: whose credit is recorded.
-            group_size: completions per prompt.
-            ends: tokens that end a completion.
-            step: optimizer steps the policy that sampled had made.
-            is_main: whether this process writes.
-            update: how many updates on this rollout the policy is ahead of that one.
+            rollout: the tensors of this process, from which the column of `note` is taken away;
+                before later updates, what was `kept` of them.
+            update: how many updates on this rollout the policy is ahead of the one that sampled.
         """
-        self._listening = False
+        trainer, self._listening = self.trainer, False
         if not update:
-            self.kept = _first_groups(rollout, group_size)
-        mine = self._traced(rollout, stats, rollout[SOURCE].tolist())
+            self.kept = _first_groups(rollout, trainer.num_generations)
+        everyone: list[TracedCompletion] = gather_object(self._traced(rollout))
         if not update:
             del rollout[SOURCE]
-        everyone: list[TracedCompletion] = gather_object(mine)
-        if not is_main:
+        if not trainer.accelerator.is_main_process:
             return
         names = everyone[0].columns
         tables = {name: np.concatenate([row.columns[name] for row in everyone]) for name in names}
@@ -151,38 +112,33 @@ class RolloutRecorder:
             stats=TokenStats(**{name: torch.from_numpy(x) for name, x in tables.items()}),
             old_logp=old_logp,
             pieces=self._pieces,
-            method=method,
-            group_size=group_size,
-            ends=ends,
+            method=trainer.packed.settings.method,
+            group_size=trainer.num_generations,
+            ends=trainer.eos_token_ids,
         )
+        step = trainer.state.global_step - update
         # Opened each time: a trainer that nobody closes must not keep the trace from others.
         with TraceWriter(self.path, self.header) as writer:
             if not self._resumed:
-                writer.drop_from(step)
+                writer.drop_from(step, update)
                 self._resumed = True
             writer.append(rows, columns, step=step, update=update)
 
-    def _traced(
-        self, rollout: Tensors, stats: TokenStats, sources: list[int]
-    ) -> list[TracedCompletion]:
+    def _traced(self, rollout: Tensors) -> list[TracedCompletion]:
+        stats = self.trainer.rollouts.rollout_statistics(rollout)
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
         masks = trained_mask(rollout)
         found = []
-        for row, source in enumerate(sources):
+        for row, source in enumerate(rollout[SOURCE].tolist()):
             answer, reward = self._sources[source]
             mask = masks[row]
             prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
             columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
+            completion = rollout["completion_ids"][row][mask].tolist()
+            advantage = float(rollout["advantages"][row])
             found.append(
-                TracedCompletion(
-                    prompt.tolist(),
-                    rollout["completion_ids"][row][mask].tolist(),
-                    answer,
-                    reward,
-                    float(rollout["advantages"][row]),
-                    columns,
-                )
+                TracedCompletion(prompt.tolist(), completion, answer, reward, advantage, columns)
             )
         return found
 

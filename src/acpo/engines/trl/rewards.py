@@ -1,9 +1,9 @@
 """From reward functions to advantages: every output checked, no verdict invented."""
 
-import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,28 +11,22 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives import group_advantages
+from acpo.verify.rewards import around
 
 STD_EPS = 1e-4
 """Added to the rewards' standard deviation; TRL's value, so that advantages agree with its own."""
 
 PROVIDED = {
-    "prompts",
-    "completions",
-    "completion_ids",
-    "trainer_state",
-    "log_extra",
-    "log_metric",
-    "environments",
-    "kwargs",
+    *("prompts", "completions", "completion_ids", "trainer_state"),
+    *("log_extra", "log_metric", "environments", "kwargs"),
 }
+"""Arguments of a reward function that are no columns of the data."""
 
 
 def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
     """What TRL takes as `reward_funcs`, plain functions checked; reward models stay as they are.
 
-    Args:
-        reward_funcs: one, or a list.
-        dataset: whose columns the functions may ask for; None if others will be there as well.
+    They may ask for the columns of the data; None if others will be there as well.
     """
     if reward_funcs is None:
         return None
@@ -49,38 +43,23 @@ def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
 def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function, with what it raises and returns put into words."""
     name = getattr(function, "__name__", type(function).__name__)
-    run: Callable[..., Any]
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004
-    ):
 
-        @functools.wraps(function)
-        async def run(*args: Any, **kwargs: Any) -> list[float | None]:
-            try:
-                values = await function(*args, **kwargs)
-            except Exception as error:
-                raise _raised(name, error) from error
-            return _checked(name, values, len(kwargs["completions"]))
+    @contextmanager
+    def telling() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise ACPOError(
+                f"the reward function {name!r} raised {type(error).__name__}: {error}; return None "
+                "for a completion that cannot be judged"
+            ) from error
 
-    else:
+    def checked(values: Any, columns: dict[str, Any]) -> list[float | None]:
+        return _checked(name, values, len(columns["completions"]))
 
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> list[float | None]:
-            try:
-                values = function(*args, **kwargs)
-            except Exception as error:
-                raise _raised(name, error) from error
-            return _checked(name, values, len(kwargs["completions"]))
-
+    run = around(function, inside=telling, after=checked)
     run.__name__ = name  # an instance has none to copy, and metrics are logged under it
     return run
-
-
-def _raised(name: str, error: Exception) -> ACPOError:
-    return ACPOError(
-        f"the reward function {name!r} raised {type(error).__name__}: {error}; return None for a "
-        "completion that cannot be judged"
-    )
 
 
 def _checked(name: str, values: Any, expected: int) -> list[float | None]:

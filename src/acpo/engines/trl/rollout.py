@@ -9,7 +9,7 @@ from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
-from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, rows_of
+from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
 from acpo.engines.trl.rewards import (
     combined_rewards,
     scaled_advantages,
@@ -19,6 +19,7 @@ from acpo.engines.trl.rewards import (
 )
 from acpo.errors import ACPOError
 from acpo.objectives import TokenStats
+from acpo.objectives.sampler_gap import mode_exposed
 from acpo.objectives.shaping import Groups
 from acpo.sampling import Samples, StaticSampler
 
@@ -35,7 +36,8 @@ class Rollouts:
         fresh_prompts: where dynamic sampling draws from.
         per_function: `[N, K]` rewards of the last rollout, of all processes.
         lengths: `[N]` tokens of its completions.
-        entropy: its entropies under the rollout policy, where TRL made a pass for them.
+        stats: what TRL's first pass over it found: the rollout policy's, where it has old
+            log-probabilities.
         measured: options of the method that the first rollout decided.
     """
 
@@ -46,7 +48,7 @@ class Rollouts:
         self.fresh_prompts = PromptStream(size, trainer.args.seed)
         self.per_function: Tensor
         self.lengths: Tensor
-        self.entropy: Tensor | None = None
+        self.stats: TokenStats | None = None
         self.measured: dict[str, float] = {}
         self._sampler: StaticSampler | None = None
         self._drawn: dict[bool, tuple[int, int]] = {}
@@ -54,7 +56,7 @@ class Rollouts:
     def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
         """Statistics of the last `width` columns under `model`, `[B, width]` each."""
         packed, trainer = self.trainer.packed, self.trainer
-        rows = rows_of(attended.bool(), attended[:, -width:].bool())
+        rows = find_rows(attended=attended.bool(), targets=attended[:, -width:].bool())
         with packed.ready(trainer.policy, trainer.ref_model):
             return packed.statistics(model, ids=ids, rows=rows, first=ids.shape[1] - width)
 
@@ -82,6 +84,7 @@ class Rollouts:
         rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
         _replace_last(trainer._logs["advantages"], advantages.tolist())
         self._shape(rollout, size)
+        self._watch_sampler(rollout, "train" if training else "eval")
         if trainer.recorder is not None and training:
             weights = trainer.reward_weights.to(self.per_function.device)
             rewards = combined_rewards(self.per_function, weights, None, size)
@@ -134,6 +137,15 @@ class Rollouts:
         start = self.trainer.accelerator.process_index * len(mask)
         rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]
 
+    def _watch_sampler(self, rollout: Tensors, mode: str) -> None:
+        """Log how near the sampler's probabilities come to another mode than the trainer's."""
+        sampled = rollout.get("sampling_per_token_logps")
+        if sampled is None or self.stats is None or "old_per_token_logps" not in rollout:
+            return
+        share = mode_exposed(sampling_logp=sampled, stats=self.stats, mask=trained_mask(rollout))
+        mean = self.trainer.ranks.sum(share) / self.trainer.ranks.count
+        self.trainer._metrics[mode]["sampling/mode_exposed"].append(mean.item())
+
     def _is_set(self, option: str) -> bool:
         """Whether the user gave an option of the method."""
         args = self.trainer.args
@@ -147,13 +159,8 @@ class Rollouts:
 
     def _entropy_of(self, rollout: Tensors) -> Tensor:
         """Entropies under the rollout policy, from TRL's own pass if it made one."""
-        trainer = self.trainer
-        made = trainer.args.steps_per_generation * trainer.num_iterations > 1 or (
-            trainer.use_vllm and trainer.vllm_importance_sampling_correction
-        )
-        if made and self.entropy is not None:
-            return self.entropy
-        return self.rollout_statistics(rollout).entropy
+        known = self.stats if "old_per_token_logps" in rollout else None
+        return (known or self.rollout_statistics(rollout)).entropy
 
     def make(self, generation_batch: list[dict[str, Any]]) -> Tensors:
         """A rollout, filled up with informative groups if asked for."""
@@ -220,13 +227,9 @@ class Rollouts:
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_vllm": (False,),
     "use_transformers_continuous_batching": (False,),
-    "top_p": (1.0,),
-    "top_k": (0, None),
-    "min_p": (None, 0.0),
-    "repetition_penalty": (1.0,),
     "generation_kwargs": (None, {}),
 }
-"""Generation options and the values at which they do nothing."""
+"""Generation options beyond those `ACPOConfig` refuses, and the values that do nothing."""
 
 
 def refuse_sampler(trainer: Any) -> None:

@@ -5,7 +5,6 @@ made of it. So the refusals here look at the trainer after its construction, and
 our logits with the model's own before anything is trained.
 """
 
-import math
 import os
 import tempfile
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from torch.nn.utils import get_total_norm
 from transformers import ProcessorMixin, TrainerCallback
 from transformers.utils import logging
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import HALF, Attention
 from acpo.engines.trl.packing import find_rows
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
 from acpo.head import language_model_head
@@ -85,9 +84,8 @@ def check_prompts(
 
     Args:
         dataset: the training set.
-        tokenizer: the policy's.
+        tokenizer: the policy's, whose chat template `template` replaces.
         room: most prompt tokens that leave space for a completion; None if unlimited.
-        template: a chat template that replaces the tokenizer's.
         may_be_empty: whether an environment fills prompts in later.
     """
     if dataset is None or "prompt" not in (dataset.column_names or []):
@@ -256,21 +254,15 @@ def probe_head(policy: Any) -> None:
 
 
 @torch.no_grad()
-def packing_leak(update: PackedUpdate, policy: Any) -> float:
-    """By how much a packed sequence's log-probabilities depend on what stands before it."""
-    one, other = _second_sequence(update, policy)
-    return float((one - other).abs().max())
-
-
-def _second_sequence(update: PackedUpdate, policy: Any) -> list[Tensor]:
-    """Log-probabilities of a sequence behind another, for two others in front of it."""
+def second_sequence(update: PackedUpdate, policy: Any) -> tuple[Tensor, float]:
+    """Log-probabilities of a sequence behind another, and how far they move with that other."""
     long, short = 9, 6
     ids = _probe_ids(policy, 2 * long).view(2, long).clone()
     attended = torch.ones_like(ids, dtype=torch.bool)
     attended[1, short:] = False
     targets = attended.clone()
     targets[:, 0] = False
-    rows = find_rows(attended=attended.cpu(), targets=targets.cpu())
+    rows = find_rows(attended=attended, targets=targets)
     training = policy.training
     policy.eval()
     try:
@@ -282,7 +274,7 @@ def _second_sequence(update: PackedUpdate, policy: Any) -> list[Tensor]:
             ids[0] = ids[0].flip(0)
     finally:
         policy.train(training)
-    return found
+    return found[0], float((found[0] - found[1]).abs().max())
 
 
 def packing_fault(trainer: Any, attention: Attention) -> str | None:
@@ -300,17 +292,15 @@ def packing_fault(trainer: Any, attention: Attention) -> str | None:
             autocast=accelerator.autocast,
         )
 
-    with torch.no_grad():
-        packed = _second_sequence(trial(attention), policy)
-        own = _second_sequence(trial(Attention("padded", "probe")), policy)
-    noise = float((own[0] - own[1]).abs().max())  # nothing can leak there: rounding of the model
-    leak = float((packed[0] - packed[1]).abs().max())
+    packed, leak = second_sequence(trial(attention), policy)
+    # Nothing can leak where sequences are padded: what moves there is the model's rounding.
+    own, noise = second_sequence(trial(Attention("padded", "probe")), policy)
     name = type(policy).__name__
     if leak > max(LEAK, 4 * noise):
         return (
             f"sequences of {name} see each other in a pack: a log-probability moved by {leak:.2g}"
         )
-    apart = float((packed[0] - own[0]).abs().mean())
+    apart = float((packed - own).abs().mean())
     exact = accelerator.mixed_precision == "no" and policy.dtype not in HALF
     if apart > (1e-2 if exact else 0.3):
         return f"packed log-probabilities of {name} are {apart:.2g} from its own"
@@ -390,8 +380,3 @@ class NonFiniteGuard(TrainerCallback):
 
     def load(self, state: dict[str, int]) -> None:
         self.in_a_row, self.total = state["in_a_row"], state["total"]
-
-
-def is_finite(loss: float, nonfinite_tokens: float) -> bool:
-    """Whether a step's loss may be trained on."""
-    return math.isfinite(loss) and nonfinite_tokens == 0

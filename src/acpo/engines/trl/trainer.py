@@ -25,6 +25,7 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl import checkpoint, identity, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
@@ -36,13 +37,13 @@ from acpo.engines.trl.forward import (
     choose_attention,
 )
 from acpo.engines.trl.packing import MiniBatch
-from acpo.engines.trl.ranks import Ranks
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
 from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
+from acpo.vllm_version import require_vllm
 
 logger = logging.get_logger(__name__)
 
@@ -50,16 +51,8 @@ logger = logging.get_logger(__name__)
 class ACPOTrainer(GRPOTrainer):
     """Trains a causal language model with any method of the table.
 
-    Takes what `trl.GRPOTrainer` takes, with an `ACPOConfig`.
-
-    Args:
-        model: a hub id, a folder, or a loaded model; PEFT models train their adapters.
-        reward_funcs: one reward function or several; `None` from a function means no verdict.
-        args: the options.
-        train_dataset: rows with a "prompt", as text or as a conversation.
-        eval_dataset: likewise.
-        processing_class: the tokenizer; needed if `model` is a loaded model.
-        **kwargs: anything else `GRPOTrainer` takes.
+    Takes what `trl.GRPOTrainer` takes, with an `ACPOConfig`. `None` from a reward function means no
+    verdict, and that the completion is not trained on.
     """
 
     _tag_names = ["trl", "acpo"]  # noqa: RUF012
@@ -96,6 +89,8 @@ class ACPOTrainer(GRPOTrainer):
             raise ACPOError("processing_class is missing: a loaded model needs its tokenizer")
         if isinstance(processing_class, ProcessorMixin):
             raise ACPOError("images are not supported; pass the tokenizer as processing_class")
+        if args.use_vllm:
+            require_vllm("use_vllm")
         environment = kwargs.get("environment_factory") is not None
         if args.process_index == 0:
             safety.check_output_folder(str(args.output_dir))
@@ -146,12 +141,11 @@ class ACPOTrainer(GRPOTrainer):
         self.identity = identity.identity(self)
         self._staging = checkpoint.Staging()
         if args.record_rollouts:
-            self.recorder = RolloutRecorder.of(self)
+            self.recorder = RolloutRecorder(self)
 
     def _make_update(self) -> PackedUpdate:
         """The update this policy can have, after a look at its logits."""
-        args, policy = self.args, self.policy
-        device = self.accelerator.device
+        args, policy, device = self.args, self.policy, self.accelerator.device
         half = self.accelerator.mixed_precision == "bf16" or policy.dtype in HALF
         self._itemsize = 2 if half else 4
         attention = choose_attention(
@@ -192,34 +186,30 @@ class ACPOTrainer(GRPOTrainer):
         if args.gradient_checkpointing is not None:
             return
         shards = self.accelerator.num_processes if self.is_fsdp_enabled else 1
-        fitting = self._budget(self.policy, shards=shards, started=False, checkpointing=False)
+        fitting = self._budget(shards=shards, started=False, checkpointing=False)
         longest = 2 * args.max_completion_length
         args.gradient_checkpointing = device.type == "cuda" and fitting < longest
         if args.gradient_checkpointing and is_peft_model(self.model):
             self.model.enable_input_require_grads()
 
-    def _measure_budget(self, model: Any) -> int:
+    def _measure_budget(self) -> int:
         """Tokens per pack, from the memory that is free once the weights are in place."""
         started = bool(self.optimizer is not None and self.optimizer.state)
         checkpointing = bool(self.args.gradient_checkpointing)
-        budget = self._budget(self.policy, shards=1, started=started, checkpointing=checkpointing)
+        budget = self._budget(shards=1, started=started, checkpointing=checkpointing)
         logger.info(
             f"packs of {budget} tokens, gradient checkpointing {'on' if checkpointing else 'off'}"
         )
         return budget
 
-    def _budget(self, policy: Any, *, shards: int, started: bool, checkpointing: bool) -> int:
-        device = self.accelerator.device
+    def _budget(self, *, shards: int, started: bool, checkpointing: bool) -> int:
+        device, policy = self.accelerator.device, self.policy
+        logits = self.args.logits_bytes
         free = packing.free_bytes(
-            policy,
-            device,
-            logits_bytes=self.args.logits_bytes,
-            optimizer_started=started,
-            shards=shards,
+            policy, device, logits_bytes=logits, optimizer_started=started, shards=shards
         )
-        config = policy.config.get_text_config()
         per_token = packing.activation_bytes(
-            config, itemsize=self._itemsize, checkpointing=checkpointing
+            policy.config.get_text_config(), itemsize=self._itemsize, checkpointing=checkpointing
         )
         return packing.pack_budget(free, per_token, device)
 
@@ -272,12 +262,12 @@ class ACPOTrainer(GRPOTrainer):
         if any(value is not None for value in vision.values()):
             raise ACPOError("images are not supported; use a text-only model and data set")
         stats = self.rollouts.statistics(model, input_ids, attention_mask, logits_to_keep)
-        if self.rollouts.entropy is None:
-            self.rollouts.entropy = stats.entropy
+        if self.rollouts.stats is None:
+            self.rollouts.stats = stats
         return stats.logp, stats.entropy, None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.rollouts.entropy = None
+        self.rollouts.stats = None
         return self.rollouts.score(super()._generate_and_score_completions(inputs), inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
@@ -290,11 +280,11 @@ class ACPOTrainer(GRPOTrainer):
             recorder = self.recorder if self.recorder and self.recorder.begin(number) else None
             rollout: Any = self.rollouts.make(generation_batch)
             if recorder is not None:
-                recorder.record(self, rollout, update=0)
+                recorder.record(rollout, update=0)
             rollout = shuffle_sequence_dict(rollout)
             self._buffered_inputs = split_tensor_dict(rollout, steps)
         elif self.recorder is not None and self.recorder.kept is not None:
-            self.recorder.record(self, self.recorder.kept, update=update)
+            self.recorder.record(self.recorder.kept, update=update)
         return self._buffered_inputs[self._step % steps]
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -353,7 +343,7 @@ class ACPOTrainer(GRPOTrainer):
         if self.packed.compiled is not None:
             metrics["update/compiled_graphs"].append(float(self.packed.compiled.graphs))
         if mode == "train":
-            self.guard.loss_is_finite = safety.is_finite(loss, nonfinite)
+            self.guard.loss_is_finite = math.isfinite(loss) and not nonfinite
             metrics["nonfinite/tokens"].append(nonfinite)
             metrics["nonfinite/steps"].append(float(self.guard.total))
         return torch.tensor(loss, device=self.accelerator.device)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import Attention, CompiledLayers
 from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
-from acpo.engines.trl.ranks import Ranks
 from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.batch import entropy_maximum, sequences
@@ -66,11 +66,11 @@ class UpdateReport:
     """
 
     tallies: "TokenTallies"
-    rows_skipped: int = 0
-    tokens_skipped: int = 0
-    tokens: int = 0
-    capacity: int = 0
-    packs: int = 0
+    rows_skipped: int
+    tokens_skipped: int
+    tokens: int
+    capacity: int
+    packs: int
 
 
 class PackedUpdate:
@@ -82,8 +82,8 @@ class PackedUpdate:
         attention: how sequences are laid out.
         autocast: the context of a forward pass.
         compiled: the layers compiled, if they are to be.
-        measure_budget: most tokens in a pack for a model as it is wrapped, asked once, at the
-            first pass: by then the weights are where they will stay.
+        measure_budget: most tokens in a pack, asked once, at the first pass: by then the weights
+            are where they will stay.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class PackedUpdate:
         attention: Attention,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         compiled: CompiledLayers | None = None,
-        measure_budget: Callable[[Any], int] | None = None,
+        measure_budget: Callable[[], int] | None = None,
     ) -> None:
         self.settings, self.ranks, self.attention = settings, ranks, attention
         self.autocast, self.compiled, self._measure_budget = autocast, compiled, measure_budget
@@ -111,20 +111,16 @@ class PackedUpdate:
     def statistics(self, model: Any, *, ids: Tensor, rows: Rows, first: int) -> TokenStats:
         """Statistics of every target under `model`, `[B, C]` each, 0 where there is none."""
         shape = (ids.shape[0], ids.shape[1] - first)
-        out = TokenStats(
-            torch.zeros(shape, device=ids.device),
-            torch.zeros(shape, device=ids.device),
-            torch.zeros(shape, device=ids.device, dtype=torch.bool),
-            torch.zeros(shape, device=ids.device),
-        )
+        out = TokenStats(*(torch.zeros(shape, device=ids.device) for _ in TokenStats._fields))
+        out = out._replace(is_mode=out.is_mode.bool())
         chosen = [i for i, length in enumerate(rows.length) if length]
         with torch.no_grad():
-            for pack in self._packs(model, rows, chosen, ids.shape[1]):
-                places = self._places(ids, pack)
-                terms = self._terms(ids, places)
+            for pack in self._packs(rows, chosen, ids.shape[1]):
+                pack = pack.on(ids.device)
+                terms = self._terms(ids, pack)
                 self._forward(model, ids, pack, terms)
                 for table, column in zip(out, terms.stats, strict=True):
-                    table[places[1], places[2] - first] = column.to(table.dtype)
+                    table[pack.rows, pack.columns - first] = column.to(table.dtype)
         return out
 
     def run(
@@ -134,25 +130,21 @@ class PackedUpdate:
         backward: Backward | None = None,
         no_sync: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> UpdateReport:
-        """Accumulate one mini-batch's gradient (or only its loss, without `backward`).
+        """Accumulate the gradient of this process's sequences (without `backward`, only the loss).
 
-        Args:
-            model: the policy as wrapped for training.
-            batch: this process's sequences.
-            backward: called with each pack's loss.
-            no_sync: context in which gradients are not exchanged between processes.
+        Gradients are not exchanged between processes within `no_sync`.
         """
         plan = self._plan(model, batch)
         live = batch.mask.any(1) & batch.judged
         if not (self.settings.beta or self.settings.entropy_coef):
             live = live & plan["advantages"].ne(0).any(1)
         chosen = live.nonzero()[:, 0].tolist()
-        packs = self._packs(model, batch.rows, chosen, batch.ids.shape[1])
+        packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
-            places = self._places(batch.ids, pack)
-            terms = self._terms(batch.ids, places, plan, first=batch.first)
+            pack = pack.on(batch.device)
+            terms = self._terms(batch.ids, pack, plan, first=batch.first)
             with nullcontext() if last or backward is None else no_sync():
                 loss = self._forward(model, batch.ids, pack, terms)
                 if backward is not None:
@@ -160,11 +152,11 @@ class PackedUpdate:
             report.tallies.add(terms)
         return report
 
-    def _packs(self, model: Any, rows: Rows, chosen: list[int], width: int) -> list[Pack]:
+    def _packs(self, rows: Rows, chosen: list[int], width: int) -> list[Pack]:
         """This process's packs, then empty ones until every process has as many."""
         if self.settings.budget is None:
             assert self._measure_budget is not None
-            self.settings.budget = self._measure_budget(model)
+            self.settings.budget = self._measure_budget()
         budget, layout = self.settings.budget, self.attention.layout
         packs = lay_out(rows, chosen, width=width, budget=budget, layout=layout)
         needed = max(1, self.ranks.most(len(packs)))
@@ -239,71 +231,50 @@ class PackedUpdate:
         each = self.settings.entropy_coef * self.ranks.count / tokens
         return shaped.trained * batch.judged[:, None] * each
 
-    def _places(self, ids: Tensor, pack: Pack) -> tuple[Tensor, Tensor, Tensor]:
-        """A pack's predicting states, and the rows and columns of the tokens they predict."""
-        states, rows, columns = (
-            x.to(ids.device, non_blocking=True) for x in (pack.states, pack.rows, pack.columns)
-        )
-        return states, rows, columns
-
     def _terms(
-        self,
-        ids: Tensor,
-        places: tuple[Tensor, Tensor, Tensor],
-        plan: dict[str, Any] | None = None,
-        first: int = 0,
+        self, ids: Tensor, pack: Pack, plan: dict[str, Any] | None = None, first: int = 0
     ) -> TokenTerms:
         """The loss of a pack's tokens; without a plan, a request for their statistics."""
-        states, rows, columns = places
-        settings = self.settings
-        shared: dict[str, Any] = {"method": settings.method, "temperature": settings.temperature}
-        if plan is None:
-            terms = TokenTerms(ids[rows, columns], **shared)
-        else:
-            at = (rows, columns - first)
-            terms = TokenTerms(
-                ids[rows, columns],
-                **shared,
-                **{k: x[at].float() if x is not None and x.dim() else x for k, x in plan.items()},
-                sequence_ids=rows,
-                beta=settings.beta,
-                corrects_kl=settings.corrects_kl,
-            )
-        terms.states = states
+        settings, at = self.settings, (pack.rows, pack.columns - first)
+        loss: dict[str, Any] = {}
+        if plan is not None:
+            picked = {k: x[at].float() if x is not None and x.dim() else x for k, x in plan.items()}
+            loss = {**picked, "beta": settings.beta, "corrects_kl": settings.corrects_kl}
+        terms = TokenTerms(
+            ids[pack.rows, pack.columns],
+            method=settings.method,
+            temperature=settings.temperature,
+            sequence_ids=pack.rows,
+            **loss,
+        )
+        terms.states = pack.states
         return terms
 
     def _forward(self, model: Any, ids: Tensor, pack: Pack, terms: TokenTerms) -> Tensor:
-        source = pack.source.to(ids.device, non_blocking=True)
-        inputs: dict[str, Any] = {"input_ids": ids.flatten()[source].view(pack.shape)}
+        inputs: dict[str, Any] = {"input_ids": ids.flatten()[pack.source].view(pack.shape)}
         if self.attention.layout == "packed":
-            boundaries = pack.boundaries.to(ids.device, non_blocking=True)
-            inputs |= {
-                "position_ids": pack.positions.to(ids.device, non_blocking=True)[None],
-                "cu_seq_lens_q": boundaries,
-                "cu_seq_lens_k": boundaries,
-                "max_length_q": pack.longest,
-                "max_length_k": pack.longest,
-            }
-        elif not bool(pack.valid.all()):
-            inputs["attention_mask"] = pack.valid.to(ids.device).view(pack.shape).long()
+            inputs["position_ids"] = pack.positions[None]
+            inputs |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), pack.boundaries)
+            inputs |= dict.fromkeys(("max_length_q", "max_length_k"), pack.longest)
+        elif pack.tokens < len(pack.valid):
+            inputs["attention_mask"] = pack.valid.view(pack.shape).long()
         with self.autocast():
             return model(**inputs, policy=terms)
 
     def _report(self, batch: MiniBatch, chosen: list[int], packs: list[Pack]) -> UpdateReport:
-        lengths = batch.rows.length
-        tokens = sum(lengths[i] for i in chosen)
         used = [pack for pack in packs if pack.rows.numel()]
-        capacity = sum(pack.shape[0] * pack.shape[1] for pack in used)
+        tokens = sum(pack.tokens for pack in used)
+        capacity = sum(len(pack.source) for pack in used)
         if self.attention.layout == "packed":
             assert self.settings.budget is not None
             capacity = self.settings.budget * len(used)
         return UpdateReport(
             TokenTallies(batch.device),
-            len(batch) - len(chosen),
-            sum(lengths) - tokens,
-            tokens,
-            max(capacity, tokens),
-            len(packs),
+            rows_skipped=len(batch) - len(chosen),
+            tokens_skipped=sum(batch.rows.length) - tokens,
+            tokens=tokens,
+            capacity=max(capacity, tokens),
+            packs=len(packs),
         )
 
 

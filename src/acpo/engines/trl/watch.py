@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from acpo.engines.trl.runlog import RunLog
+
 logger = logging.get_logger(__name__)
 
 LOGS, UPDATES = 5, 10
@@ -114,6 +116,7 @@ class Watch(TrainerCallback):
     def __init__(self, *, stops: bool = False) -> None:
         self.stops = stops
         self.finished = self.stopped = False
+        self._log = RunLog()
         self._forget()
 
     def _forget(self) -> None:
@@ -121,13 +124,17 @@ class Watch(TrainerCallback):
         self._first: dict[str, float] = {}
         self._best: dict[str, float] = {}
         self._said: set[Sign] = set()
+        self._shown: dict[Sign, str] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._forget()
         self.stopped = False
+        history = []
         for logs in state.log_history:
-            self._said |= set(self._read(logs, logs.get("step", 0)))
+            history.append({**logs, "warnings": self._news(logs, logs.get("step", 0))})
         self.finished = state.global_step >= state.max_steps
+        if args is not None and state.is_world_process_zero and not self.finished:
+            self._log.begin(args, history)
         if self.finished and state.is_world_process_zero:
             logger.warning(
                 f"finished: the checkpoint is at step {state.global_step} of {state.max_steps}, "
@@ -135,17 +142,25 @@ class Watch(TrainerCallback):
             )
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        found = self._read(kwargs.get("logs") or {}, state.global_step)
-        for sign, words in found.items():
-            if sign not in self._said and state.is_world_process_zero:
+        logs = {**(kwargs.get("logs") or {}), "step": state.global_step}
+        news = self._news(logs, state.global_step)
+        if state.is_world_process_zero:
+            for words in news:
                 logger.warning(f"step {state.global_step}: {words}")
-        self._said |= set(found)
-        if self.stops and COLLAPSED in found:
+            self._log.add({**logs, "warnings": news})
+        if self.stops and COLLAPSED in self._shown:
             self.stopped = control.should_training_stop = True
             best = state.best_model_checkpoint
             if state.is_world_process_zero:
                 kept = f"the weights are those of {best}" if best else "no checkpoint was saved"
                 logger.warning(f"stop_on_collapse: stopped at step {state.global_step}; {kept}")
+
+    def _news(self, logs: dict[str, Any], step: int) -> list[str]:
+        """What a log entry shows that was not said before."""
+        self._shown = self._read(logs, step)
+        news = [words for sign, words in self._shown.items() if sign not in self._said]
+        self._said |= set(self._shown)
+        return news
 
     def _read(self, logs: dict[str, Any], step: int) -> dict[Sign, str]:
         """The signs a log entry shows, with their words."""

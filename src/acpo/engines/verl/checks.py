@@ -35,11 +35,7 @@ STOCK_CLIP = 0.2
 
 
 def check_actor(actor: Any) -> Method:
-    """The row an actor asks for, if the actor can train it.
-
-    Raises:
-        ACPOError: names the key, its value and what to set instead.
-    """
+    """The row an actor asks for, if the actor can train it."""
     row = configured_row(actor)
     where = f"policy_loss.loss_mode={row.name}"
     wanted, found = AGGREGATION[row.aggregation], actor.loss_agg_mode
@@ -99,11 +95,7 @@ def _check_clipping(actor: Any, row: Method, where: str) -> None:
 
 
 def asks_for_row(mode: Any, rows: Collection[str]) -> bool:
-    """Whether a loss mode is one of our rows.
-
-    Raises:
-        ACPOError: it is none, but was certainly meant to be.
-    """
+    """Whether a loss mode is one of our rows; raises for what was certainly meant to be one."""
     if mode in rows:
         return True
     if str(mode) in rows:
@@ -120,11 +112,7 @@ def asks_for_row(mode: Any, rows: Collection[str]) -> bool:
 
 
 def check_run(config: Any, rows: Collection[str]) -> None:
-    """Whether the sections of verl's whole configuration make the row that one of them names.
-
-    Raises:
-        ACPOError: names the key, its value and what to set instead.
-    """
+    """Raise unless the sections of verl's configuration make the row that one of them names."""
     reward = OmegaConf.select(config, "reward.custom_reward_function.path")
     if reward == "pkg://acpo.verl" and find_spec("math_verify") is None:
         raise ACPOError(f"{reward} judges by math-verify: not installed; pip install math-verify")

@@ -33,11 +33,7 @@ class ACPOPolicyLossConfig(PolicyLossConfig):
 
 
 def read_options(policy_loss: Any) -> dict[str, Any]:
-    """The row's options as the policy loss section states them.
-
-    Raises:
-        ACPOError: for an option that has a place of its own in verl's configuration.
-    """
+    """The row's options as the policy loss section states them."""
     options = policy_loss.get("options", None) or {}
     if not isinstance(options, Mapping):
         raise ACPOError(f"policy_loss.options={options!r} must be a mapping from names to values")

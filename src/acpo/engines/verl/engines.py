@@ -215,10 +215,6 @@ def install(strategy: str, row: Method) -> type[RowEngine] | None:
 
     verl prefers an engine registered for (device, vendor) to one registered for the device. A
     driver without an accelerator validates configurations too, and has no engine to extend.
-
-    Args:
-        strategy: the actor's.
-        row: what it trains.
     """
     try:
         extended = EngineRegistry.get_engine_cls("language_model", strategy)

@@ -36,11 +36,7 @@ LOSS = "partial(ppo_loss, config="
 
 
 def check_internals(engine: type, leaned_on: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse a verl in which a method, an argument or a (quoted) key is gone; `engine` is verl's.
-
-    Raises:
-        ACPOError: names the first that is missing.
-    """
+    """Refuse a verl in which a method, an argument or a (quoted) key is gone from its engine."""
     missing = []
     for name, words in leaned_on.items():
         method = getattr(engine, name, None)

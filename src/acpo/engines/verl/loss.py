@@ -74,11 +74,7 @@ def policy_loss(
     rollout_is_weights: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of any of our rows, in the form verl calls it.
-
-    Raises:
-        ACPOError: the engine that ran the model is not one of ours.
-    """
+    """The loss of any of our rows, in the form verl calls it."""
     batch = SCORED.get()
     if batch is None:
         mode = config.policy_loss.loss_mode if config is not None else "acpo"

@@ -49,12 +49,8 @@ def sharded_mode_margin(
 ) -> Tensor:
     """The same from this rank's slice of the vocabulary, one all-reduce of two numbers per token.
 
-    Args:
-        logits: `[..., V / ranks]`, slices in rank order.
-        tokens: `[...]` ids of the whole vocabulary.
-        temperature: broadcastable to `[...]`.
-        differentiable: whether gradient flows into this rank's slice.
-        group: the tensor-parallel process group.
+    Logits are `[..., V / ranks]`, slices in rank order of the tensor-parallel group; tokens are ids
+    of the whole vocabulary.
     """
     width = logits.shape[-1]
     z = logits if differentiable else logits.detach()

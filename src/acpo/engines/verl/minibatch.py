@@ -12,6 +12,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
+from acpo.engines.ranks import Ranks
 from acpo.errors import ACPOError
 from acpo.objectives import Method
 from acpo.objectives.batch import entropy_maximum, sequences
@@ -59,44 +60,17 @@ def mini_batch_entropy_max(
 ) -> float | None:
     """H_max over the valid tokens of all ranks."""
     mask = _padded(data, "response_mask").bool()
-    largest = entropy_maximum(row, entropy, mask, DataParallel(dp))
+    largest = entropy_maximum(row, entropy, mask, Ranks(mask.device, group=dp))
     return None if largest is None else float(largest)
-
-
-class DataParallel:
-    """Reductions over the data-parallel ranks that share a mini-batch."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    def sum(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, group=self.group)
-        return x
-
-    def maximum(self, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
-        return x
-
-    def gather(self, values: Tensor) -> Tensor:
-        rows = _gather(values[None], self.group)
-        lengths = _gather(torch.tensor([values.numel()], device=values.device), self.group)
-        return torch.cat([row[:n] for row, n in zip(rows, lengths.tolist(), strict=True)])
 
 
 def shape_advantages(
     data: TensorDict, row: Method, *, group_size: int, seen: Mapping[str, Tensor], dp: Any
 ) -> None:
-    """Replace the mini-batch's advantages by the row's token advantages.
+    """Replace the advantages of this rank's rows by the row's token advantages.
 
-    Args:
-        data: this rank's rows.
-        row: a method with shaping.
-        group_size: responses per prompt.
-        seen: `[B, T]` statistics: what the row's shaping needs of the current policy, and
-            `old_entropy` of the rollout policy.
-        dp: the data-parallel group that shares the mini-batch.
+    `seen` are `[B, T]` statistics: what the shaping needs of the current policy, and `old_entropy`
+    of the rollout policy.
     """
     mask = _padded(data, "response_mask").bool()
     advantages = _sequence_advantages(_padded(data, "advantages"), mask)
@@ -105,7 +79,7 @@ def shape_advantages(
         column = _group_column(data, row, group_size, seen, advantages, mask, dp)
     current = {name: seen[name] for name in row.shaping.needs}
     batch = sequences(row, advantages, mask, group=column, **current)
-    mine = row.shaping.shape(batch, DataParallel(dp)).advantages
+    mine = row.shaping.shape(batch, Ranks(mask.device, group=dp)).advantages
     nested = data["response_mask"].is_nested
     data["advantages"] = response_to_nested(mine, data["response_mask"]) if nested else mine
 

@@ -12,11 +12,7 @@ OLDEST, TOO_NEW = Version("0.9"), Version("0.11.dev0")
 
 
 def check_version() -> None:
-    """Refuse a verl whose engines the plugin was not written for.
-
-    Raises:
-        ACPOError: verl is missing, older than 0.9 or newer than 0.10.
-    """
+    """Refuse a verl whose engines the plugin was not written for."""
     try:
         found = Version(version("verl"))
     except PackageNotFoundError:

@@ -69,12 +69,7 @@ class Completion(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A completion that could not be drawn.
-
-    Attributes:
-        key: That of its request.
-        reason: What was said last.
-    """
+    """A completion that could not be drawn, and what was said last."""
 
     key: Any
     reason: str

@@ -17,17 +17,8 @@ _FINGERPRINT_BYTES = 1 << 20
 class Checkpoint:
     """A model's configuration and tokenizer, and its prompts as tokens.
 
-    Args:
-        name: Hub id, folder (a PEFT adapter's, too), `.gguf` file, or `package:NAME/PATH`.
-        sampling: How completions are drawn.
-
-    Attributes:
-        name: As given.
-        place: The folder or hub id behind it.
-        base: The model below an adapter, or else `place`.
-        config: The model's configuration.
-        tokenizer: Its tokenizer.
-        dtype: Precision of the weights.
+    `name` is a hub id, folder (a PEFT adapter's, too), `.gguf` file, or `package:NAME/PATH`;
+    `place` is the folder or hub id behind it, and `base` the model below an adapter, or `place`.
 
     Raises:
         SamplingError: There is no such model, or no chat template and `sampling.chat` asks for it.

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from acpo.evaluate.backends import Sampling, SamplingError
 from acpo.head.projection import Projection
-from acpo.sampling.draw import NOTHING, draw, greedy, uniform_table
+from acpo.sampling.draw import NOTHING, draw, uniform_table
 
 # Special tokens, which say nothing, that may stand among those of a stop text.
 _SILENT_TOKENS = 32
@@ -46,7 +47,7 @@ class Finished(NamedTuple):
 @dataclass
 class _Row:
     job: Job
-    uniforms: torch.Tensor
+    uniforms: np.ndarray
     start: float
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -91,14 +92,10 @@ def _with_room(states: torch.Tensor, end: int) -> torch.Tensor:
 
 
 class Decoder:
-    """Continues prompts with one model.
+    """Continues prompts, `batch_size` together, with a causal language model in evaluation mode.
 
-    Args:
-        model: A causal language model in evaluation mode.
-        sampling: How tokens are drawn.
-        ends: Tokens that end a sequence.
-        batch_size: Sequences that run together.
-        says: Tokens to text; needed where `sampling.stop` is set.
+    `ends` are the tokens that end a sequence; `says` turns tokens to text where `sampling.stop`
+    needs it.
     """
 
     def __init__(
@@ -149,7 +146,7 @@ class Decoder:
     def _admit(self, jobs: list[Job]) -> None:
         """Read prompts in, each different one once, and join them to the batch."""
         most, now = self._sampling.max_tokens, time.perf_counter()
-        rows = [_Row(job, uniform_table(1, most, job.seed)[0], now) for job in jobs]
+        rows = [_Row(job, uniform_table(1, most, job.seed)[0].numpy(), now) for job in jobs]
         prompts = [job.tokens for job in jobs]
         order = list(range(len(jobs)))
         if self._plain:
@@ -187,13 +184,14 @@ class Decoder:
         """Give every row its next token, and see whether that was its last."""
         logits = logits if logits.dtype == torch.float64 else logits.float()
         if self._sampling.temperature == 0:
-            tokens, _ = greedy(logits, Projection())
+            best, tokens = logits.max(-1)
+            tokens = tokens.masked_fill(~best.isfinite(), NOTHING)
         else:
-            uniforms = torch.stack(
-                [row.uniforms[len(row.tokens) - bool(row.finish)] for row in rows]
-            )
+            # Numbers of an array: a tensor apiece would cost more than the draw itself.
+            points = [row.uniforms[len(row.tokens) - bool(row.finish)] for row in rows]
+            uniforms = torch.tensor(points, dtype=torch.float64, device=logits.device)
             projection = Projection(self._sampling.temperature)
-            tokens, _ = draw(logits, uniforms.to(logits.device), projection, self._sampling.top_p)
+            tokens, _ = draw(logits, uniforms, projection, self._sampling.top_p)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             if row.finish is not None:
                 continue

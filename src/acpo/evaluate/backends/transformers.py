@@ -14,16 +14,8 @@ from acpo.evaluate.backends.decoder import Decoder, Job
 class TransformersBackend:
     """A model loaded with `transformers`, its batch refilled as sequences end.
 
-    Weights are loaded for the first sample, in the checkpoint's precision, or float32 on CPU.
-
-    Args:
-        model: Hub id, folder (a PEFT adapter's, too), `.gguf` file, or `package:NAME/PATH`.
-        sampling: How completions are drawn.
-        batch_size: Sequences that run together.
-        device: Where; None takes CUDA when there is one.
-
-    Attributes:
-        checkpoint: All of the model but its weights.
+    Weights are loaded for the first sample, in the checkpoint's precision, or float32 on CPU;
+    `checkpoint` is all of the model but them. Without a `device`, CUDA where there is one.
 
     Raises:
         SamplingError: There is no such model, or no chat template and `sampling.chat` asks for it.

@@ -11,37 +11,41 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from acpo.errors import ACPOError
 from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
+from acpo.vllm_version import require_vllm
 
 
 class VLLMBackend:
-    """A model loaded with vLLM (0.22 to 0.32), on one GPU.
+    """A model loaded with vLLM (`acpo.vllm_version` says which), on one GPU.
 
     Weights are loaded for the first sample, in the checkpoint's precision.
 
-    Args:
-        model: Hub id or folder.
-        sampling: How completions are drawn. Each request also has its own seed.
-        batch_size: Sequences that run together.
+    `engine` is a vLLM engine that has the model already.
 
     Raises:
-        SamplingError: vLLM is not installed, there is no such model, or no chat template and
-            `sampling.chat` asks for it.
+        SamplingError: vLLM is not installed or of another version, there is no such model, or no
+            chat template and `sampling.chat` asks for it.
     """
 
-    def __init__(self, model: str, sampling: Sampling, *, batch_size: int = 256) -> None:
+    def __init__(
+        self, model: str, sampling: Sampling, *, batch_size: int = 256, engine: Any = None
+    ) -> None:
         # vLLM logs to stdout, where the scores go.
         os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         try:
+            require_vllm("--backend vllm")
             import vllm
+        except ACPOError as error:
+            raise SamplingError(str(error)) from error
         except ImportError as error:
             raise SamplingError(
-                f"--backend vllm: vLLM cannot be imported ({error}): pip install vllm, or "
-                "use another backend"
+                f"--backend vllm: vLLM cannot be imported ({error}): install it again, or use "
+                "another backend"
             ) from error
-        self._vllm = vllm
+        self._vllm, self._given = vllm, engine
         self._checkpoint = Checkpoint(model, sampling)
         if self._checkpoint.base != self._checkpoint.place:
             raise SamplingError(
@@ -62,9 +66,23 @@ class VLLMBackend:
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
         prompts = self._checkpoint.prompts(requests)
         with self._failures():
-            engine = self._engine(longest_prompt=max(map(len, prompts.values()), default=0))
-        waiting = deque(enumerate(requests))
+            engine = self._given or self._engine(max(map(len, prompts.values()), default=0))
         running: dict[str, tuple[Request, float]] = {}
+        try:
+            yield from self._completions(engine, requests, prompts, running)
+        finally:
+            if running and self._given is not None:  # whoever has the engine goes on with it
+                with contextlib.suppress(Exception):
+                    engine.abort_request(list(running))
+
+    def _completions(
+        self,
+        engine: Any,
+        requests: Sequence[Request],
+        prompts: dict[str, list[int]],
+        running: dict[str, tuple[Request, float]],
+    ) -> Iterator[Completion]:
+        waiting = deque(enumerate(requests))
         while waiting or running:
             with self._failures():
                 # No more than fit: the clock of a sample starts when it does.

@@ -11,21 +11,15 @@ def column_maximum_kernel(
     Z,
     z_stride,
     ROWS,
+    stats,
+    c,
+    scaling,
+    SOFTCAP: tl.constexpr,
+    ENTROPY_TERM: tl.constexpr,
     n_rows,
-    TOP,
-    LOG_TOTAL,
-    ENTROPY,
-    A,
-    BM,
-    H,
     WEIGHT,
     HIGHEST,
     V,
-    scale,
-    factor,
-    pull,
-    SOFTCAP: tl.constexpr,
-    ENTROPY_TERM: tl.constexpr,
     SPAN: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -43,18 +37,19 @@ def column_maximum_kernel(
         i = (pid // column_blocks) * SPAN + step + tl.arange(0, BLOCK_ROWS)
         real = i < n_rows
         rows = tl.load(ROWS + i, mask=real, other=0)
-        size = tl.load(A + rows, mask=real, other=0.0) + tl.load(BM + rows, mask=real, other=0.0)
-        per_weight = tl.abs(pull / tl.load(WEIGHT + rows, mask=real, other=1.0))
-        top = tl.load(TOP + rows, mask=real, other=0.0)
-        log2_total = tl.load(LOG_TOTAL + rows, mask=real, other=0.0) * LOG2_E
+        size = tl.load(c.a + rows, mask=real, other=0.0)
+        size += tl.load(c.bm + rows, mask=real, other=0.0)
+        per_weight = tl.abs(scaling.pull / tl.load(WEIGHT + rows, mask=real, other=1.0))
+        top = tl.load(stats.top + rows, mask=real, other=0.0)
+        log2_total = tl.load(stats.log_total + rows, mask=real, other=0.0) * LOG2_E
         where = real[:, None] & inside[None, :]
         z = Z + rows[:, None] * z_stride + columns[None, :]
-        x = logit(tl.load(z, mask=where, other=float("-inf")), where, scale, SOFTCAP)
-        log2_p = (x - top[:, None]) * factor - log2_total[:, None]
+        x = logit(tl.load(z, mask=where, other=float("-inf")), where, scaling.scale, SOFTCAP)
+        log2_p = (x - top[:, None]) * scaling.factor - log2_total[:, None]
         size = size[:, None]
         if ENTROPY_TERM:
-            h = tl.load(H + rows, mask=real, other=0.0)
-            entropy = tl.load(ENTROPY + rows, mask=real, other=0.0)
+            h = tl.load(c.h + rows, mask=real, other=0.0)
+            entropy = tl.load(stats.entropy + rows, mask=real, other=0.0)
             size = size + h[:, None] * (log2_p * LN_2 + entropy[:, None])
         size = tl.exp2(log2_p) * tl.abs(size) * per_weight[:, None]
         highest = tl.maximum(highest, tl.max(tl.where(where, size, 0.0), 0))
@@ -65,25 +60,18 @@ def column_maximum_kernel(
 def selected_gradient_kernel(
     Z,
     z_stride,
+    ROWS,
+    stats,
+    c,
+    scaling,
+    SOFTCAP: tl.constexpr,
+    ENTROPY_TERM: tl.constexpr,
     G,
     g_stride,
-    ROWS,
     COLUMNS,
     n_columns,
     column_blocks,
     TOKEN,
-    MODE,
-    TOP,
-    LOG_TOTAL,
-    ENTROPY,
-    A,
-    BM,
-    H,
-    scale,
-    factor,
-    pull,
-    SOFTCAP: tl.constexpr,
-    ENTROPY_TERM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The gradient at chosen rows and columns, packed densely; padding columns are 0."""
@@ -94,16 +82,17 @@ def selected_gradient_kernel(
     row = tl.load(ROWS + i)
     columns = tl.load(COLUMNS + j, mask=inside, other=0)
     raw = tl.load(Z + row * z_stride + columns, mask=inside, other=0.0)
-    x = logit(raw, inside, scale, SOFTCAP)
-    log2_p = (x - tl.load(TOP + row)) * factor - tl.load(LOG_TOTAL + row) * LOG2_E
-    a, bm = tl.load(A + row), tl.load(BM + row)
+    x = logit(raw, inside, scaling.scale, SOFTCAP)
+    log2_total = tl.load(stats.log_total + row) * LOG2_E
+    log2_p = (x - tl.load(stats.top + row)) * scaling.factor - log2_total
+    a, bm = tl.load(c.a + row), tl.load(c.bm + row)
     size = tl.full((BLOCK,), 0.0, tl.float32) + (a + bm)
     if ENTROPY_TERM:
-        size += tl.load(H + row) * (log2_p * LN_2 + tl.load(ENTROPY + row))
+        size += tl.load(c.h + row) * (log2_p * LN_2 + tl.load(stats.entropy + row))
     g = -tl.exp2(log2_p) * size
     g += tl.where(columns == tl.load(TOKEN + row), a, 0.0)
-    g += tl.where(columns == tl.load(MODE + row), bm, 0.0)
-    g *= pull
+    g += tl.where(columns == tl.load(stats.mode + row), bm, 0.0)
+    g *= scaling.pull
     if SOFTCAP:
         g *= 1.0 - x * x
     g = tl.where(inside, g, 0.0)

@@ -1,5 +1,7 @@
 // One completion: what became of it, and its tokens once per method on show.
 
+const LEAST_FOLD = 16; // tokens that a completion above shows already, and that are worth a fold
+
 const VERDICTS = new Map([
   ["correct", ["✓", "good"]],
   ["incorrect", ["✗", "bad"]],
@@ -51,22 +53,63 @@ function distinct(completions) {
   return [...groups.values()];
 }
 
-// How a method spends its update on a completion: on the top tenth of tokens, and off the mode.
-function budgetOf(completion, method) {
-  const update = completion.methods[method]?.update;
-  if (!update || completion.length < 10) return null;
-  const sizes = Float64Array.from(update, (value) => Math.abs(value) || 0);
-  const total = sizes.reduce((sum, size) => sum + size, 0);
-  if (!total) return null;
-  const off = sizes.reduce((sum, size, i) => sum + (isMismatch(completion, i) ? size : 0), 0);
-  const top = sizes.sort().slice(-Math.ceil(sizes.length / 10)).reduce((sum, size) => sum + size, 0);
-  return { top: top / total, off: off / total };
+// How far each completion goes with one above it on the page, and with any other at all.
+function relate(completions) {
+  const ids = completions.map(({ columns }) => columns.token_id);
+  const together = (a, b) => {
+    const most = Math.min(a.length, b.length);
+    let n = 0;
+    while (n < most && a[n] === b[n]) n += 1;
+    return n;
+  };
+  return ids.map((own, k) => {
+    const shared = ids.map((other, j) => (j === k ? 0 : together(own, other)));
+    return { above: Math.max(0, ...shared.slice(0, k)), fork: Math.max(0, ...shared) };
+  });
+}
+
+// Where a method's update goes: by its sign, by whether the token is the mode, and how much of it
+// falls on the tenth of the tokens that has most.
+function budgetOf(completions, method) {
+  const parts = [0, 0, 0, 0];
+  const sizes = [];
+  for (const completion of completions) {
+    completion.methods[method]?.update.forEach((value, i) => {
+      parts[(value < 0 ? 2 : 0) + isMismatch(completion, i)] += Math.abs(value) || 0;
+      sizes.push(Math.abs(value) || 0);
+    });
+  }
+  const total = parts.reduce((sum, part) => sum + part, 0);
+  if (!total || sizes.length < 10) return null;
+  const top = Float64Array.from(sizes).sort().slice(-Math.ceil(sizes.length / 10));
+  const share = (part) => part / total;
+  return { parts: parts.map(share), top: share(top.reduce((sum, size) => sum + size, 0)) };
+}
+
+function budgetBar(completions, method) {
+  const budget = budgetOf(completions, method);
+  if (!budget) return [];
+  const bar = make("p", "budget");
+  const names = ["up on the mode", "up off it", "down on the mode", "down off it"];
+  const said = names.map((name, part) => {
+    const percent = 100 * budget.parts[part];
+    const segment = bar.appendChild(make("span", ["pos l14", "pos l6", "neg l14", "neg l6"][part]));
+    segment.style.width = `${percent}%`;
+    return `${number(percent, 0)}% ${name}`;
+  });
+  const top = `${number(100 * budget.top, 0)}% of the update on a tenth of the tokens`;
+  bar.title = `update: ${said.join(", ")}; ${top}`;
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", bar.title);
+  return [bar];
 }
 
 class Card {
-  constructor(app, completion, others = []) {
+  constructor(app, [completion, ...others], { above, fork }) {
     this.app = app;
     this.completion = completion;
+    this.folded = above >= LEAST_FOLD ? above : 0;
+    this.fork = fork < completion.length ? fork : 0;
     this.samples = [completion, ...others].map(({ sample }) => sample);
     this.element = make("article", "card");
     this.element.setAttribute("aria-label", `completion ${completion.sample}`);
@@ -105,6 +148,7 @@ class Card {
     view.scale = app.scaleOf(method);
     view.isDim = (i) => app.isDim(completion, method, i);
     view.pane = new TokenPane(completion, {
+      folded: this.folded,
       label: `completion ${completion.sample}${title ? `, ${title}` : ""}: tokens`,
       classOf: (i) => this.classOf(view, i),
       labelOf: (i) => (app.state.values ? number(view.column[i], 2, view.scale.signed) : undefined),
@@ -115,17 +159,7 @@ class Card {
     view.strip = new Strip(view);
     view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
     if (app.shownMethods().length > 1) view.element.append(make("h3", "method", title));
-    const budget = budgetOf(completion, method);
-    if (budget) {
-      const bar = view.element.appendChild(make("p", "budget"));
-      const [top, off] = [100 * budget.top, 100 * budget.off];
-      bar.append(make("span"), make("span"));
-      bar.firstChild.style.width = `${top}%`;
-      bar.title = `${number(top, 0)}% of the update on a tenth of the tokens; `;
-      bar.title += `${number(off, 0)}% on tokens that are not the mode`;
-      bar.setAttribute("role", "img");
-      bar.setAttribute("aria-label", bar.title);
-    }
+    view.element.append(...budgetBar([completion], method));
     const blame = blameOf(completion, method);
     if (blame) {
       const [before, at, after] = blame.map((share) => `${number(100 * share, 1)}%`);
@@ -142,6 +176,7 @@ class Card {
     if (isReversed(this.completion, view.method, i)) classes += " reversed";
     else if (isMismatch(this.completion, i)) classes += " mismatch";
     if (isError(this.completion, i)) classes += " first-error";
+    if (this.fork && i === this.fork) classes += " fork";
     if (view.isDim(i)) classes += " dim";
     if (this.found?.[i]) classes += " found";
     return classes;

@@ -1,26 +1,7 @@
 // The page's controls and keys; each key has a control that does the same.
 
-const KEYS = [
-  ["← → ↑ ↓", "move between tokens, in a completion"],
-  ["Home End PgUp PgDn", "first, last, a page up or down"],
-  ["Tab", "next completion or control"],
-  ["/", "search; Enter and Shift+Enter go from hit to hit"],
-  ["n p", "next and previous hit of the search or the token filter"],
-  ["o", "to the table of all prompts; Enter opens one"],
-  ["j k", "next and previous prompt"],
-  ["[ ]", "earlier and later training step"],
-  ["1 … 7", "colour by the first, second, … quantity"],
-  ["m", "next method"],
-  ["b", "methods side by side"],
-  ["s", "completions: all, A > 0, A ≤ 0"],
-  ["f", "tokens: all, mismatched, reversed"],
-  ["v", "values under the tokens"],
-  ["c", "colour scale: per method and sign, per method, one for all, logarithmic"],
-  ["t", "theme: as the system, light, dark"],
-  ["?", "these keys"],
-];
-
-function describePage({ page }) {
+function describePage(app) {
+  const { page } = app;
   $("model").textContent = page.model;
   const facts = [];
   if (page.method) facts.push(`method ${page.method}`);
@@ -30,31 +11,42 @@ function describePage({ page }) {
     facts.push(`${page.groups.length} of ${page.prompts} prompts${over}`);
   }
   $("made").textContent = facts.join(" · ");
-  const options = page.groups.map(({ id, prompt, steps }, index) => {
-    const name = prompt ? plainText(prompt, 48) : plainText(id, 48);
+  const prompts = page.groups.map(({ id, prompt, steps }, index) => {
     const last = steps.length > 1 ? ` to ${steps.at(-1)}` : "";
     const when = page.steps > 1 ? `  step ${steps[0]}${last}` : "";
-    return make("option", "", `${index + 1} / ${page.groups.length}${when}  ${name}`);
+    return make("option", "", `${index + 1} / ${page.groups.length}${when}  ${plainText(prompt || id, 48)}`);
   });
-  if (!page.errors) $("only").querySelector("[value=error]").remove();
-  for (const { key, label, hint } of SCALES) {
-    const option = make("option", "", label);
-    option.value = key;
-    option.title = hint;
-    $("scale").append(option);
-  }
-  fill($("prompts"), ...options);
+  fill($("prompts"), ...prompts);
   for (const id of ["previous", "next"]) $(id).disabled = page.groups.length < 2;
-  const list = KEYS.flatMap(([keys, meaning]) => {
-    const term = make("dt");
-    term.append(...keys.split(" ").flatMap((key) => [make("kbd", "", key), " "]));
-    return [term, make("dd", "", meaning)];
+  $("only").querySelector("[value=error]").hidden = !page.errors;
+  document.body.classList.toggle("no-rollouts", !page.groups.length);
+  offerMethods(app);
+}
+
+function offerMethods(app) {
+  const { methods } = app.page;
+  const choices = methods.map(({ name, title }) => [name, title]);
+  if (methods.length > 1) choices.push(["", "side by side"]);
+  const shown = app.state.both ? "" : app.state.method;
+  const radios = choices.map(([value, title]) => {
+    const label = choice("method", title, value === shown, () => chooseMethod(app, value));
+    label.firstChild.value = value;
+    return label;
   });
-  fill($("keys"), ...list);
+  $("methods").hidden = !methods.length;
+  fill($("methods"), make("legend", "", "Method"), ...radios);
+}
+
+function chooseMethod(app, value) {
+  app.state.both = value === "";
+  if (value) app.state.method = value;
+  app.overview?.show();
+  for (const radio of $("methods").querySelectorAll("input")) radio.checked = radio.value === value;
+  app.show();
 }
 
 function bindControls(app) {
-  const on = (id, type, action) => $(id).addEventListener(type, action);
+  fill($("scale"), ...SCALES.map(({ key, label, hint }) => option(label, key, hint)));
   on("previous", "click", () => app.openPrompt(app.index - 1));
   on("next", "click", () => app.openPrompt(app.index + 1));
   on("prompts", "change", (event) => app.openPrompt(event.target.selectedIndex));
@@ -97,96 +89,64 @@ function bindControls(app) {
     app.nextHit(event.shiftKey ? -1 : 1);
     event.target.focus({ preventScroll: true });
   });
-  on("help-open", "click", () => $("help").showModal());
-  on("help-close", "click", () => $("help").close());
-  app.nextTheme = themeButton($("theme"), () => {
-    for (const card of app.cards) for (const { strip } of card.views) strip.request();
-  });
-  offerMethods(app);
-  document.addEventListener("keydown", (event) => pressKey(app, event));
+  bindKeys(keysOf(app));
+  const redraw = () => app.cards.forEach(({ views }) => views.forEach(({ strip }) => strip.request()));
+  on("theme", "click", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   window.addEventListener("beforeprint", () => {
-    for (const pane of app.panes()) pane.paintAll();
+    for (const { views } of app.cards) for (const { pane } of views) pane.paintAll();
   });
-}
-
-function offerMethods(app) {
-  const { methods } = app.page;
-  if (!methods.length) return;
-  $("methods").hidden = false;
-  const choices = methods.map(({ name, title }) => [name, title]);
-  if (methods.length > 1) choices.push(["", "side by side"]);
-  for (const [value, title] of choices) {
-    const label = make("label");
-    const radio = make("input");
-    radio.type = "radio";
-    radio.name = "method";
-    radio.value = value;
-    radio.checked = value === app.state.method;
-    radio.addEventListener("change", () => chooseMethod(app, value));
-    label.append(radio, ` ${title}`);
-    $("methods").append(label);
-  }
-}
-
-function chooseMethod(app, value) {
-  app.state.both = value === "";
-  if (value) app.state.method = value;
-  app.overview?.show();
-  for (const radio of $("methods").querySelectorAll("input")) radio.checked = radio.value === value;
-  app.show();
 }
 
 function cycle(id) {
   const select = $(id);
-  select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
+  const offered = [...select.options].filter(({ hidden }) => !hidden);
+  select.value = offered[(offered.indexOf(select.selectedOptions[0]) + 1) % offered.length].value;
   select.dispatchEvent(new Event("change"));
 }
 
 function moveStep(by) {
-  const slider = $("step");
-  slider.value = Number(slider.value) + by;
-  slider.dispatchEvent(new Event("input"));
+  $("step").value = Number($("step").value) + by;
+  $("step").dispatchEvent(new Event("input"));
 }
 
-function pressKey(app, event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
-  if (event.target.matches("input[type=search], select")) return;
-  if (event.key === "o" && !$("overview").hidden) {
+function chooseQuantity(digit) {
+  if (digit > $("quantity").options.length) return;
+  $("quantity").selectedIndex = digit - 1;
+  $("quantity").dispatchEvent(new Event("change"));
+}
+
+function keysOf(app) {
+  const names = () => app.page.methods.map(({ name }) => name);
+  const nextMethod = (all) => all[(all.indexOf(app.state.method) + 1) % all.length];
+  const toTable = () =>
     ($("overview-rows").querySelector("[aria-current=true]") ?? $("overview-filter")).focus();
-    event.preventDefault();
-    return;
-  }
-  const names = app.page.methods.map(({ name }) => name);
-  const actions = {
-    "/": () => $("query").focus(),
-    n: () => app.nextHit(1),
-    p: () => app.nextHit(-1),
-    j: () => app.openPrompt(app.index + 1),
-    k: () => app.openPrompt(app.index - 1),
-    "[": () => moveStep(-1),
-    "]": () => moveStep(1),
-    m: () =>
-      names.length &&
-      chooseMethod(app, names[(names.indexOf(app.state.method) + 1) % names.length]),
-    b: () => names.length > 1 && chooseMethod(app, app.state.both ? app.state.method : ""),
-    s: () => cycle("sign"),
-    f: () => cycle("only"),
-    v: () => $("values").click(),
-    c: () => cycle("scale"),
-    t: () => app.nextTheme(),
-    "?": () => $("help").showModal(),
-  };
-  const digit = Number(event.key);
-  if (digit >= 1 && digit <= $("quantity").options.length) {
-    $("quantity").selectedIndex = digit - 1;
-    $("quantity").dispatchEvent(new Event("change"));
-  } else if (actions[event.key]) actions[event.key]();
-  else return;
-  event.preventDefault();
+  const keys = [
+    ["← → ↑ ↓", "move between tokens, in a completion"],
+    ["Home End PgUp PgDn", "first, last, a page up or down"],
+    ["Tab", "next completion or control"],
+    ["/", "search; Enter and Shift+Enter go from hit to hit", () => $("query").focus()],
+    ["n p", "next and previous hit of the search or the token filter", (key) => app.nextHit(key === "n" ? 1 : -1)],
+    ["o", "to the table of all prompts; Enter opens one", toTable],
+    ["j k", "next and previous prompt", (key) => app.openPrompt(app.index + (key === "j" ? 1 : -1))],
+    ["[ ]", "earlier and later training step", (key) => moveStep(key === "[" ? -1 : 1)],
+    ["1 … 8", "colour by the first, second, … quantity", (key) => chooseQuantity(Number(key))],
+    ["m", "next method", () => names().length && chooseMethod(app, nextMethod(names()))],
+    ["b", "methods side by side", () => names().length > 1 && chooseMethod(app, app.state.both ? app.state.method : "")],
+    ["s", "completions: all, A > 0, A ≤ 0", () => cycle("sign")],
+    ["f", "tokens: all, mismatched, reversed, first errors", () => cycle("only")],
+    ["v", "values under the tokens", () => $("values").click()],
+    ["c", "colour scale: per method and sign, per method, one for all, logarithmic", () => cycle("scale")],
+  ];
+  const guarded = (action) => action && ((key) => app.page.groups.length && action(key));
+  return keys.map(([names, meaning, action]) => [names, meaning, guarded(action)]);
 }
 
 const app = new CreditPage();
 describePage(app);
 bindControls(app);
-app.openPlace();
-app.overview = new Overview(app);
+if (app.page.groups.length) {
+  app.openPlace();
+  app.overview = new Overview(app);
+}
+if (app.page.run) new RunPanel(app);

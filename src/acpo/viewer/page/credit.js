@@ -36,6 +36,21 @@ class CreditPage {
     return false;
   }
 
+  // Newer rollouts take the place of those on show.
+  replace(blocks) {
+    for (const [id, block] of Object.entries(blocks)) fetched.set(id, block);
+    const before = this.page.groups[this.index]?.id;
+    this.page = { ...blocks.page, live: this.page.live };
+    const method = this.page.methods.find(({ name }) => name === this.state.method);
+    this.state.method = (method ?? this.page.methods.at(-1))?.name ?? "";
+    this.overview = null;
+    describePage(this);
+    if (!this.page.groups.length) return;
+    const same = this.page.groups.findIndex(({ id }) => id === before);
+    this.openPrompt(Math.max(same, 0), null);
+    this.overview = new Overview(this);
+  }
+
   openPrompt(index, step = this.state.step) {
     const { groups } = this.page;
     this.state.step = step;
@@ -47,25 +62,9 @@ class CreditPage {
     if (!steps.includes(this.state.step)) this.state.step = steps.at(-1);
     $("steps").hidden = steps.length < 2;
     $("step").max = steps.length - 1;
-    this.showPrompt();
+    showPrompt($("prompt"), this.group);
     this.offerQuantities();
     this.show();
-  }
-
-  showPrompt() {
-    const { prompt, answer } = this.group;
-    const element = fill($("prompt"));
-    if (!prompt.known) element.append(make("span", "muted", "The trace holds no prompt text."));
-    else {
-      showTemplate(element, prompt.before);
-      showText(element.appendChild(make("bdi")), prompt.text, 20000);
-      showTemplate(element, prompt.after);
-    }
-    if (answer === null) return;
-    const gold = make("span", "gold");
-    gold.append(make("span", "muted", "gold "));
-    showText(gold.appendChild(make("bdi")), answer, 400);
-    element.append(gold);
   }
 
   offerQuantities() {
@@ -73,15 +72,7 @@ class CreditPage {
     const offered = QUANTITIES.filter((q) => q.of(sample, this.state.method));
     if (!offered.length) offered.push(NOTHING);
     const wanted = this.quantity?.key;
-    fill(
-      $("quantity"),
-      ...offered.map((quantity) => {
-        const option = make("option", "", quantity.label);
-        option.value = quantity.key;
-        option.title = quantity.hint;
-        return option;
-      }),
-    );
+    fill($("quantity"), ...offered.map(({ key, label, hint }) => option(label, key, hint)));
     if (offered.some(({ key }) => key === wanted)) $("quantity").value = wanted;
     this.offered = offered;
     this.chooseQuantity();
@@ -136,9 +127,9 @@ class CreditPage {
     for (const card of this.cards) card.close();
     this.rescale();
     this.selected = null;
-    this.cards = distinct(this.completions()).map(
-      ([completion, ...others]) => new Card(this, completion, others),
-    );
+    const alike = distinct(this.completions());
+    const related = relate(alike.map(([completion]) => completion));
+    this.cards = alike.map((same, k) => new Card(this, same, related[k]));
     const main = fill($("completions"), ...this.cards.map(({ element }) => element));
     if (!this.cards.length) main.append(make("p", "empty", "No completion has such an advantage."));
     main.classList.toggle("long", this.cards.some(({ completion }) => completion.length > 400));
@@ -147,6 +138,8 @@ class CreditPage {
     $("step").value = this.stepsOfGroup.indexOf(step);
     $("step-value").textContent = step;
     this.summarise();
+    const bars = this.shownMethods().map((method) => budgetBar(this.completions(), method));
+    fill($("budgets"), ...bars.flat());
     this.search();
     this.restore(before);
     this.overview?.mark();
@@ -172,10 +165,6 @@ class CreditPage {
 
   repaint() {
     for (const card of this.cards) card.repaint();
-  }
-
-  panes() {
-    return this.cards.flatMap(({ views }) => views.map(({ pane }) => pane));
   }
 
   summarise() {

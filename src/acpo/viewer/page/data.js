@@ -8,8 +8,10 @@ const ARRAYS = {
   u1: Uint8Array,
 };
 
+const fetched = new Map(); // blocks that came after the page
+
 function readBlock(id) {
-  return JSON.parse($(id).textContent);
+  return structuredClone(fetched.get(id)) ?? JSON.parse($(id).textContent);
 }
 
 function unpack(array) {
@@ -20,6 +22,9 @@ function unpack(array) {
   return new ARRAYS[array.t](bytes.buffer);
 }
 
+const unpackAll = (columns) =>
+  Object.fromEntries(Object.entries(columns).map(([name, array]) => [name, unpack(array)]));
+
 // One completion of a group: its facts, its columns by name, and the text of every token.
 class Completion {
   constructor(raw, pieces) {
@@ -28,14 +33,9 @@ class Completion {
     this.pieces = pieces;
     this.piece = unpack(raw.piece);
     this.joined = raw.joined;
-    this.columns = Object.fromEntries(
-      Object.entries(raw.columns).map(([name, array]) => [name, unpack(array)]),
-    );
+    this.columns = unpackAll(raw.columns);
     this.methods = Object.fromEntries(
-      Object.entries(raw.methods).map(([method, columns]) => [
-        method,
-        Object.fromEntries(Object.entries(columns).map(([name, a]) => [name, unpack(a)])),
-      ]),
+      Object.entries(raw.methods).map(([method, columns]) => [method, unpackAll(columns)]),
     );
     this.packedTop = raw.top;
   }

@@ -35,10 +35,9 @@ class Overview {
       column.cell = cell;
     }
     head.append(make("th", "", "kind"));
-    $("overview-head").append(head);
+    fill($("overview-head"), head);
     this.elements = new Map(this.rows.map((row) => [row, this.element(row)]));
-    $("overview-filter").addEventListener("input", () => this.show());
-    $("overview-kind").addEventListener("change", () => this.show());
+    $("overview-filter").oninput = $("overview-kind").onchange = () => this.show();
     $("overview").hidden = this.rows.length < 2;
     this.show();
   }

@@ -11,9 +11,22 @@ const NEAR = 900; // px beyond the visible part, where blocks are made before th
 
 let panes = 0;
 
+// The place of the first item for which a test holds, as it does for all after it; or the last.
+function firstWhere(items, test) {
+  let low = 0;
+  let high = items.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (test(items[middle])) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 class TokenPane {
-  // options: label, for screen readers; and, each optional, classOf(i): further classes of token
-  // i; labelOf(i): a short text under it; onPoint(i or null), onActive(i), onScroll().
+  // options: label, for screen readers; and, each optional, folded: so many first tokens are shown
+  // when asked for; classOf(i): further classes of token i; labelOf(i): a short text under it;
+  // onPoint(i or null), onActive(i), onScroll().
   constructor(completion, options) {
     this.completion = completion;
     this.options = options;
@@ -40,6 +53,7 @@ class TokenPane {
 
   plan() {
     const { completion } = this;
+    const { folded = 0 } = this.options;
     const blocks = [];
     let start = 0;
     let lines = 0;
@@ -49,14 +63,14 @@ class TokenPane {
       column += Math.min(text.length, LONGEST);
       const breaks = text.includes("\n");
       const size = i + 1 - start;
-      const last = i + 1 === completion.length;
+      const last = i + 1 === completion.length || i + 1 === folded;
       const ends = last || (breaks && size >= BLOCK) || size >= LONGEST_BLOCK;
       if (breaks || ends) {
         lines += Math.ceil(column / USUAL_WIDTH);
         column = 0;
       }
       if (!ends) continue;
-      blocks.push(this.planBlock(start, i + 1, lines * LINE));
+      blocks.push(this.planBlock(start, i + 1, lines * LINE, i < folded));
       start = i + 1;
       lines = 0;
     }
@@ -65,11 +79,14 @@ class TokenPane {
   }
 
   // Until it is built, a block is as high as it probably will be.
-  planBlock(start, end, height) {
+  planBlock(start, end, height, folded) {
     const element = make("div", "block");
     element.setAttribute("role", "presentation");
-    element.style.minHeight = `${height + 6}px`;
-    return { start, end, element, built: false, version: -1 };
+    if (folded) {
+      element.append(make("span", "fold", `${count(end - start, "token")} as above`));
+      element.addEventListener("click", () => this.token(start), { once: true });
+    } else element.style.minHeight = `${height + 6}px`;
+    return { start, end, element, folded, built: false, version: -1 };
   }
 
   listen() {
@@ -103,7 +120,7 @@ class TokenPane {
     for (const entry of entries) {
       const block = this.byElement.get(entry.target);
       block.near = entry.isIntersecting;
-      if (block.near) this.paint(block);
+      if (block.near && !block.folded) this.paint(block);
       else this.release(block, entry.boundingClientRect.height);
     }
     this.options.onScroll?.();
@@ -112,6 +129,7 @@ class TokenPane {
   build(block) {
     if (block.built) return;
     block.built = true;
+    block.folded = false;
     block.tokens = [];
     const nodes = [];
     for (let i = block.start; i < block.end; i++) {
@@ -128,7 +146,7 @@ class TokenPane {
         if (i + 1 < block.end) nodes.push("\n");
       }
     }
-    block.element.append(...nodes);
+    fill(block.element, ...nodes);
     block.element.style.minHeight = "";
   }
 
@@ -161,26 +179,15 @@ class TokenPane {
   // Something `classOf` depends on changed: near blocks now, the others when seen.
   repaint() {
     this.version += 1;
-    for (const block of this.blocks) if (block.near) this.paint(block);
+    for (const block of this.blocks) if (block.near && !block.folded) this.paint(block);
   }
 
   paintAll() {
     for (const block of this.blocks) this.paint(block);
   }
 
-  blockOf(i) {
-    let low = 0;
-    let high = this.blocks.length - 1;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.blocks[middle].end <= i) low = middle + 1;
-      else high = middle;
-    }
-    return this.blocks[low];
-  }
-
   token(i) {
-    const block = this.blockOf(i);
+    const block = this.blocks[firstWhere(this.blocks, ({ end }) => end > i)];
     this.paint(block);
     return block.tokens[i - block.start];
   }
@@ -248,20 +255,11 @@ class TokenPane {
 
   // The first token whose lower edge is below y (in the window); blocks and tokens go downward.
   firstBelow(y) {
-    const search = (items, bottomOf) => {
-      let low = 0;
-      let high = items.length - 1;
-      while (low < high) {
-        const middle = (low + high) >> 1;
-        if (bottomOf(items[middle]) <= y) low = middle + 1;
-        else high = middle;
-      }
-      return low;
-    };
-    const bottom = (element) => element.getBoundingClientRect().bottom;
-    const block = this.blocks[search(this.blocks, (candidate) => bottom(candidate.element))];
+    const isBelow = (element) => element.getBoundingClientRect().bottom > y;
+    const block = this.blocks[firstWhere(this.blocks, ({ element }) => isBelow(element))];
+    if (block.folded) return block.start;
     this.paint(block);
-    return block.start + search(block.tokens, bottom);
+    return block.start + firstWhere(block.tokens, isBelow);
   }
 
   // First and last token in view.

@@ -1,22 +1,5 @@
 // The review of first errors: one item after another, by keyboard or by pointer.
 
-const KEYS = [
-  ["a", "accept the chosen proposal, and go on"],
-  ["1 … 9", "choose a proposal"],
-  ["← → ↑ ↓ Home End", "move between tokens"],
-  ["m", "it begins at the active token"],
-  ["e", "it ends at the active token"],
-  ["r", "reject: there is no such place, and go on"],
-  ["u", "take the decision back"],
-  ["j k", "next and previous item"],
-  ["n", "next undecided item"],
-  ["w", "to the completion the question is about"],
-  ["i", "to the note; Escape leaves it"],
-  ["s", "export"],
-  ["t", "theme: as the system, light, dark"],
-  ["?", "these keys"],
-];
-
 function tokensOf([first, end]) {
   return end - first === 1 ? `token ${first}` : `tokens ${first} to ${end - 1}`;
 }
@@ -42,12 +25,6 @@ class ReviewPage {
     $("model").textContent = this.page.model;
     $("reviewer").value = this.decisions.reviewer;
     fill($("items"), ...this.page.items.map((_, index) => make("option", "", this.title(index))));
-    const list = KEYS.flatMap(([keys, meaning]) => {
-      const term = make("dt");
-      term.append(...keys.split(" ").flatMap((key) => [make("kbd", "", key), " "]));
-      return [term, make("dd", "", meaning)];
-    });
-    fill($("keys"), ...list);
     this.progress();
     const { stored, restored } = this.decisions;
     const again = restored ? `${count(restored, "decision")} of yours kept in this browser` : "";
@@ -120,11 +97,7 @@ class ReviewPage {
     const { item } = this;
     $("items").selectedIndex = index;
     const group = this.group(item.group);
-    showText(fill($("prompt")), group.prompt.text, 20000);
-    if (group.answer) {
-      const gold = $("prompt").appendChild(make("span", "gold muted", "gold "));
-      showText(gold.appendChild(make("bdi")), group.answer, 400);
-    }
+    showPrompt($("prompt"), group);
     $("question").textContent = this.question();
     this.chosen = item.proposals.findIndex((one) => this.fits(one));
     $("note").value = this.decisions.get(index)?.note ?? "";
@@ -165,7 +138,7 @@ class ReviewPage {
   }
 
   side(completion, title, number) {
-    const element = make("section", "side");
+    const element = make("section", "card");
     const asked = this.item.right === null ? 0 : 1;
     const classOf = number === asked ? (i) => this.askedClass(i) : (i) => this.errorClass(i);
     const pane = new TokenPane(completion, {
@@ -210,17 +183,12 @@ class ReviewPage {
 
   proposals() {
     const rows = this.item.proposals.map((proposal, number) => {
-      const label = make("label");
-      const radio = make("input");
-      radio.type = "radio";
-      radio.name = "proposal";
-      radio.checked = number === this.chosen;
       const fits = this.fits(proposal);
-      radio.disabled = !fits;
-      radio.addEventListener("change", () => this.choose(number));
       const where = proposal.span ? tokensOf(proposal.span) : proposal.status;
       const other = proposal.span && !fits ? ", of its own error: place it by hand" : "";
-      label.append(radio, ` ${number + 1}. ${proposal.annotator}: ${where}${other}`);
+      const text = `${number + 1}. ${proposal.annotator}: ${where}${other}`;
+      const label = choice("proposal", text, number === this.chosen, () => this.choose(number));
+      label.firstChild.disabled = !fits;
       const why = proposal.rationale || proposal.detail;
       if (why) showText(label.appendChild(make("bdi", "why")), why, 4000);
       return label;
@@ -332,49 +300,34 @@ class ReviewPage {
   // Controls ---------------------------------------------------------------------------------
 
   controls() {
-    const on = (id, type, action) => $(id).addEventListener(type, action);
+    const nextOpen = () => this.open(this.undecidedFrom(this.index + 1));
     on("previous", "click", () => this.open(this.index - 1));
     on("next", "click", () => this.open(this.index + 1));
-    on("next-open", "click", () => this.open(this.undecidedFrom(this.index + 1)));
+    on("next-open", "click", nextOpen);
     on("items", "change", (event) => this.open(event.target.selectedIndex));
     on("reviewer", "input", (event) => this.decisions.name(event.target.value));
     on("note", "input", (event) => this.decisions.note(this.index, event.target.value));
     for (const name of ["accept", "reject", "begin", "finish", "undo", "export"]) {
       on(name, "click", () => this[name]());
     }
-    on("help-open", "click", () => $("help").showModal());
-    on("help-close", "click", () => $("help").close());
-    on("exported-close", "click", () => $("exported").close());
-    this.nextTheme = themeButton($("theme"), () => {});
-    document.addEventListener("keydown", (event) => this.key(event));
-  }
-
-  key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (event.target.matches("input[type=text]")) {
-      if (event.key === "Escape") this.asked.element.focus();
-      return;
+    for (const id of ["note", "reviewer"]) {
+      on(id, "keydown", ({ key }) => key === "Escape" && this.asked.element.focus());
     }
-    if (event.target.matches("select")) return;
-    const keys = {
-      a: () => this.accept(),
-      m: () => this.begin(),
-      e: () => this.finish(),
-      r: () => this.reject(),
-      u: () => this.undo(),
-      j: () => this.open(this.index + 1),
-      k: () => this.open(this.index - 1),
-      n: () => this.open(this.undecidedFrom(this.index + 1)),
-      w: () => this.asked.element.focus(),
-      i: () => $("note").focus(),
-      s: () => this.export(),
-      t: () => this.nextTheme(),
-      "?": () => $("help").showModal(),
-    };
-    const action = /^[1-9]$/.test(event.key) ? () => this.choose(Number(event.key) - 1) : keys[event.key];
-    if (!action) return;
-    event.preventDefault();
-    action();
+    on("exported-close", "click", () => $("exported").close());
+    bindKeys([
+      ["a", "accept the chosen proposal, and go on", () => this.accept()],
+      ["1 … 9", "choose a proposal", (key) => this.choose(Number(key) - 1)],
+      ["← → ↑ ↓ Home End", "move between tokens"],
+      ["m", "it begins at the active token", () => this.begin()],
+      ["e", "it ends at the active token", () => this.finish()],
+      ["r", "reject: there is no such place, and go on", () => this.reject()],
+      ["u", "take the decision back", () => this.undo()],
+      ["j k", "next and previous item", (key) => this.open(this.index + (key === "j" ? 1 : -1))],
+      ["n", "next undecided item", nextOpen],
+      ["w", "to the completion the question is about", () => this.asked.element.focus()],
+      ["i", "to the note; Escape leaves it", () => $("note").focus()],
+      ["s", "export", () => this.export()],
+    ]);
   }
 }
 

@@ -2,76 +2,47 @@
 
 const LEVELS = 16;
 
-// `of(completion, method)` gives the column; a quantity is offered where the trace has it.
+const ofMethod = (name) => (c, method) => (method ? c.methods[method]?.[name] : c.columns[name]);
+const ofPolicy = (name) => (c) => c.columns[name];
+
+// A column of two others, made once; undefined where the trace lacks one of them.
+const derived = (name, left, right, combine) => (c) => {
+  const [a, b] = [c.columns[left], c.columns[right]];
+  if (!a || !b) return undefined;
+  c.columns[name] ??= a.map((value, i) => combine(value, b[i]));
+  return c.columns[name];
+};
+
+function difference(c, method) {
+  const [first, second] = Object.keys(c.methods);
+  if (!second) return undefined;
+  const own = c.methods[method];
+  own.difference ??= own.update.map((value, i) => value - c.methods[first].update[i]);
+  return own.difference;
+}
+
+// [key, label, hint, column of a completion and a method, what kind of numbers]. A quantity is
+// offered where the trace has it.
 const QUANTITIES = [
-  {
-    key: "update",
-    label: "update",
-    hint: "how far this token moves: the component of the logit gradient along e_y − p",
-    signed: true,
-    perMethod: true,
-    of: (c, method) => c.methods[method]?.update,
-  },
-  {
-    key: "credit",
-    label: "credit c",
-    hint: "the multiplier of the advantage",
-    perMethod: true,
-    of: (c, method) => (method ? c.methods[method]?.credit : c.columns.credit),
-  },
-  {
-    key: "advantage",
-    label: "advantage A",
-    hint: "of the token, after the method's shaping",
-    signed: true,
-    perMethod: true,
-    of: (c, method) => (method ? c.methods[method]?.advantage : c.columns.advantage),
-  },
-  {
-    key: "delta",
-    label: "δ = 1 − p_max",
-    hint: "probability outside the policy's mode",
-    most: 1,
-    of: (c) => c.columns.delta,
-  },
-  {
-    key: "entropy",
-    label: "entropy",
-    hint: "Shannon entropy of the policy, nats",
-    of: (c) => c.columns.entropy,
-  },
-  {
-    key: "ratio",
-    label: "log-ratio log w",
-    hint: "log-probability under the scored policy less that under the sampling one",
-    signed: true,
-    of: (c) => derived(c, "ratio", c.columns.logp, c.columns.old_logp, (now, old) => now - old),
-  },
-  {
-    key: "mismatch",
-    label: "mode mismatch",
-    hint: "p_max − p(y): how far the sampled token is from the policy's mode",
-    most: 1,
-    of: (c) =>
-      derived(c, "mismatch", c.columns.logp, c.columns.log_pmax, (y, top) =>
-        Math.max(0, Math.exp(top) - Math.exp(y)),
-      ),
-  },
-  {
-    key: "difference",
-    label: "update, less the first method's",
-    hint: "where a method moves a token further up or down than the first one on the page does",
-    signed: true,
-    perMethod: true,
-    of: (c, method) => {
-      const [first] = Object.keys(c.methods);
-      if (!first || Object.keys(c.methods).length < 2) return undefined;
-      const own = c.methods[method];
-      own.difference ??= own.update.map((value, i) => value - c.methods[first].update[i]);
-      return own.difference;
-    },
-  },
-];
+  ["update", "update", "how far this token moves: the component of the logit gradient along e_y − p",
+    ofMethod("update"), { signed: true, perMethod: true }],
+  ["credit", "credit c", "the multiplier of the advantage",
+    ofMethod("credit"), { perMethod: true }],
+  ["advantage", "advantage A", "of the token, after the method's shaping",
+    ofMethod("advantage"), { signed: true, perMethod: true }],
+  ["delta", "δ = 1 − p_max", "probability outside the policy's mode",
+    ofPolicy("delta"), { most: 1 }],
+  ["entropy", "entropy", "Shannon entropy of the policy, nats",
+    ofPolicy("entropy"), {}],
+  ["ratio", "log-ratio log w", "log-probability under the scored policy less that under the sampling one",
+    derived("ratio", "logp", "old_logp", (now, old) => now - old), { signed: true }],
+  ["mismatch", "mode mismatch", "p_max − p(y): how far the sampled token is from the policy's mode",
+    derived("mismatch", "logp", "log_pmax", (y, top) => Math.max(0, Math.exp(top) - Math.exp(y))),
+    { most: 1 }],
+  ["difference", "update, less the first method's",
+    "where a method moves a token further up or down than the first one on the page does",
+    difference, { signed: true, perMethod: true }],
+].map(([key, label, hint, of, kind]) => ({ key, label, hint, of, ...kind }));
 
 // For a trace that holds tokens and nothing about them.
 const NOTHING = {
@@ -80,12 +51,6 @@ const NOTHING = {
   hint: "the trace holds no numbers",
   of: (c) => new Float32Array(c.length).fill(NaN),
 };
-
-function derived(completion, name, left, right, combine) {
-  if (!left || !right) return undefined;
-  completion.columns[name] ??= left.map((value, i) => combine(value, right[i]));
-  return completion.columns[name];
-}
 
 // Whether the update goes against the advantage.
 function isReversed(completion, method, i) {

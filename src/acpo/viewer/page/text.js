@@ -3,26 +3,11 @@
 const LONGEST = 240; // characters of one token on the page; the inspector shows more
 
 const NAMES = {
-  "\u00a0": "NBSP",
-  "\u00ad": "SHY",
-  "\u061c": "ALM",
-  "\u200b": "ZWSP",
-  "\u200c": "ZWNJ",
-  "\u200d": "ZWJ",
-  "\u200e": "LRM",
-  "\u200f": "RLM",
-  "\u2028": "LS",
-  "\u2029": "PS",
-  "\u202a": "LRE",
-  "\u202b": "RLE",
-  "\u202c": "PDF",
-  "\u202d": "LRO",
-  "\u202e": "RLO",
-  "\u2060": "WJ",
-  "\u2066": "LRI",
-  "\u2067": "RLI",
-  "\u2068": "FSI",
-  "\u2069": "PDI",
+  "\u00a0": "NBSP", "\u00ad": "SHY", "\u061c": "ALM", "\u200b": "ZWSP",
+  "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
+  "\u2028": "LS", "\u2029": "PS", "\u202a": "LRE", "\u202b": "RLE",
+  "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2060": "WJ",
+  "\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI",
   "\ufeff": "BOM",
 };
 
@@ -98,7 +83,22 @@ function showTemplate(element, text) {
   showText(details.appendChild(make("bdi")), text, 20000);
 }
 
-// The same as one line of plain text, for labels.
+// A prompt and its gold answer, as far as the trace has them.
+function showPrompt(element, { prompt, answer }) {
+  fill(element);
+  if (!prompt.known) element.append(make("span", "muted", "The trace holds no prompt text."));
+  else {
+    showTemplate(element, prompt.before);
+    showText(element.appendChild(make("bdi")), prompt.text, 20000);
+    showTemplate(element, prompt.after);
+  }
+  if (answer === null) return;
+  const gold = element.appendChild(make("span", "gold"));
+  gold.append(make("span", "muted", "gold "));
+  showText(gold.appendChild(make("bdi")), answer, 400);
+}
+
+// Text as one line of plain text, for labels.
 function plainText(text, longest = 60) {
   let plain = "";
   for (const character of text) {

@@ -1,5 +1,8 @@
 """Prompts in the form the engine takes."""
 
+from vllm.made import signed
 
-def tokens_input(prompt_token_ids, *, prompt=None, cache_salt=None) -> dict:
+
+@signed("tokens_input")
+def tokens_input(prompt_token_ids, **options) -> dict:
     return {"type": "token", "prompt_token_ids": prompt_token_ids}

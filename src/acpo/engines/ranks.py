@@ -1,5 +1,7 @@
 """The few things the processes of a run tell each other."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -11,29 +13,30 @@ class Ranks:
     Args:
         device: where numbers are exchanged.
         together: whether the others take part; if not, this process is alone.
+        group: those that do; all processes unless given.
     """
 
-    def __init__(self, device: torch.device, *, together: bool = True) -> None:
-        self.device, self.together = device, together
+    def __init__(self, device: torch.device, *, together: bool = True, group: Any = None) -> None:
+        self.device, self.together, self.group = device, together, group
 
     @property
     def count(self) -> int:
         """How many processes train together."""
         several = self.together and dist.is_available() and dist.is_initialized()
-        return dist.get_world_size() if several else 1
+        return dist.get_world_size(self.group) if several else 1
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the processes; a new tensor."""
         x = x.clone()
         if self.count > 1:
-            dist.all_reduce(x)
+            dist.all_reduce(x, group=self.group)
         return x
 
     def maximum(self, x: Tensor) -> Tensor:
         """Elementwise maximum over the processes; a new tensor."""
         x = x.clone()
         if self.count > 1:
-            dist.all_reduce(x, op=dist.ReduceOp.MAX)
+            dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
         return x
 
     def most(self, number: int) -> int:
@@ -50,7 +53,8 @@ class Ranks:
         padded = values.new_zeros(longest)
         padded[: values.numel()] = values
         lengths = [torch.zeros(1, dtype=torch.long, device=self.device) for _ in range(self.count)]
-        dist.all_gather(lengths, torch.tensor([values.numel()], device=self.device))
+        own = torch.tensor([values.numel()], device=self.device)
+        dist.all_gather(lengths, own, group=self.group)
         everyone = [torch.empty_like(padded) for _ in range(self.count)]
-        dist.all_gather(everyone, padded)
+        dist.all_gather(everyone, padded, group=self.group)
         return torch.cat([x[: int(n)] for x, n in zip(everyone, lengths, strict=True)])

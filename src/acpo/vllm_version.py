@@ -1,0 +1,40 @@
+"""Which versions of vLLM work here; stated once, for training and for evaluation."""
+
+import importlib.util
+from importlib.metadata import PackageNotFoundError, version
+
+from acpo.errors import ACPOError
+
+OLDEST, NEWEST = "0.22.0", "0.31.0"
+"""What TRL 1.16 is written for. It warns outside of this range; here, others are refused."""
+
+
+def require_vllm(option: str) -> str:
+    """The version of the installed vLLM; nothing of it is imported.
+
+    Args:
+        option: who asks for it, as the user wrote it.
+
+    Raises:
+        ACPOError: there is none, or one that is not known to work.
+    """
+    from packaging.version import Version
+
+    if importlib.util.find_spec("vllm") is None:
+        raise ACPOError(
+            f"{option}: vllm is not installed; pip install vllm, or leave it out"
+        )
+    try:
+        found = version("vllm")
+    except PackageNotFoundError as error:
+        raise ACPOError(
+            f"{option}: the vllm in this environment has no version, so that nothing says whether "
+            f"it works; install vllm {OLDEST} to {NEWEST}"
+        ) from error
+    # Without the local part: 0.25.1+cu129 is 0.25.1.
+    if not Version(OLDEST) <= Version(Version(found).base_version) <= Version(NEWEST):
+        raise ACPOError(
+            f"{option}: vllm {found} is installed, and {OLDEST} to {NEWEST} work; "
+            f"pip install 'vllm>={OLDEST},<={NEWEST}'"
+        )
+    return found
