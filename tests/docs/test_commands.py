@@ -158,6 +158,9 @@ def check_python(arguments, command):
     assert script.is_file(), f"{arguments[0]} is missing"
     text = script.read_text()
     flags = [word for word in arguments[1:] if word.startswith("--")]
+    if "--recipe" in flags:  # the rest are the recipe's
+        options = {f"--{name}" for group in option_groups().values() for name, _ in group}
+        flags = [flag for flag in flags if flag not in options]
     unknown = [flag for flag in flags if f'"{flag}"' not in text]
     assert not unknown, f"{arguments[0]} has no {', '.join(unknown)}"
 
