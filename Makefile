@@ -7,7 +7,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-ve
 	-c constraints.txt
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: quickstart test test-gpu test-verl check pytest clean
+.PHONY: quickstart test test-gpu test-verl check pytest docs clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/acpo train recipes/quickstart.yaml
@@ -21,6 +21,11 @@ check: $(VENV)/.installed-dev
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n auto --dist loadfile $(PYTEST_ARGS)
+
+# The site, in build/site; a link that leads nowhere is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 # Every test that needs CUDA, in an environment of yours with pytest and a CUDA build of torch.
 GPU_TESTS = tests/head/kernel_cases.py tests/head/test_head.py tests/head/test_distribution.py \
@@ -43,6 +48,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP_INSTALL) -e ".[dev]"
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo "Installing the site's tools into $(VENV) ..."
+	@$(PIP_INSTALL) -e ".[docs]"
+	@touch $@
+
 # verl cannot share an environment with TRL.
 VERL := .venv-verl
 VERL_PIP = $(VERL)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check
@@ -58,4 +68,4 @@ $(VERL)/.installed: pyproject.toml constraints-verl.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VERL) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VERL) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -37,23 +37,26 @@ def update_size(method: str, p_max: torch.Tensor, advantage: float, aligned: boo
 
 def main() -> None:
     p_max = torch.linspace(0.41, 0.999, 300, dtype=torch.float64)
-    figure, axes = plt.subplots(1, 2, figsize=(8.2, 2.9), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(8.2, 3.3), sharey=True)
     for axis, advantage, title in zip(
         axes, (1.0, -1.0), ("good answer (A > 0)", "bad answer (A ≤ 0)"), strict=True
     ):
         for method, colour in (("sapo", GREY), ("acpo", BLUE if advantage > 0 else ORANGE)):
-            for aligned, style in ((True, "-"), (False, "--")):
+            for aligned, style in ((True, "-"), (False, (0, (2, 3)))):
                 size = update_size(method, p_max, advantage, aligned)
                 label = f"{method.upper()}, {'sampled the mode' if aligned else 'sampled another'}"
                 if method == "sapo":
                     if not aligned:
                         continue
                     label = "SAPO"
-                axis.plot(p_max, size, style, color=colour, label=label, linewidth=2)
+                # The dotted line lies on or near the solid one: drawn over it, in black.
+                shown = colour if aligned else "#000000"
+                axis.plot(p_max, size, linestyle=style, color=shown, label=label, linewidth=2)
         axis.set(title=title, xlabel="probability of the policy's mode")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=8, loc="upper right" if advantage > 0 else (0.02, 0.08))
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("size of the token's update")
+    figure.suptitle("At w = 1, the first update of a rollout, in units of |A|", fontsize=10)
     figure.tight_layout()
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=160)
 

@@ -97,7 +97,7 @@ def load_model(name: str, *, trainable: bool = False, **options: Any) -> Any:
     if base is None:
         return AutoModelForCausalLM.from_pretrained(name, **options)
     if importlib.util.find_spec("peft") is None:
-        raise ACPOError(f"model {name!r} is an adapter: `pip install 'acpo[peft]'` to load it")
+        raise ACPOError(f"model {name!r} is an adapter: `pip install peft` to load it")
     from peft import PeftModel
 
     below = AutoModelForCausalLM.from_pretrained(base, **options)

@@ -15,6 +15,7 @@ from acpo.trace.command import import_rollouts, trace
 from acpo.viewer import command as pages
 
 ORDER = [
+    "init",
     "methods",
     "doctor",
     "train",
@@ -82,9 +83,9 @@ app.command()(pages.view)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from acpo import __version__
 
-        typer.echo(f"acpo {version('acpo')}")
+        typer.echo(f"acpo {__version__}")
         raise typer.Exit
 
 
@@ -117,6 +118,36 @@ class RecipeCommand(TyperCommand):
             Console().print(table, "")
 
 
+def packaged_recipes() -> Path:
+    """The recipes of this installation: inside the wheel, or beside `src` in a clone."""
+    inside = Path(__file__).parent / "recipes"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
+
+
+@app.command()
+def init(
+    folder: Path = typer.Argument(Path("recipes"), help="Where they go; files there are kept."),
+) -> None:
+    """Copy the recipes that come with acpo into a folder, to train from and to change."""
+    import shutil
+
+    source = packaged_recipes()
+    found = sorted(path for path in source.rglob("*") if path.is_file())
+    new = [path for path in found if not (folder / path.relative_to(source)).exists()]
+    try:
+        for path in new:
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+    except OSError as error:
+        raise ACPOError(f"folder={str(folder)!r} cannot be written to: {error}") from error
+    kept = len(found) - len(new)
+    typer.echo(
+        f"{folder}/: {len(new)} files written" + (f", {kept} kept as they were" * (kept > 0))
+    )
+    typer.echo(f"try:  acpo train {folder}/quickstart.yaml")
+
+
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="Explain this method alone.")] = None,
@@ -132,7 +163,8 @@ def methods(
 
 
 OVERRIDABLE = {"allow_extra_args": True, "ignore_unknown_options": True}
-RECIPE = typer.Argument(help="A YAML file; see recipes/.")
+RECIPE_HELP = "A YAML file; `acpo init` writes some to recipes/."
+RECIPE = typer.Argument(help=RECIPE_HELP)
 
 
 @app.command(context_settings=OVERRIDABLE, cls=RecipeCommand)
@@ -156,12 +188,22 @@ def train(
 @app.command(context_settings=OVERRIDABLE)
 def doctor(
     context: typer.Context,
-    recipe: Path = RECIPE,
+    recipe: Path | None = typer.Argument(None, help=RECIPE_HELP),
     processes: int | None = typer.Option(
         None, min=1, help="Training processes to plan for (default: those of this launch)."
     ),
+    plan: int | None = typer.Option(
+        None, min=1, metavar="TOKENS", help="Instead: which GPUs for which model, at this length."
+    ),
 ) -> None:
     """Check a recipe, and say what training it will do, before anything is trained."""
+    if plan is not None:
+        from acpo.train.plan import print_plan
+
+        print_plan(plan)
+        return
+    if recipe is None:
+        raise ACPOError("doctor needs a recipe, or --plan TOKENS")
     from acpo.train.doctor import examine
 
     if not examine(recipe, context.args, processes=processes):
@@ -171,7 +213,7 @@ def doctor(
 @app.command(context_settings=OVERRIDABLE)
 def compare(
     context: typer.Context,
-    study: Path = typer.Argument(help="A YAML file; see recipes/studies/."),
+    study: Path = typer.Argument(help="A YAML file; `acpo init` writes some to recipes/studies/."),
     output: Path | None = typer.Option(
         None, help="Where runs and report go (default: runs/compare/<name of the study>)."
     ),

@@ -21,9 +21,7 @@ def require_vllm(option: str) -> str:
     from packaging.version import Version
 
     if importlib.util.find_spec("vllm") is None:
-        raise ACPOError(
-            f"{option}: vllm is not installed; pip install 'acpo[vllm]', or leave it out"
-        )
+        raise ACPOError(f"{option}: vllm is not installed; pip install vllm, or leave it out")
     try:
         found = version("vllm")
     except PackageNotFoundError as error:

@@ -10,7 +10,7 @@ from acpo.train.recipe import read_recipe
 from train.standin import flags, save_standin, write_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-GPU_RECIPES = sorted([*(RECIPES / "paper").glob("*.yaml"), RECIPES / "smollm2-gsm8k.yaml"])
+GPU_RECIPES = sorted([*(RECIPES / "paper").glob("*.yaml"), *RECIPES.glob("*-gsm8k.yaml")])
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def small(tmp_path_factory):
         "gradient_accumulation_steps": 4,
         "max_completion_length": 12,
         "max_steps": 1,
+        "logging_steps": 1,
         "save_strategy": "no",
         "learning_rate": 1e-3,
     }
@@ -50,7 +51,7 @@ def test_a_recipe_with_its_own_reward_and_files(small, tmp_path):
     out = tmp_path / "run"
     held = write_problems(tmp_path / "held.jsonl", 6, answer="4")
     report = train(
-        RECIPES / "smollm2-gsm8k.yaml",
+        RECIPES / "qwen2.5-0.5b-gsm8k.yaml",
         flags(**{**small, "output_dir": out, "held_out": 6, "held_out_data": held}),
     )
     assert report.problems == 6

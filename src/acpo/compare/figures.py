@@ -71,8 +71,10 @@ def draw_differences(task: dict[str, Any], baseline: str, name: str, folder: Pat
         axes.plot(100 * found["value"], place, "o", color="#000000", markersize=4)
     axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(rows)), [row["title"] for row in rows])
-    axes.set_xlabel(f"accuracy minus {baseline}, points; 95%, thin: problems drawn too")
-    axes.set_title(name)
+    orange = any(row["difference"]["bootstrap"] for row in rows)
+    second = "; orange: over seeds and problems" if orange else ""
+    axes.set_xlabel(f"percentage points, 95% over seeds{second}")
+    axes.set_title(f"{name}: held-out accuracy after training, minus that of {baseline}")
     axes.grid(alpha=0.3, axis="x")
     return _save(figure, folder / f"differences-{name}.png")
 
@@ -90,7 +92,7 @@ def draw_pass_at(task: dict[str, Any], name: str, folder: Path) -> Path:
         values = [100 * estimate["value"] for estimate in row["pass_at"].values()]
         axes.plot(ks, values, style, color=COLOURS[place % len(COLOURS)], label=row["title"])
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="k", ylabel="pass@k, percent", title=name)
+    axes.set(xlabel="k", ylabel="pass@k, percent", title=f"{name}: pass@k on held-out problems")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
     return _save(figure, folder / f"pass-{name}.png")

@@ -10,6 +10,9 @@ SWEEP, START, STUDY, MATCHED = "sweep", "start", "study", "matched"
 BASELINE, CONTROL = "sapo", "global_sg_x3"
 """What every row is compared with, and what equals ACPO at w = 1."""
 
+NOT_A_RUNS = ("try_next", "output_dir", "eval_strategy", "eval_steps")
+"""Options of a recipe that no run of a study has: it measures accuracy at its own times."""
+
 Result = Mapping[str, Any]
 
 
@@ -166,8 +169,8 @@ def _run(
     recipe |= {**row.options, **study.overrides}
     recipe |= {"method": row.method, "seed": seed, "max_steps": updates}
     recipe |= {"report": False, "disable_tqdm": True}
-    recipe.pop("try_next", None)
-    recipe.pop("output_dir", None)
+    for key in NOT_A_RUNS:
+        recipe.pop(key, None)
     if learning_rate is not None:
         recipe["learning_rate"] = learning_rate
     if phase == SWEEP:

@@ -59,7 +59,9 @@ class YamlFile:
     def __init__(self, path: str | Path, *, what: str = "study") -> None:
         self.path = Path(path)
         if not self.path.is_file():
-            raise ACPOError(f"{what}={str(path)!r} is not a file; see recipes/studies/ for some")
+            raise ACPOError(
+                f"{what}={str(path)!r} is not a file; `acpo init` writes some to recipes/studies/"
+            )
         try:
             text = self.path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:

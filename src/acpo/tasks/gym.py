@@ -64,7 +64,8 @@ def dataset(name: str, settings: Settings, first: int) -> Any:
         from reasoning_gym.factory import DATASETS, create_dataset
     except ImportError as error:
         raise ACPOError(
-            f"gym:{name}: reasoning-gym cannot be imported ({error}): pip install 'acpo[gym]'"
+            f"gym:{name}: reasoning-gym cannot be imported ({error}): "
+            "pip install 'reasoning-gym<0.2'"
         ) from error
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)

@@ -29,9 +29,8 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
         require_vllm("use_vllm")
     for what, package in wanted:
         if importlib.util.find_spec(package) is None:
-            own = {"peft": "'acpo[peft]'"}.get(package, package)
             raise ACPOError(
-                f"{what}: {package} is not installed; pip install {own}, or leave it out"
+                f"{what}: {package} is not installed; pip install {package}, or leave it out"
             )
 
 

@@ -148,7 +148,9 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         "dtype": model.dtype,
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
-    if data.held_out is not None:
+    if data.held_out is None:
+        config.eval_strategy = "no"  # nothing to evaluate on
+    else:
         _check_evaluation(config)
     recorder = Recorder()
     trainer = _build_trainer(recipe, name, tokenizer, data, recorder)

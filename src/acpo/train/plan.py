@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from acpo.train.recipe import Recipe
@@ -86,30 +87,92 @@ def training_bytes(parameters: int, *, dtype: str | None, shards: int) -> int:
     return 4 * size * parameters // shards
 
 
-class MeasuredRollout(NamedTuple):
-    """Tokens per second of both samplers on one model, on the GPU named."""
+SHAPES = {
+    # layers, hidden, feed-forward, heads, key-value heads, head width, vocabulary, tied embeddings
+    "Qwen2.5-0.5B": (24, 896, 4864, 14, 2, 64, 151936, True),
+    "Qwen2.5-1.5B": (28, 1536, 8960, 12, 2, 128, 151936, True),
+    "Qwen3-4B": (36, 2560, 9728, 32, 8, 128, 151936, True),
+    "Qwen2.5-7B": (28, 3584, 18944, 28, 4, 128, 152064, False),
+    "Qwen3-8B": (36, 4096, 12288, 32, 8, 128, 151936, False),
+    "Qwen3-32B": (64, 5120, 25600, 64, 8, 128, 151936, False),
+}
+"""Decoders people train, by shape."""
 
-    parameters: int
-    static: float
-    vllm: float
-    gpu: str
+CARDS = (24, 48, 80, 141)
+"""Memory of common GPUs, in GB."""
+
+GPUS = (1, 2, 4, 8, 16, 32, 64)
+SAFE = 0.9
+CACHED = 8
+"""Completions whose keys and values a sampler should be able to hold at a time."""
 
 
-MEASURED_ROLLOUTS: tuple[MeasuredRollout, ...] = ()
-"""One row for each results/vllm_rollout*.json; where there is none, nothing is recommended."""
+class ModelPlan(NamedTuple):
+    """What training a model takes, in GB; computed from its shape.
+
+    Attributes:
+        model: its name.
+        state: weights, gradients and Adam's moments in float32, over all GPUs together.
+        sequence: activations of one longest sequence, recomputed between layers.
+        logits: a chunk of logits and the head's gradient, on the largest card.
+        copy: bf16 weights for sampling.
+        cache: keys and values of `CACHED` longest completions.
+        gpus: for every card of `CARDS`, the fewest that hold it; None where 64 do not.
+    """
+
+    model: str
+    state: float
+    sequence: float
+    logits: float
+    copy: float
+    cache: float
+    gpus: tuple[int | None, ...]
 
 
-def sampler_advice(
-    parameters: int, *, measured: tuple[MeasuredRollout, ...] = MEASURED_ROLLOUTS
-) -> str | None:
-    """Which sampler was faster for a model of this size; None if none near it was measured."""
-    near = [row for row in measured if 0.5 <= parameters / row.parameters <= 2]
-    if not near:
-        return None
-    row = min(near, key=lambda row: abs(math.log(parameters / row.parameters)))
-    ours = row.static >= row.vllm
-    return (
-        f"on {row.gpu}, a model of {row.parameters / 1e9:.2g}B sampled {row.static:,.0f} tokens/s "
-        f"with sampler=static and {row.vllm:,.0f} with use_vllm: "
-        + ("sampler=static is the faster" if ours else "use_vllm=true is the faster")
+def plan_models(tokens: int) -> list[ModelPlan]:
+    """For every shape, memory and GPUs at sequences of `tokens` tokens, prompt included."""
+    return [_plan_model(name, shape, tokens) for name, shape in SHAPES.items()]
+
+
+def _plan_model(name: str, shape: tuple[int, ...], tokens: int) -> ModelPlan:
+    from acpo.engines.trl.packing import activation_bytes
+
+    layers, hidden, wide, heads, kv_heads, width, vocabulary, tied = shape
+    attention = hidden * width * (2 * heads + 2 * kv_heads)
+    parameters = layers * (attention + 3 * hidden * wide) + hidden * vocabulary * (2 - tied)
+    config = SimpleNamespace(
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=width,
+        num_hidden_layers=layers,
     )
+    per_token = activation_bytes(config, itemsize=2, checkpointing=True)
+    state = training_bytes(parameters, dtype=None, shards=1) / 1e9
+    sequence, copy = tokens * per_token / 1e9, 2 * parameters / 1e9
+    cache = CACHED * tokens * 4 * layers * kv_heads * width / 1e9
+
+    def logits(card: int) -> float:
+        return min(5.0, card / 16) + 4 * hidden * vocabulary / 1e9
+
+    def fewest(card: int) -> int | None:
+        # An update holds activations and logits beside the state, sampling a copy and its cache.
+        beside = max(sequence + logits(card), copy + cache)
+        return next((n for n in GPUS if state / n + beside <= SAFE * card), None)
+
+    return ModelPlan(
+        name, state, sequence, logits(CARDS[-1]), copy, cache, tuple(map(fewest, CARDS))
+    )
+
+
+def print_plan(tokens: int) -> None:
+    """The table of `acpo doctor --plan`, as Markdown."""
+    cards = " | ".join(f"{card} GB" for card in CARDS)
+    print(f"GPUs for sequences of {tokens:,} tokens (computed, not measured; GB = 10^9 bytes)\n")
+    print(f"| model | state | + sequence, logits | or + copy, cache | {cards} |")
+    print("|---|---|---|---|" + "---|" * len(CARDS))
+    for plan in plan_models(tokens):
+        beside = f"{plan.sequence:.1f} + {plan.logits:.1f} | {plan.copy:.1f} + {plan.cache:.1f}"
+        counts = " | ".join("no" if n is None else str(n) for n in plan.gpus)
+        print(f"| {plan.model} | {plan.state:.0f} | {beside} | {counts} |")

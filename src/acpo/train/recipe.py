@@ -46,7 +46,10 @@ class TaskArguments:
         "Dotted paths, my_rewards.py:NAME. Unset: the task's grader."
     )
     report: bool = _option("Write curves.png and report.json, and print a summary.", True)
-    try_next: str | None = _option("The command to suggest at the end.")
+    try_next: list[str] | None = field(
+        default=None,
+        metadata={"help": "Commands to suggest at the end: the first that has not been run."},
+    )
 
 
 class Recipe(NamedTuple):
@@ -191,7 +194,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     if not path.is_file():
-        raise ACPOError(f"recipe={str(path)!r} is not a file; see recipes/ for some to copy")
+        raise ACPOError(f"recipe={str(path)!r} is not a file; `acpo init` writes some to recipes/")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:

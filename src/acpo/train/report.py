@@ -1,5 +1,6 @@
 """What a run leaves behind: curves.png, report.json, and a summary for the terminal."""
 
+import itertools
 import json
 import os
 import shutil
@@ -98,7 +99,10 @@ def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -
 
 
 def summary(
-    report: Report, before: Sequence[Sample], after: Sequence[Sample], try_next: str | None
+    report: Report,
+    before: Sequence[Sample],
+    after: Sequence[Sample],
+    try_next: Sequence[str] | None,
 ) -> str:
     """What to print at the end."""
     lines = [f"{report.updates} updates of {report.method} in {report.train_seconds:.0f} s"]
@@ -111,9 +115,17 @@ def summary(
             f"  after   {report.after}   ({gain:+.1f} points)",
             *_worked_sample(before, after),
         ]
-    if try_next:
-        lines += ["", "try next:", f"  {_as_typed(try_next)}"]
+    waiting = [command for command in try_next or () if not _was_run(command)]
+    if waiting:
+        lines += ["", "try next:", f"  {_as_typed(waiting[0])}"]
     return "\n".join(lines)
+
+
+def _was_run(command: str) -> bool:
+    """Whether the folder a command writes to is there already."""
+    words = command.split()
+    folders = [b for a, b in itertools.pairwise(words) if a in ("--output_dir", "--output")]
+    return any(Path(folder).exists() for folder in folders)
 
 
 def _as_typed(command: str) -> str:

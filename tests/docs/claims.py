@@ -1,0 +1,426 @@
+"""What the documents say, computed from the files they cite: (document, file, texts).
+
+To add a claim: write a function from the file's content to the texts that follow from it.
+"""
+
+import csv
+import io
+import json
+import re
+
+from acpo.objectives import METHODS
+from docs.pages import ROOT
+
+TINY = "results/compare/tiny/summary.json"
+GSM8K = "results/compare/qwen2.5-0.5b-gsm8k"
+CLAIMS = []
+
+
+def claim(document, file):
+    def add(function):
+        CLAIMS.append((document, file, function))
+        return function
+
+    return add
+
+
+def load(file):
+    text = (ROOT / file).read_text()
+    if file.endswith(".json"):
+        return json.loads(text)
+    if file.endswith(".jsonl"):
+        return [json.loads(line) for line in text.splitlines()]
+    if file.endswith(".csv"):
+        return list(csv.DictReader(io.StringIO(text)))
+    return text.replace("\\", "")
+
+
+def percent(estimate, digits=1):
+    """A share with its interval, as accuracies are written."""
+    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def points(estimate):
+    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
+@claim("README.md", "results/quickstart.json")
+def quickstart_in_short(r):
+    gains, seconds = [run["gain_points"] for run in r["runs"]], r["train_seconds_max"]
+    return [f"rose by {min(gains):.0f} to {max(gains):.0f} points in {seconds:.0f} s"]
+
+
+@claim("docs/quickstart.md", "results/quickstart.json")
+def quickstart_table(r):
+    def shown(estimate):
+        value, low, high = (f"{100 * estimate[key]:.1f}%" for key in ("value", "low", "high"))
+        return f"{value} [{low}, {high}]"
+
+    return [
+        f"| {run['seed']} | {shown(run['before'])} | {shown(run['after'])} | "
+        f"{run['gain_points']:+.1f} | {run['train_seconds']:.0f} s | "
+        f"{run['train_cpu_seconds']:.0f} s |"
+        for run in r["runs"]
+    ]
+
+
+def updates(r):
+    now, before = r["rows"], r["before"]["rows"]
+    return [row["acpo"]["seconds"] for row in (*now, *before)], [
+        row["acpo"]["peak_gib"] for row in now
+    ]
+
+
+@claim("README.md", "results/update_compiled_h200.json")
+def compiled_update(r):
+    (a, b, c, d), (m, n) = updates(r)
+    return [
+        f"compiled {a:.2f} s at {m:.1f} GiB with gradient checkpointing, {b:.2f} s at {n:.0f} GiB "
+        f"without; before, in the same run, {c:.2f} s and {d:.2f} s",
+        f"{r['size']['completions']} completions",
+    ]
+
+
+@claim("docs/training.md", "results/update_compiled_h200.json")
+def compiled_option(r):
+    (a, b, c, d), _ = updates(r)
+    return [
+        f"takes {a:.2f} s instead of {c:.2f} s with gradient checkpointing and {b:.2f} s instead "
+        f"of {d:.2f} s without"
+    ]
+
+
+@claim("docs/settings.md", "results/update_compiled_h200.json")
+def measured_updates(r):
+    (a, b, _, _), (m, n) = updates(r)
+    return [f"| {a:.2f} s | {m:.1f} GiB |", f"| {b:.2f} s | {n:.0f} GiB |"]
+
+
+@claim("README.md", "results/update_h200.json")
+def beside_trl(r):
+    rows = {(row["variant"], row["gradient_checkpointing"]): row for row in r["rows"]}
+    paper = rows["paper", True]
+    ours, trl = paper["acpo"], paper["trl"]
+    informative, equal = rows["all informative", True], rows["equal lengths", True]
+    plain = rows["equal lengths", False]
+    return [
+        f"{ours['seconds']:.2f} s against {trl['seconds']:.1f} s: {paper['speedup']:.1f}x, at "
+        f"{ours['peak_gib']:.1f} against {trl['peak_gib']:.1f} GiB; no zero-variance groups "
+        f"{informative['speedup']:.1f}x, all completions equally long {equal['speedup']:.1f}x, and "
+        f"no checkpointing {plain['speedup']:.1f}x",
+        f"micro-batches of {trl['micro_batch']}",
+        f"{100 * paper['silent_rows']:.1f}% in zero-variance groups",
+    ]
+
+
+@claim("README.md", "results/sampling.json")
+def sampling(r):
+    static, generate = r["static"]["tokens_per_second"], r["generate"]["tokens_per_second"]
+    setting = r["setting"]
+    return [
+        f"rollout of {setting['rows']} x {setting['tokens']} tokens",
+        f"{round(static, -3):,} tokens/s, {r['speedup']:.2f}x the version before, the same tokens; "
+        f"`generate` {round(generate, -3):,}",
+    ]
+
+
+@claim("docs/settings.md", "results/sampling.json")
+def measured_sampling(r):
+    static = r["static"]
+    return [f"{round(static['tokens_per_second'], -3):,} tokens/s | {static['peak_gib']:.1f} GiB |"]
+
+
+@claim("README.md", "results/head_h200.json")
+def head_in_short(r):
+    shape = r["N=8192 H=4096"]
+    ours, trl, sparse = (
+        shape[name] for name in ("acpo, float32 logits", "TRL fused head", "acpo, sparse 1e-5")
+    )
+    times, error = ours["ms"] / trl["ms"], trl["error_dh"] / ours["error_dh"]
+    return [
+        f"{ours['times_floor']:.2f}x the three bare matrix products; ACPO takes {times:.2f} of the "
+        f"time TRL's fused head takes for SAPO, with a gradient error {error:.0f} times smaller; "
+        f"`sparse=1e-5` {sparse['times_floor']:.2f}x, same error"
+    ]
+
+
+@claim("docs/head.md", "results/head_h200.json")
+def head_tables(r):
+    lines = []
+    for shape in ("N=8192 H=4096", "N=16384 H=1024", "N=4096 H=4096"):
+        for name, row in r[shape].items():
+            if name != "data":
+                errors = [row.get("error_dh"), row.get("error_dW")]
+                told = " / ".join(f"{error:.1e}" for error in errors if error is not None)
+                figures = f"{row['ms']} | {row['times_floor']} | {row['peak_GiB']}"
+                lines.append(
+                    f"| {name} | {row['loss']} | {figures} | {told} |".replace("  |", " |")
+                )
+    growth = r["growth H=4096"].values()
+    micro = [row["us_per_token"] for row in growth]
+    beside = [row["peak_less_dh_GiB"] for row in growth][2:]
+    lines.append(f"stays between {min(micro):.2f} and {max(micro):.2f} µs")
+    return [*lines, f"grows from {beside[0]} to {beside[-1]} GiB"]
+
+
+@claim("docs/head.md", "results/head_h200_again.json")
+def head_again(r):
+    shapes = ("N=8192 H=4096", "N=4096 H=4096", "N=16384 H=1024")
+    a, b, c = (r[shape]["acpo, float32 logits"]["times_floor"] for shape in shapes)
+    return [f"{a:.2f} and {b:.2f} at H=4096 and {c:.2f} at H=1024"]
+
+
+@claim("docs/head.md", "results/head_cpu.json")
+def head_on_a_cpu(r):
+    (shape,) = r["cpu"].values()
+    ours, dense = shape["acpo"], shape["dense torch"]
+    return [
+        f"took {ours['seconds']:.1f} s where dense torch took {dense['seconds']:.1f} s, and "
+        f"{ours['peak_MiB']:.0f} MiB where it took {dense['peak_MiB']:,.0f}"
+    ]
+
+
+def hand(r):
+    pairs = r["hand-judged pairs (tests/verify/pairs.txt)"]
+    bare = pairs["bare math-verify"]
+    return pairs, pairs["acpo"], bare
+
+
+@claim("README.md", "results/verify.json")
+def verdicts_in_short(r):
+    pairs, ours, bare = hand(r)
+    must = r["requirements"]
+    integers = must["integers: times bare in 1 process"]["measured"]
+    wrong = must["wrong answers: times bare in 1 process"]["measured"]
+    assert ours["wrong answers accepted"] == 0
+    return [
+        f"{integers:.0f}x / {wrong:.0f}x; of {pairs['pairs']:,} answers judged by hand "
+        f"{ours['as judged by hand']:,} agree and no wrong one is accepted (math-verify: "
+        f"{bare['as judged by hand']}, {bare['wrong answers accepted']} accepted)"
+    ]
+
+
+@claim("docs/verify.md", "results/verify.json")
+def verdicts(r):
+    pairs, ours, bare = hand(r)
+    rates = r["verdicts per second of CPU time, median of rounds"]
+    table = []
+    for workload, row in rates.items():
+        cells = [row.get(key) for key in ("acpo", "bare, 1 process", "bare, 2 processes")]
+        shown = ["-" if cell is None else f"{cell:,.0f}" for cell in cells]
+        table.append(f"| {workload} | {' | '.join(shown)} |")
+    code = r["code, wall ms, median over problems of the best of 9"]
+    return [
+        *table,
+        f"{code['acpo']:.0f} ms in the sandbox, {code['python file.py']:.0f} ms as `python "
+        f"file.py` and {code['python -I -S file.py']:.0f} ms as",
+        f"On {pairs['pairs']:,} answers judged by hand",
+        f"{pairs['right']} right and {pairs['pairs'] - pairs['right']} wrong",
+        f"{ours['as judged by hand']:,} verdicts are the hand's",
+        f"agrees on {bare['as judged by hand']}, misses {bare['right answers missed']} right "
+        f"answers and accepts {bare['wrong answers accepted']} wrong ones",
+    ]
+
+
+@claim("docs/evaluate.md", "results/eval.json")
+def evaluation_speed(r):
+    client, http, overlap = r["client"], r["http"], r["overlap"]["cases"]
+    ours = client["ours"]
+    theirs = [client[name] for name in client if name.startswith("openai") and name[6:8] != "_v"]
+    cpu = [value for row in theirs for value in row["cpu_milliseconds"]]
+    share = [value for row in theirs for value in row["share_of_ideal"]]
+    over = [case["over_the_slower"] for case in overlap]
+    low, high = ours["share_of_ideal"]
+    return [
+        f"{http['share_of_ideal']} of the ideal {http['ideal_per_second']:,.0f} samples/s",
+        f"{ours['cpu_milliseconds'][0]:.2f} ms; with the `openai` package {min(cpu):.1f} to "
+        f"{max(cpu):.1f} ms",
+        f"(load {client['load_before']}) | {low:.2f} to {high:.2f} of the ideal; with the `openai` "
+        f"package {min(share):.2f} to {max(share):.2f}",
+        f"| {min(over):.2f} to {max(over):.2f} |",
+        f"| {r['decoder']['speedup']:.1f} times the tokens/s |",
+        f"batch {r['decoder']['batch_size']}",
+    ]
+
+
+@claim("docs/evaluate.md", "results/data_check_dapo.json")
+def overlaps(r):
+    known = load("src/acpo/tasks/benchmarks.jsonl")
+    titles = {row["name"]: row["title"] for row in known if "title" in row}
+    lines = [f"DAPO-Math-17k ({r['training_rows']:,} rows)"]
+    for row in r["benchmarks"]:
+        figures = f"{row['rows']} | {row['sharing_an_ngram']} | {row['sharing_half']}"
+        lines.append(f"| {titles[row['benchmark']]} | {figures} |")
+    return lines
+
+
+@claim("docs/traces.md", "results/trace_cost_h200.json")
+def trace_cost(r):
+    (shape,) = [value for name, value in r["statistics"].items() if name.startswith("H=4096")]
+    row, reading = shape["131072"], r["reading"]
+    plain, top = row["statistics"], row["with top 5"]
+    return [
+        f"run at {round(plain['tokens_per_second'], -3):,} tokens/s "
+        f"({round(top['tokens_per_second'], -3):,} with",
+        f"in {plain['peak_GiB']:.1f} GiB",
+        f"is read in {reading['seconds_every_number']:.2f} s, with token texts and alternatives in "
+        f"{reading['seconds_every_column']:.2f} s",
+    ]
+
+
+@claim("docs/view.md", "results/view.json")
+def page_size(r):
+    page = next(iter(r["pages"].values()))
+    return [f"A page of {page['tokens']:,} tokens has {page['page_mb']:.1f} MB"]
+
+
+@claim("docs/verl.md", "results/verl_scaling.json")
+def scaling(r):
+    rows = r["estimates"]
+    sums = " | ".join(f"{row['memory_total_gb']:.1f}" for row in rows)
+    batches = " | ".join(str(row["micro_batches_per_update"]) for row in rows)
+    return [f"| sum | {sums} |", f"| micro-batches per update | {batches} |"]
+
+
+@claim("docs/results.md", TINY)
+def tiny_study(r):
+    task = r["tasks"]["main"]
+    rows = {row["name"]: row for row in task["rows"]}
+    assert not [name for name, row in rows.items() if row["verdict"] == "better"]
+    written = re.findall(r"^\| `(\w+)`.*\[.*\|$", (ROOT / "docs/results.md").read_text(), re.M)
+    table = []
+    for name in written:
+        difference = rows[name]["difference"]
+        told = f" {points(difference)} |" if difference else " |"
+        table.append(f"| {percent(rows[name]['accuracy'])} |{told}")
+    values = [f"{100 * value:.1f}" for value in rows["acpo"]["values"].values()]
+    lowest = [
+        100 * min(rows[f"{name}_balanced"]["values"].values()) for name in ("acpo", "global_sg")
+    ]
+    return [
+        *table,
+        f"end at {', '.join(values[:-1])} and {values[-1]}",
+        f"The model starts at {100 * task['start']['value']:.1f}%",
+        f"GRPO gains {100 * rows['grpo']['gain']['value']:.1f} points",
+        f"is {points(rows['acpo']['to_control'])}: inside the noise",
+        f"Holm's p, which allows for {task['comparisons']} comparisons, is "
+        f"{rows['acpo']['p_holm']:.2f}",
+        f"(lowest {lowest[0]:.1f} and {lowest[1]:.1f})",
+    ]
+
+
+@claim("docs/faq.md", TINY)
+def tiny_in_short(r):
+    rows = {row["name"]: row for row in r["tasks"]["main"]["rows"]}
+
+    def shown(name):
+        value, interval = percent(rows[name]["accuracy"]).split(" ", 1)
+        return f"{value}% {interval}"
+
+    return [f"({shown('acpo')} against {shown('sapo')})"]
+
+
+def sweep_lines(r):
+    rows = {row["name"]: row["sweep"] for row in r["tasks"]["four"]["rows"]}
+    lines = []
+    for name in ("sapo", "grpo", "dapo", "acpo"):
+        best = max(rows[name].values())
+        marked = [
+            ("**{:.1f}**" if v == best else "{:.1f}").format(100 * v) for v in rows[name].values()
+        ]
+        lines.append(f"| `{name}` | {' | '.join(marked)} |")
+    return lines
+
+
+claim("docs/results.md", f"{GSM8K}/summary.json")(sweep_lines)
+claim("docs/settings.md", f"{GSM8K}/summary.json")(sweep_lines)
+
+
+@claim("docs/faq.md", f"{GSM8K}/summary.json")
+def best_rates(r):
+    rows = {row["name"]: row["sweep"] for row in r["tasks"]["four"]["rows"]}
+    acpo, sapo = (100 * max(rows[name].values()) for name in ("acpo", "sapo"))
+    return [
+        f"ends at {acpo:.1f}% where SAPO's ends at {sapo:.1f}%",
+        f"{100 * rows['sapo']['3e-07']:.1f}% right answers at 3e-7 and {sapo:.1f}% at 3e-6",
+    ]
+
+
+@claim("docs/settings.md", f"{GSM8K}/runs.jsonl")
+def run_times(runs):
+    sweeps = [run for run in runs if run["spec"]["phase"] == "sweep" and run["updates"] == 120]
+    seconds = [run["train_seconds"] for run in sweeps]
+    return [f"120 updates and {len(sweeps[0]['curve'])} rollouts, four runs sharing the GPU | "
+            f"{min(seconds):.0f} to {max(seconds):.0f} s |"]  # fmt: skip
+
+
+@claim("docs/recipes.md", f"{GSM8K}/runs.jsonl")
+def recipe_curve(runs):
+    rates = {(run["spec"]["row"], run["spec"]["learning_rate"]) for run in runs}
+    assert {("sapo", 3e-6), ("acpo", 1e-6), ("acpo", 3e-6)} <= rates
+    return ["one seed, 120 updates"]
+
+
+SHARE = r"([\d.]+)% of ([\d,]+)"
+
+
+@claim("docs/diagnose.md", "results/diagnose/smollm2-after/gradients.md")
+def smollm2(text):
+    shannon, offset, surrogate = re.findall(rf"reverses {SHARE} aligned", text)
+    return [f"{float(shannon[0]):.1f}% / {rounded(offset[0])}% / 0 of {surrogate[1]}"]
+
+
+def rounded(share):
+    """One digit less, half upwards, as people do."""
+    return f"{int(float(share) * 10 + 0.5) / 10:.1f}"
+
+
+@claim("docs/diagnose.md", "results/diagnose/smollm2-after/mismatch.md")
+def smollm2_routed(text):
+    share, count = re.search(rf"Unrouted, non-positive branch: {SHARE}", text).groups()
+    return [f"{float(share):.1f}% / 0 of {count}"]
+
+
+@claim("docs/diagnose.md", "results/diagnose/quickstart-before/alignment.md")
+def aligned(text):
+    share, low, high = re.search(r"\| ≤ 1e-6 \| (\S+%) \| (\S+%) to (\S+%) \|", text).groups()
+    return [f"{share} [{low}, {high}]"]
+
+
+@claim("docs/diagnose.md", "results/diagnose/blame-quickstart/blame.csv")
+def blame(rows):
+    titles = {"acpo": "ACPO", "acpo_no_routing": "ACPO w/o routing", "shannon": "Shannon"}
+    titles |= {"8020": METHODS["8020"].title, "gtpo": "GTPO"}
+    lines = []
+    for name, title in titles.items():
+        cells = []
+        for quantity in ("update", "gradient", "credit"):
+            (row,) = [
+                row
+                for row in rows
+                if (row["method"], row["quantity"], row["region"]) == (name, quantity, "at")
+            ]
+            value, low, high = (f"{100 * float(row[k]):.1f}%" for k in ("share", "low", "high"))
+            cells.append(f"{value} [{low}, {high}]")
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return lines
+
+
+@claim("docs/annotate.md", "results/first-error/summary.json")
+def first_errors(r):
+    lines = []
+    for run in r["runs"]:
+        (row,) = [
+            row
+            for row in run["aligned"]
+            if (row["quantity"], row["effect"])
+            == ("entropy", "after minus before, wrong minus right")
+        ]
+        value, low, high = (f"{row[k]:+.4f}".replace("-", "−") for k in ("mean", "low", "high"))
+        count = f"{row['pairs']:.0f}, {row['prompts']:.0f}"
+        p = row["p_value"]
+        shown = f"{p:.2f}" if p > 0.1 else f"{p:.2g}"
+        lines.append(f"| {count} | {value} [{low}, {high}] | {shown} |")
+    return lines
