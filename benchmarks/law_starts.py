@@ -56,7 +56,7 @@ class Teaching:
     start: int
     rate: float
     batch: int = 128
-    rounds: int = 5
+    rounds: int = 12
 
 
 TEACHING = {

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -47,7 +46,7 @@ class Finished(NamedTuple):
 @dataclass
 class _Row:
     job: Job
-    uniforms: np.ndarray
+    uniforms: list[float]
     start: float
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -146,7 +145,7 @@ class Decoder:
     def _admit(self, jobs: list[Job]) -> None:
         """Read prompts in, each different one once, and join them to the batch."""
         most, now = self._sampling.max_tokens, time.perf_counter()
-        rows = [_Row(job, uniform_table(1, most, job.seed)[0].numpy(), now) for job in jobs]
+        rows = [_Row(job, uniform_table(1, most, job.seed)[0].tolist(), now) for job in jobs]
         prompts = [job.tokens for job in jobs]
         order = list(range(len(jobs)))
         if self._plain:
@@ -187,7 +186,7 @@ class Decoder:
             best, tokens = logits.max(-1)
             tokens = tokens.masked_fill(~best.isfinite(), NOTHING)
         else:
-            # Numbers of an array: a tensor apiece would cost more than the draw itself.
+            # Floats: a tensor for each row would be as many operations at every step.
             points = [row.uniforms[len(row.tokens) - bool(row.finish)] for row in rows]
             uniforms = torch.tensor(points, dtype=torch.float64, device=logits.device)
             projection = Projection(self._sampling.temperature)
