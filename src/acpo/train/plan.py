@@ -87,6 +87,35 @@ def training_bytes(parameters: int, *, dtype: str | None, shards: int) -> int:
     return 4 * size * parameters // shards
 
 
+class MeasuredRollout(NamedTuple):
+    """Tokens per second of both samplers on one model, on the GPU named."""
+
+    parameters: int
+    static: float
+    vllm: float
+    gpu: str
+
+
+MEASURED_ROLLOUTS: tuple[MeasuredRollout, ...] = ()
+"""One row for each results/vllm_rollout*.json; where there is none, nothing is recommended."""
+
+
+def sampler_advice(
+    parameters: int, *, measured: tuple[MeasuredRollout, ...] = MEASURED_ROLLOUTS
+) -> str | None:
+    """Which sampler was faster for a model of this size; None if none near it was measured."""
+    near = [row for row in measured if 0.5 <= parameters / row.parameters <= 2]
+    if not near:
+        return None
+    row = min(near, key=lambda row: abs(math.log(parameters / row.parameters)))
+    ours = row.static >= row.vllm
+    return (
+        f"on {row.gpu}, a model of {row.parameters / 1e9:.2g}B sampled {row.static:,.0f} tokens/s "
+        f"with sampler=static and {row.vllm:,.0f} with use_vllm: "
+        + ("sampler=static is the faster" if ours else "use_vllm=true is the faster")
+    )
+
+
 SHAPES = {
     # layers, hidden, feed-forward, heads, key-value heads, head width, vocabulary, tied embeddings
     "Qwen2.5-0.5B": (24, 896, 4864, 14, 2, 64, 151936, True),
