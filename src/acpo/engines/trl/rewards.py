@@ -56,10 +56,10 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(values: Any, columns: dict[str, Any]) -> list[float | None]:
         values = _listed(name, values, len(columns["completions"]))
-        run.per_token = None
+        run.per_token = None  # type: ignore[attr-defined]
         if any(_is_list(value) for value in values):
             rows = _token_values(name, values, columns["completion_ids"])
-            run.per_token = rows
+            run.per_token = rows  # type: ignore[attr-defined]
             values = [None if row is None else sum(row) / max(len(row), 1) for row in rows]
         return [_number(name, index, value) for index, value in enumerate(values)]
 
