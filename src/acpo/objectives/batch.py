@@ -146,17 +146,28 @@ def shape_tokens(
             raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
     column = None
     if shaping.group_needs:
-        if group_size is None:
-            raise ACPOError(f"group_size is missing: method {method.name!r} compares completions")
-        if group_size < 1 or len(advantages) % group_size:
-            raise ACPOError(
-                f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
-            )
-        column = shaping.of_group(Groups(advantages, mask, group_size, method.options, **rollout))
+        column = _group_column(method, advantages, mask, group_size, rollout)
     batch = sequences(
         method, advantages, mask, group=column, old_logp=old_logp, tokens=tokens, **current
     )
     return method.shape(batch, Alone())
+
+
+def _group_column(
+    method: Method,
+    advantages: Tensor,
+    mask: Tensor,
+    group_size: int | None,
+    rollout: dict[str, Tensor | None],
+) -> Tensor:
+    """What the row's shaping finds in whole groups."""
+    if group_size is None:
+        raise ACPOError(f"group_size is missing: method {method.name!r} compares completions")
+    if group_size < 1 or len(advantages) % group_size:
+        raise ACPOError(
+            f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
+        )
+    return method.shaping.of_group(Groups(advantages, mask, group_size, method.options, **rollout))
 
 
 def sequences(
