@@ -105,10 +105,7 @@ def policy_loss(
 
 
 def register_rows() -> tuple[str, ...]:
-    """Register every row that verl has no loss of that name for; their names.
-
-    verl's own `gspo`, `sapo` and `cispo` stay verl's.
-    """
+    """Register every row that verl has no loss of that name for; their names."""
     for name in METHODS:
         if name not in POLICY_LOSS_REGISTRY:
             register_policy_loss(name)(policy_loss)
