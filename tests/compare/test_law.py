@@ -17,6 +17,8 @@ import law_minds  # noqa: E402
 import law_starts  # noqa: E402
 from law_rules import Rule, fit_rule  # noqa: E402
 
+sys.path.pop(0)  # modules there have the names of folders here
+
 from acpo.tasks.chain import ALPHABET, ChainProblem, read_answer  # noqa: E402
 from acpo.tasks.registry import get_task  # noqa: E402
 

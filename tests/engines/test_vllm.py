@@ -16,7 +16,13 @@ from trl.generation import vllm_generation
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl.packing import MiniBatch
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, aggregation_weights, stats_from_logits, token_objective
+from acpo.objectives import (
+    METHODS,
+    aggregation_weights,
+    get_method,
+    stats_from_logits,
+    token_objective,
+)
 from engines.tiny import (
     Recorder,
     odd_tokens,
@@ -279,17 +285,18 @@ class Enumerated:
     def reference(self, method: str) -> torch.Tensor:
         """The same over the policy's own draws, by autograd through plain logits."""
         width = self.mask.shape[1]
+        row = get_method(method, **({"max_length": width} if method == "dr_grpo" else {}))
         stats = stats_from_logits(
             logits=logits_of(self.policy, self.ids, width), tokens=self.ids[:, -width:]
         )
         found = token_objective(
-            method,
+            row,
             stats=stats,
             old_logp=self.old,
             advantages=self.advantages * self.chance(self.old),
             mask=self.mask,
         )
-        (-(found.value * aggregation_weights(method, self.mask)).sum()).backward()
+        (-(found.value * aggregation_weights(row, self.mask)).sum()).backward()
         return self.collect()
 
     def collect(self) -> torch.Tensor:

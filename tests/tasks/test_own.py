@@ -293,7 +293,7 @@ def test_without_reasoning_gym_the_remedy_is_named(monkeypatch):
 
     dataset.cache_clear()
     monkeypatch.setitem(sys.modules, "reasoning_gym.factory", None)
-    with pytest.raises(ACPOError, match=r"pip install 'acpo\[gym\]'"):
+    with pytest.raises(ACPOError, match="pip install 'reasoning-gym"):
         get_task("gym:countdown")
 
 

@@ -126,14 +126,11 @@ def shape_tokens(
         method: a row of `METHODS`.
         advantages: `[B]`, groups consecutive; or `[B, T]`, from a process reward for instance.
         mask: `[B, T]`, true at valid completion tokens.
-        entropy: `[B, T]` under the current policy.
-        old_entropy: `[B, T]` under the rollout policy (gtpo_entropy).
+        entropy, log_pmax, logp: `[B, T]` under the current policy, the log-probabilities of its
+            mode and of the sampled token.
+        old_entropy, old_log_pmax, old_logp: the same under the rollout policy.
         tokens: `[B, T]` sampled ids (gtpo, clip_cov).
         group_size: completions per prompt (gtpo, gtpo_entropy, score_baseline).
-        log_pmax: `[B, T]` log-probability of the current policy's mode.
-        logp: `[B, T]` log-probability of the sampled token under the current policy.
-        old_logp: the same under the rollout policy (clip_cov, score_baseline).
-        old_log_pmax: `[B, T]` log-probability of the rollout policy's mode (score_baseline).
         **options: the method's options.
     """
     method = get_method(method, **options)
@@ -141,9 +138,7 @@ def shape_tokens(
     current = {"entropy": entropy, "log_pmax": log_pmax, "logp": logp}
     rollout = {"tokens": tokens, "old_entropy": old_entropy}
     rollout |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
-    for name in (*method.needs, *shaping.group_needs):
-        if (current | rollout)[name] is None:
-            raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
+    _refuse_missing(method, current | rollout)
     column = None
     if shaping.group_needs:
         column = _group_column(method, advantages, mask, group_size, rollout)
@@ -151,6 +146,12 @@ def shape_tokens(
         method, advantages, mask, group=column, old_logp=old_logp, tokens=tokens, **current
     )
     return method.shape(batch, Alone())
+
+
+def _refuse_missing(method: Method, given: dict[str, Tensor | None]) -> None:
+    for name in (*method.needs, *method.shaping.group_needs):
+        if given[name] is None:
+            raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
 
 
 def _group_column(
