@@ -17,6 +17,8 @@ from verl.workers.config import McoreActorConfig, PolicyLossConfig
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.losses import ppo_loss
 
+from acpo.engines.verl.checks import AGGREGATION
+from acpo.objectives import METHODS
 from acpo.verl import ACPOPolicyLossConfig
 from engines.verl.batches import verl_batch
 from engines.verl.rollouts import GROUP, VOCABULARY
@@ -30,7 +32,7 @@ def actor_config(case: dict[str, Any]) -> McoreActorConfig:
         rollout_n=GROUP,
         ppo_micro_batch_size_per_gpu=2,
         policy_loss=section,
-        loss_agg_mode="token-mean" if case["method"] in ("dapo", "8020") else "seq-mean-token-mean",
+        loss_agg_mode=AGGREGATION[METHODS[case["method"]].aggregation],
     )
 
 

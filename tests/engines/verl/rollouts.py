@@ -12,6 +12,9 @@ from acpo.objectives import dense_loss, get_method, group_advantages
 from engines.tiny import tiny_tokenizer
 
 VOCABULARY, GROUP, PROMPT, RESPONSE = 64, 4, 6, 9
+THEIRS = ("gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
+# verl divides by its own length, and keeps no mode of the rollout policy.
+ELSEWHERE = ("dr_grpo", "score_baseline")
 
 
 class Rollouts(NamedTuple):

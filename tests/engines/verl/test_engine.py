@@ -8,12 +8,9 @@ import torch
 from acpo.errors import ACPOWarning
 from acpo.objectives import METHODS
 from engines.verl.launch import run_ranks
-from engines.verl.rollouts import by_definition, sample, save_model
+from engines.verl.rollouts import ELSEWHERE, THEIRS, by_definition, sample, save_model
 
 # verl's own losses of these names are not ours: cispo clamps the ratio from both sides.
-THEIRS = ("gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
-# verl divides by its own length, and keeps no mode of the rollout policy.
-ELSEWHERE = ("dr_grpo", "score_baseline")
 ROWS = [name for name in METHODS if name not in (*THEIRS, *ELSEWHERE)]
 
 # A random policy is so uncertain that GTPO would filter every completion.

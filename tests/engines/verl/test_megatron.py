@@ -5,13 +5,22 @@ import torch
 
 from acpo.objectives import METHODS, dense_loss, get_method
 from engines.verl.launch import run_ranks
-from engines.verl.rollouts import GROUP, PROMPT, VOCABULARY, advantages, sample, save_model
+from engines.verl.rollouts import (
+    ELSEWHERE,
+    GROUP,
+    PROMPT,
+    THEIRS,
+    VOCABULARY,
+    advantages,
+    sample,
+    save_model,
+)
 
-THEIRS = ("gspo", "sapo", "cispo")
+# These logits are far from the old policy's, where VESPO's weight of a sequence is 0.
 CASES = {
     name: {"method": name}
     for name, method in METHODS.items()
-    if name not in THEIRS and not method.needs_whole_batch
+    if name not in (*THEIRS, *ELSEWHERE, "vespo") and not method.needs_whole_batch
 }
 CASES |= {f"{name}, T=0.7": {**case, "temperature": 0.7} for name, case in CASES.items()}
 CASES |= {
