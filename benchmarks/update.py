@@ -10,9 +10,7 @@ Useful tokens are the prompt and completion tokens of all sequences, padding not
 """
 
 import argparse
-import gc
 import json
-import statistics
 import tempfile
 import time
 import traceback
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from environment import environment
+from measuring import cosine, release, timed
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -160,29 +159,12 @@ def measure(
     update: Any, model: Any, *, repeats: int, warm_up: bool
 ) -> tuple[dict[str, Any], Tensor]:
     """Median time, peak memory and gradient of an update."""
-    cuda = torch.cuda.is_available()
     if warm_up:
         update()
-    times = []
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(repeats):
-        model.zero_grad(set_to_none=True)
-        if cuda:
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        update()
-        if cuda:
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+    measured = timed(update, repeats=repeats, prepare=lambda: model.zero_grad(set_to_none=True))
     gradient = torch.cat([p.grad.flatten().float() for p in model.parameters()]).cpu()
     model.zero_grad(set_to_none=True)
-    return {"seconds": statistics.median(times), "runs": times, "peak_gib": peak}, gradient
-
-
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.double(), b.double()) / (a.double().norm() * b.double().norm()))
+    return measured, gradient
 
 
 def add_old_logp(trainer: Any, rollout: dict[str, Any]) -> dict[str, Any]:
@@ -291,13 +273,6 @@ def run_variant(
         "speedup": stock["seconds"] / ours["seconds"],
         "gradient_cosine": cosine(gradient, reference),
     }
-
-
-def release() -> None:
-    """Give memory back before the next measurement."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def speeds(

@@ -12,19 +12,17 @@ log-probabilities by its own fallback: both are the same for every row.
 """
 
 import argparse
-import gc
 import json
 import os
-import statistics
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from environment import environment
+from measuring import cosine, release, timed
 from torch import Tensor
 
 ROWS = ("sapo", "acpo", "acpo_no_routing", "shannon")
@@ -80,30 +78,9 @@ def log_probabilities(model: Any, ids: Tensor, width: int) -> Tensor:
 
 
 def measure(update: Any, repeats: int) -> dict[str, Any]:
-    """Median seconds and peak memory of an update, after one that warms up."""
+    """Seconds and memory of an update, after one that warms up."""
     update()
-    times = []
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    for _ in range(repeats):
-        synchronize()
-        began = time.perf_counter()
-        update()
-        synchronize()
-        times.append(time.perf_counter() - began)
-    peak = torch.cuda.max_memory_allocated() / 2**30 if DEVICE == "cuda" else None
-    return {"seconds": statistics.median(times), "runs": times, "peak_gib": peak}
-
-
-def synchronize() -> None:
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def release() -> None:
-    gc.collect()
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
+    return timed(update, repeats=repeats)
 
 
 def run_verl(args: argparse.Namespace) -> dict[str, Any]:
@@ -306,7 +283,7 @@ def agreement(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, f
     b = torch.cat([theirs[name].flatten() for name in names]).double()
     return {
         "parameters_compared": len(a),
-        "cosine": float(a @ b / (a.norm() * b.norm())),
+        "cosine": cosine(a, b),
         "relative_distance": float((a - b).norm() / b.norm()),
     }
 

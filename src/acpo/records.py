@@ -37,6 +37,8 @@ from acpo.record_columns import (
 __all__ = [
     "HEADER",
     "ROLLOUT_COLUMNS",
+    "RUN_LOG",
+    "RUN_TRACE",
     "TOKEN_COLUMNS",
     "Trace",
     "TraceError",
@@ -47,6 +49,9 @@ __all__ = [
 FORMAT = "acpo-trace"
 VERSION = 1
 HEADER = "header.jsonl"
+
+RUN_LOG, RUN_TRACE = "log.jsonl", "trace"
+"""What a training run keeps in its folder: its log, line by line, and its recorded rollouts."""
 
 
 class TraceWriter(Closing):

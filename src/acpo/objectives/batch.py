@@ -61,14 +61,15 @@ def prepare_batch(
     dtype = stats.logp.dtype
     advantages = advantages.to(dtype)
     if not shaped:
-        known = {"tokens": tokens, "old_entropy": old_entropy, "old_logp": old_logp}
         advantages, _, marks = shape_tokens(
             method,
             advantages=advantages,
             mask=mask,
             group_size=group_size,
             **{name: getattr(stats, name) for name in STATISTICS},
-            **known,
+            tokens=tokens,
+            old_entropy=old_entropy,
+            old_logp=old_logp,
             old_log_pmax=old_log_pmax,
         )
     elif method.shaping.marks and marks is None:

@@ -45,17 +45,25 @@ class Conflict(Shaping):
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         assert batch.entropy is not None and batch.group is not None
-        options, advantages = batch.options, batch.per_token
+        advantages = batch.per_token
         length = batch.mask.sum(1).clamp_min(1)
         mean_entropy = torch.where(batch.mask, batch.entropy, 0.0).sum(1) / length  # [B]
-        limit = float(options["entropy_limit"])
-        filtered = (mean_entropy > limit) & (float(options["initial_entropy"]) < limit)
-        shaped = advantages - float(options["gamma"]) * mean_entropy[:, None]
+        limit = batch.option("entropy_limit")
+        filtered = (mean_entropy > limit) & (batch.option("initial_entropy") < limit)
+        shaped = advantages - batch.option("gamma") * mean_entropy[:, None]
         factor = select(advantages > 0, 2.0, 0.0, shaped.dtype).pow(batch.group)
         return Shaped(shaped.masked_fill(filtered[:, None], 0.0) * factor * batch.mask, batch.mask)
 
 
-class EntropyReward(Shaping):
+class GroupAdvantages(Shaping):
+    """A shaping whose `of_group` finds the token advantages themselves."""
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        assert batch.group is not None
+        return Shaped(batch.group.to(batch.advantages.dtype) * batch.mask, batch.mask)
+
+
+class EntropyReward(GroupAdvantages):
     """GTPO (token entropy): rewards shaped by each token's share of its group's entropy, whitened.
 
     Good answers gain where they were uncertain, bad ones lose where they were confident. The
@@ -69,7 +77,6 @@ class EntropyReward(Shaping):
     group_needs = ("old_entropy",)
 
     def of_group(self, groups: Groups) -> Tensor:
-        """The token advantages themselves."""
         assert groups.old_entropy is not None
         mask, options = groups.mask, groups.options
         order, back = _compaction(mask)
@@ -90,12 +97,8 @@ class EntropyReward(Shaping):
         whitened = torch.stack([_whiten(shaped, members) for members in sets]).sum(0)
         return whitened.view_as(entropy).gather(1, back).to(groups.old_entropy.dtype)
 
-    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        assert batch.group is not None
-        return Shaped(batch.group.to(batch.advantages.dtype) * batch.mask, batch.mask)
 
-
-class ScoreBaseline(Shaping):
+class ScoreBaseline(GroupAdvantages):
     """A - Σ n A / Σ n over the group: the baseline of least variance, n the score's squared norm.
 
     Completions of advantage 0 (without a verdict, or of a group that agrees) keep it and count for
@@ -106,7 +109,6 @@ class ScoreBaseline(Shaping):
     group_needs = ("old_logp", "old_log_pmax")
 
     def of_group(self, groups: Groups) -> Tensor:
-        """The token advantages themselves."""
         assert groups.old_logp is not None and groups.old_log_pmax is not None
         advantages, mask = groups.per_token, groups.mask
         norms = score_norm(groups.old_logp, groups.old_log_pmax, mask)[:, None]
@@ -120,10 +122,6 @@ class ScoreBaseline(Shaping):
         weight = norms.expand_as(advantages) / share
         baseline = total(weight * advantages) / total(weight).clamp_min(1e-12)
         return torch.where(counted, advantages - baseline, 0.0)
-
-    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
-        assert batch.group is not None
-        return Shaped(batch.group.to(batch.advantages.dtype) * batch.mask, batch.mask)
 
 
 def _shared_run(tokens: Tensor, valid: Tensor, advantages: Tensor, group_size: int) -> Tensor:

@@ -170,7 +170,7 @@ class TopEntropy(Shaping):
         everyone = reduce.gather(batch.entropy[batch.mask])
         trained = batch.mask
         if everyone.numel():
-            quantile = 1 - float(batch.options["top_entropy_quantile"])
+            quantile = 1 - batch.option("top_entropy_quantile")
             trained = trained & (batch.entropy >= valid_quantile(everyone, quantile))
         return Shaped(batch.per_token * trained, trained)
 

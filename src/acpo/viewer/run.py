@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.records import HEADER, Trace, has_begun
+from acpo.records import HEADER, RUN_LOG, RUN_TRACE, Trace, has_begun
 
-LOG = "log.jsonl"
 STATE = "trainer_state.json"
-TRACE = "trace"
 CURVES = {
     "reward": "reward",
     "eval_reward": "held-out reward",
@@ -54,13 +52,13 @@ def run_facts(folder: Path) -> dict[str, Any]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one that training writes to, and no trace."""
-    names = (LOG, STATE, f"{TRACE}/{HEADER}")
+    names = (RUN_LOG, STATE, f"{RUN_TRACE}/{HEADER}")
     return not (folder / HEADER).exists() and any((folder / name).exists() for name in names)
 
 
 def recorded(folder: Path) -> Trace | None:
     """The rollouts that were recorded; None where none were."""
-    trace = Trace.open(folder / TRACE) if has_begun(folder / TRACE) else None
+    trace = Trace.open(folder / RUN_TRACE) if has_begun(folder / RUN_TRACE) else None
     return trace if trace and len(trace) else None
 
 
@@ -90,7 +88,7 @@ def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     What is no entry is passed over: the last line may be half written.
     """
     try:
-        lines = (folder / LOG).read_bytes().split(b"\n")[:-1]
+        lines = (folder / RUN_LOG).read_bytes().split(b"\n")[:-1]
     except OSError:
         yield from _history(folder)
         return

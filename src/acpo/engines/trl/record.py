@@ -10,7 +10,7 @@ from torch import Tensor
 
 from acpo.engines.trl.rollout import Tensors, select_rows, trained_mask
 from acpo.objectives import TokenStats
-from acpo.records import TraceWriter
+from acpo.records import RUN_TRACE, TraceWriter
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import recorded_rows
 
@@ -42,7 +42,7 @@ class RolloutRecorder:
 
     def __init__(self, trainer: Any) -> None:
         args, config = trainer.args, trainer.policy.config
-        self.trainer, self.path = trainer, Path(args.output_dir) / "trace"
+        self.trainer, self.path = trainer, Path(args.output_dir) / RUN_TRACE
         self.header = {
             "source": "train",
             "model": str(config._name_or_path),

@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers.utils import logging
 
-logger = logging.get_logger(__name__)
+from acpo.records import RUN_LOG
 
-LOG = "log.jsonl"
+logger = logging.get_logger(__name__)
 
 
 class RunLog:
@@ -22,7 +22,7 @@ class RunLog:
 
     def begin(self, args: Any, rows: Iterable[dict[str, Any]]) -> None:
         """Start the file anew: with where else the run reports to, and what it logged so far."""
-        self._file = Path(args.output_dir) / LOG
+        self._file = Path(args.output_dir) / RUN_LOG
         self._write("w", [{"reports": reports(args)}, *rows])
 
     def add(self, row: dict[str, Any]) -> None:

@@ -1,0 +1,46 @@
+"""Time and memory of one update, on CUDA or not, and how well two gradients agree."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CUDA = torch.cuda.is_available()
+
+
+def timed(
+    update: Callable[[], None], *, repeats: int, prepare: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Median seconds and peak memory; `prepare` comes before each and is not counted."""
+    times = []
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(repeats):
+        prepare()
+        synchronize()
+        began = time.perf_counter()
+        update()
+        synchronize()
+        times.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if CUDA else None
+    return {"seconds": statistics.median(times), "runs": times, "peak_gib": peak}
+
+
+def synchronize() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
+def release() -> None:
+    """Give memory back before the next measurement."""
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.double(), b.double()) / (a.double().norm() * b.double().norm()))
