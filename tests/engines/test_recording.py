@@ -1,5 +1,6 @@
 """What training records is what a fresh scoring of the same policy finds, killed or not."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
-from acpo.records import Trace
+from acpo.records import RUN_LOG, Trace
 from acpo.scoring.rollouts import SampledCompletion, score
 from engines import resume_worker
 from engines.test_resume import killed
@@ -83,6 +84,24 @@ def test_recorded_rows_say_what_was_trained_on(run):
     found = np.array(trace.rollouts["advantage"].to_pylist()).reshape(-1, 4)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert (found != 0).any()
+
+
+def test_logged_variation_of_scores_is_that_of_the_recorded_tokens(run):
+    trace = Trace.open(run / "trace")
+    logs = [json.loads(line) for line in (run / RUN_LOG).read_text().splitlines()]
+    logged = {log["step"]: log["score_variation"] for log in logs if "score_variation" in log}
+    assert set(logged) == {1, 3, 5}, "once per rollout"
+    for step in (0, 4):
+        roots = []
+        for i, row in enumerate(trace.rollouts.to_pylist()):
+            if row["step"] == step:
+                own = trace.table("old_logp", "log_pmax", "is_mode", rollouts=range(i, i + 1))
+                p, top, mode = (column.to_numpy() for column in own.columns)
+                beside = np.where(mode, 0, np.exp(top.astype(float)))
+                roots.append(np.sqrt(((1 - np.exp(p.astype(float))) ** 2 + beside**2).sum()))
+        groups = np.array(roots).reshape(-1, 4)
+        expected = (groups.std(1, ddof=1) / groups.mean(1)).mean()
+        np.testing.assert_allclose(logged[step + 1], expected, rtol=1e-4)
 
 
 def trainer_like(folder, stats):

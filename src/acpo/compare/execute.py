@@ -33,6 +33,7 @@ CURVES = {
     "delta": "delta",
     "positive_share": "update/positive_share",
     "saturated": "saturated",
+    "score_variation": "score_variation",
     "ratio_max": "ratio_max",
     "grad_norm": "grad_norm",
     "silent_groups": "frac_reward_zero_std",

@@ -304,6 +304,12 @@ def score_norm(logp: Tensor, log_pmax: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, (1 - p).square() + beside.square(), 0.0).sum(1)
 
 
+def score_variation(norms: Tensor, group_size: int) -> Tensor:
+    """The coefficient of variation of n^½ within a group, mean over groups."""
+    roots = norms.sqrt().view(-1, group_size)
+    return (roots.std(1) / roots.mean(1).clamp_min(1e-9)).mean()
+
+
 def completion_quantile(values: Tensor, mask: Tensor, q: float) -> Tensor:
     """`[B, 1]`, the quantile of each row's valid values, linearly interpolated."""
     ordered = values.masked_fill(~mask, torch.inf).sort(1).values

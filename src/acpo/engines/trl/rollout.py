@@ -22,7 +22,7 @@ from acpo.engines.trl.rewards import (
 from acpo.errors import ACPOError
 from acpo.objectives import TokenStats
 from acpo.objectives.sampler_gap import mode_exposed
-from acpo.objectives.shaping import Groups
+from acpo.objectives.shaping import Groups, score_norm, score_variation
 from acpo.sampling import Samples, StaticSampler
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
@@ -93,7 +93,10 @@ class Rollouts:
         rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
         _replace_last(trainer._logs["advantages"], advantages.tolist())
         self._shape(rollout, size)
-        self._watch_sampler(rollout, "train" if training else "eval")
+        if "old_per_token_logps" in rollout and self.stats is not None:
+            self._watch(
+                rollout, self.stats, size, trainer._metrics["train" if training else "eval"]
+            )
         if trainer.recorder is not None and training:
             weights = trainer.reward_weights.to(self.per_function.device)
             rewards = combined_rewards(self.per_function, weights, None, size)
@@ -153,14 +156,17 @@ class Rollouts:
         start = self.trainer.accelerator.process_index * len(mask)
         rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]
 
-    def _watch_sampler(self, rollout: Tensors, mode: str) -> None:
-        """Log how near the sampler's probabilities come to another mode than the trainer's."""
+    def _watch(self, rollout: Tensors, stats: TokenStats, group_size: int, metrics: Any) -> None:
+        """Log what the rollout policy's statistics say of the groups and of the sampler."""
+        mask = trained_mask(rollout)
+        norms = gather(score_norm(stats.logp, stats.log_pmax, mask))
+        if group_size > 1:
+            metrics["score_variation"].append(score_variation(norms, group_size).item())
         sampled = rollout.get("sampling_per_token_logps")
-        if sampled is None or self.stats is None or "old_per_token_logps" not in rollout:
-            return
-        share = mode_exposed(sampling_logp=sampled, stats=self.stats, mask=trained_mask(rollout))
-        mean = self.trainer.ranks.sum(share) / self.trainer.ranks.count
-        self.trainer._metrics[mode]["sampling/mode_exposed"].append(mean.item())
+        if sampled is not None:
+            share = mode_exposed(sampling_logp=sampled, stats=stats, mask=mask)
+            mean = self.trainer.ranks.sum(share) / self.trainer.ranks.count
+            metrics["sampling/mode_exposed"].append(mean.item())
 
     def _is_set(self, option: str) -> bool:
         """Whether the user gave an option of the method."""
