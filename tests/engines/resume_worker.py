@@ -40,7 +40,7 @@ def run(folder: Path, *, kill: str = "", resume: bool = False, record: bool = Fa
     if place == "checkpoint":
         checkpoint.save_trainer = die_on(int(call), checkpoint.save_trainer)
     if place == "rename":
-        checkpoint._flush = die_on(int(call), checkpoint._flush)
+        checkpoint.flush_path = die_on(int(call), checkpoint.flush_path)
     settings = options(
         folder,
         max_steps=12,

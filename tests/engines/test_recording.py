@@ -117,7 +117,7 @@ def trainer_like(folder, stats):
         packed=SimpleNamespace(settings=SimpleNamespace(method=get_method("acpo"))),
         eos_token_ids=[5],
         state=SimpleNamespace(global_step=0),
-        accelerator=SimpleNamespace(is_main_process=True),
+        accelerator=SimpleNamespace(is_main_process=True, process_index=0),
     )
 
 
