@@ -68,9 +68,9 @@ def _largest(part: Trace, colour: str) -> Iterator[Outlier]:
     known = np.flatnonzero(np.isfinite(values) & (values > 0))
     for row in known[np.argsort(-values[known], kind="stable")][:EACH]:
         number = int(np.searchsorted(part.starts, row, side="right")) - 1
-        of = {name: part.rollouts[name][number].as_py() for name in ("prompt_id", "step", "sample")}
-        piece = part.table("piece")["piece"][int(row)].as_py() if "piece" in part.columns else None
-        text = (piece or b"").decode(errors="replace")
-        yield Outlier(
-            float(values[row]), colour, *of.values(), int(row - part.starts[number]), text
+        prompt, step, sample = (
+            part.rollouts[name][number].as_py() for name in ("prompt_id", "step", "sample")
         )
+        piece = part.table("piece")["piece"][int(row)].as_py() if "piece" in part.columns else None
+        token, text = int(row - part.starts[number]), (piece or b"").decode(errors="replace")
+        yield Outlier(float(values[row]), colour, prompt, step, sample, token, text)
