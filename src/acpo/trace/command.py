@@ -47,7 +47,11 @@ def trace(
         print_trace(folder)
         return
     arguments = TaskArguments(
-        *(task, data, split, problem_column, answer_column),
+        task=task,
+        data=data,
+        data_split=split,
+        problem_column=problem_column,
+        answer_column=answer_column,
         template=template,
         chat=chat,
         system_prompt=system,
