@@ -38,7 +38,9 @@ def run_facts(folder: Path) -> dict[str, Any]:
         if isinstance(row.get("warnings"), list)
         for words in row["warnings"]
     ]
-    reports = next((row["reports"] for row in rows if isinstance(row.get("reports"), dict)), {})
+    reports: dict[Any, Any] = next(
+        (row["reports"] for row in rows if isinstance(row.get("reports"), dict)), {}
+    )
     return {
         "name": folder.resolve().name,
         "step": max((_step(row) for row in rows), default=0),
