@@ -72,7 +72,8 @@ class TracePayload:
         }
         self.starts = trace.starts
         self._template = chat_template({p for p in self.rollouts["prompt"] if p is not None})
-        table = trace.table(*(name for name in shown if name in trace.columns))
+        needed = trace.columns | {"token_id"}  # without which no trace can be shown
+        table = trace.table(*(name for name in shown if name in needed))
         self.table = {name: table[name] for name in table.column_names}
         self.numbers = {
             name: self.table[name].fill_null(blank).to_numpy().astype(kind)
