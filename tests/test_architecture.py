@@ -75,13 +75,11 @@ TORCH_FREE = (
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 LONG_FUNCTIONS = {
-    *("compare.runner.run_missing", "diagnose.alignment.alignment"),
     *("evaluate.command.run_eval", "evaluate.parquet.write_verl"),
     *("evaluate.traces.trace_samples", "objectives.advantages.group_advantages"),
     *("objectives.batch.prepare_batch", "objectives.dense.logit_gradient"),
     *("objectives.loss.token_objective", "scoring.credit.token_credit"),
-    *("trace.command.trace", "trace.imports.import_rollouts", "trace.write.write_sampled_trace"),
-    *("viewer.credit.write_credit_page", "viewer.review.write_review_page"),
+    *("trace.command.trace", "trace.imports.import_rollouts"),
 }
 """Functions that are known to be longer, and still to be cut."""
 

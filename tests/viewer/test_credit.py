@@ -6,11 +6,13 @@ import json
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.records import Trace, TraceWriter
+from acpo.records import Trace, TraceError, TraceWriter
+from acpo.viewer.credit import credit_blocks
 from acpo.viewer.payload import TracePayload, prompt_groups
 from acpo.viewer.shell import packed, to_json
 from viewer.traces import HOSTILE, write_trace
@@ -139,3 +141,11 @@ def test_pages_no_browser_could_open_are_refused(tmp_path):
             writer.append([row], {"token_id": np.zeros(240_000, dtype=np.int32)})
     message = refusal(str(tmp_path / "t"))
     assert "3 prompts of" in message and "--prompts 2" in message.replace("\n", " ")
+
+
+def test_a_trace_without_its_tokens_is_refused(tmp_path):
+    write_trace(tmp_path / "t", prompts=1)
+    file = tmp_path / "t" / "tokens-00000.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["token_id"]), file)
+    with pytest.raises(TraceError, match="has no token_id"):
+        credit_blocks(Trace.open(tmp_path / "t"), name="t", methods="")

@@ -6,14 +6,10 @@ quotation. An answer is a line and a quote, which is looked up in the completion
 answer says has any effect.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 import re
 import secrets
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -179,28 +175,26 @@ def _problem(value: Any) -> str | None:
     return f"{wrong[0]} is of the wrong kind" if wrong else None
 
 
-@dataclass(frozen=True)
-class Prices:
-    """Money per million tokens read and written; None where they are not known."""
-
-    read: float | None = None
-    written: float | None = None
-
-    def cost(self, usage: Usage) -> float | None:
-        if self.read is None or self.written is None:
-            return None
-        return (usage.read * self.read + usage.written * self.written) / 1e6
-
-
 class ModelAnnotator:
     """Asks a model. Answers are kept in the folder `cache` by question, model and address: none is
-    paid for twice."""
+    paid for twice. `prices` are money per million tokens read and written, where they are known."""
 
     def __init__(
-        self, name: str, endpoint: Endpoint, *, cache: Path, prices: Prices | None = None
+        self,
+        name: str,
+        endpoint: Endpoint,
+        *,
+        cache: Path,
+        prices: tuple[float, float] | None = None,
     ) -> None:
-        self.name, self.prices = name, prices or Prices()
+        self.name, self._prices = name, prices
         self._endpoint, self._cache = endpoint, cache
+
+    def cost(self, usage: Usage) -> float | None:
+        """Of so many tokens; None where prices are not known."""
+        if self._prices is None:
+            return None
+        return (usage.read * self._prices[0] + usage.written * self._prices[1]) / 1e6
 
     def settings(self) -> dict[str, object]:
         where = {"model": self._endpoint.model, "url": self._endpoint.url}
@@ -250,14 +244,12 @@ def _read_kept(file: Path) -> ChatReply | None:
 
 def _keep(file: Path, reply: ChatReply) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as partial:
-        json.dump(reply._asdict(), partial)
+    partial = file.with_suffix(f".{secrets.token_hex(8)}")  # threads may write the same file
     try:
-        os.replace(partial.name, file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(partial.name)
-        raise
+        partial.write_text(json.dumps(reply._asdict()))
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> Annotator:
@@ -306,10 +298,10 @@ def parse_annotators(texts: list[str], **options: Any) -> list[Annotator]:
     return annotators
 
 
-def _prices(name: str, text: str | None) -> Prices:
+def _prices(name: str, text: str | None) -> tuple[float, float] | None:
     if text is None:
-        return Prices()
+        return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)/(\d+(?:\.\d+)?)", text)
     if match is None:
         raise ACPOError(f"--annotator {name}: prices={text!r} must be like 2.5/10")
-    return Prices(float(match[1]), float(match[2]))
+    return float(match[1]), float(match[2])

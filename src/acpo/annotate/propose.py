@@ -205,7 +205,7 @@ def agreement_line(entry: Agreement) -> str:
 
 def cost_line(annotator: ModelAnnotator, usage: Usage) -> str:
     """What one annotator cost in this run."""
-    cost = annotator.prices.cost(usage)
+    cost = annotator.cost(usage)
     money = "prices not given" if cost is None else f"cost {cost:.4f}"
     return (
         f"{annotator.name}: {usage.requests} answers, {usage.cached} more from the cache, "

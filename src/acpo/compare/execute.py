@@ -63,10 +63,8 @@ def execute(run: StudyRun, folder: Path, *, threads: int, gpu_share: float = 1.0
     failed = None
     try:
         _train(run, recipe, folder, outcome)
-    except FloatingPointError as error:
-        failed = str(error)
-    except ACPOError as error:
-        if "max_nonfinite_steps" not in str(error):
+    except (FloatingPointError, ACPOError) as error:
+        if isinstance(error, ACPOError) and "max_nonfinite_steps" not in str(error):
             raise
         failed = str(error)
     result = {

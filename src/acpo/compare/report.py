@@ -9,6 +9,7 @@ from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
+from acpo.evaluate.report import markdown_table
 
 PAPER = "AIME24, Qwen3-8B-Base (paper, not measured here)"
 """Head of the column of the paper's numbers."""
@@ -42,16 +43,16 @@ def markdown(summary: dict[str, Any]) -> str:
         lines += [summary["note"].strip(), ""]
     for name, task in summary["tasks"].items():
         lines += [f"## {name}", "", _start_line(task), ""]
-        lines += [*_markdown_table(_table(task["rows"])), ""]
+        lines += [*markdown_table(*_table(task["rows"])), ""]
         lines += [*remarks(summary, task), ""]
-        lines += [*_markdown_table(_side_table(task)), ""]
+        lines += [*markdown_table(*_side_table(task)), ""]
         if task["matched"]:
             lines += [f"### {name}, updates as long as SAPO's", ""]
-            lines += [*_markdown_table(_table(task["matched"])), ""]
+            lines += [*markdown_table(*_table(task["matched"])), ""]
             lines += [MATCHED, ""]
         if summary["sweep"]:
             title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
-            lines += [title, "", *_markdown_table(_sweep_table(task)), ""]
+            lines += [title, "", *markdown_table(*_sweep_table(task)), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
@@ -104,18 +105,13 @@ def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["rank"] or 1_000, row["name"]))
 
 
-Table = Sequence[Sequence[str]]
-"""Lines of cells, the first of them the head."""
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Head and lines of cells."""
 
 
 def _table(rows: Sequence[dict[str, Any]], cells: Callable[..., dict[str, str]] = cells) -> Table:
     lines = [cells(row) for row in ordered(rows)]
-    return [list(lines[0]), *(list(line.values()) for line in lines)]
-
-
-def _markdown_table(table: Table) -> list[str]:
-    lines = [f"| {' | '.join(line)} |" for line in table]
-    return [lines[0], "|" + "---|" * len(table[0]), *lines[1:]]
+    return list(lines[0]), [list(line.values()) for line in lines]
 
 
 def _side_table(task: dict[str, Any]) -> Table:
@@ -213,7 +209,7 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
 
 def _sweep_table(task: dict[str, Any]) -> Table:
     rates = sorted({rate for row in task["rows"] for rate in row["sweep"]}, key=float)
-    lines = [["row", *rates]]
+    lines = []
     for row in task["rows"]:
         chosen = None if row["learning_rate"] is None else f"{row['learning_rate']:g}"
         scores = []
@@ -224,7 +220,7 @@ def _sweep_table(task: dict[str, Any]) -> Table:
                 text = "failed" if score is None else f"{100 * score:.1f}"
             scores.append(f"**{text}**" if rate == chosen else text)
         lines.append([row["title"], *scores])
-    return lines
+    return ["row", *rates], lines
 
 
 def _provenance(summary: dict[str, Any]) -> list[str]:
@@ -276,54 +272,27 @@ table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
 th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
 th:nth-child(2),td:nth-child(2){text-align:left}
 th{white-space:normal;vertical-align:bottom}
-.paper{background:#f3eee0;border-left:2px solid #a08a4a}
-.better{color:#00664b}.worse{color:#a3320b}
+:is(h2 + p,h3) + table :is(th,td):last-child{background:#f3eee0;border-left:2px solid #a08a4a}
 img{max-width:100%}
 @media (prefers-color-scheme:dark){body{color:#ddd;background:#16181b}th,td{border-color:#333}
-.paper{background:#2b2718}.better{color:#5fd0aa}.worse{color:#f0936f}img{background:#fff}}
+:is(h2 + p,h3) + table :is(th,td):last-child{background:#2b2718}img{background:#fff}}
 """
+"""The last column of a table of outcomes is the paper's, and looks it."""
 
 
 def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
-    """One HTML file that needs nothing else, figures included."""
-    body = [f"<h1>{html.escape(summary['title'])}</h1>"]
-    if summary["note"]:
-        body.append(_paragraph(summary["note"]))
-    for name, task in summary["tasks"].items():
-        body.append(f"<h2>{html.escape(name)}</h2>")
-        body += [_paragraph(_start_line(task)), _html_table(_table(task["rows"]))]
-        body += [*map(_paragraph, remarks(summary, task)), _html_table(_side_table(task))]
-        if task["matched"]:
-            body += [f"<h3>{html.escape(MATCHED)}</h3>", _html_table(_table(task["matched"]))]
-        for figure in figures[name]:
-            data = base64.b64encode(figure.read_bytes()).decode()
-            text = html.escape(figure.stem)
-            body.append(f'<p><img alt="{text}" src="data:image/png;base64,{data}"></p>')
-    body += [_paragraph(line) for line in _provenance(summary) if line]
+    """The report as one HTML file that needs nothing else, figures included."""
+    from markdown_it import MarkdownIt
+
+    images = []
+    for path in (path for paths in figures.values() for path in paths):
+        data = base64.b64encode(path.read_bytes()).decode()
+        images.append(f'<p><img alt="{path.stem}" src="data:image/png;base64,{data}"></p>')
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    text = MarkdownIt("js-default").render(markdown(summary))  # which escapes markup
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{html.escape(summary['title'])}</title><style>{_STYLE}</style>"
-        f"<body>{''.join(body)}</body></html>\n"
+        f"<body>{text}{''.join(images)}</body></html>\n"
     )
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
-
-
-def _html_table(table: Table) -> str:
-    """A table with a head; a verdict gets its colour, and the paper's column its own."""
-    head, *rows = table
-
-    def line(texts: Sequence[str], tag: str) -> str:
-        parts = []
-        for name, text in zip(head, texts, strict=True):
-            kind = "paper" if name == PAPER else text if text in ("better", "worse") else ""
-            css = f' class="{kind}"' if kind else ""
-            parts.append(f"<{tag}{css}>{html.escape(text)}</{tag}>")
-        return f"<tr>{''.join(parts)}</tr>"
-
-    body = "".join(line(row, "td") for row in rows)
-    return f"<table><thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>"

@@ -175,9 +175,13 @@ def all_analyses(
     output: Path | None = OUTPUT,
     step: int | None = STEP,
     every_token: bool = EVERY,
+    page: Path | None = typer.Option(
+        None, help="Page of this trace that `acpo view` wrote: outlier tokens link into it."
+    ),
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.figures import one_line
+    from acpo.diagnose.outliers import outliers
     from acpo.diagnose.report import html
     from acpo.diagnose.tokens import describe
     from acpo.errors import ACPOError
@@ -185,6 +189,8 @@ def all_analyses(
 
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
+    if page is not None and not page.is_file():
+        raise ACPOError(f"--page {page} is not a file: `acpo view {trace} -o {page}` makes it")
     findings, missing = [], []
     for name, source, options in _analyses(opened, runs, annotations, every_token):
         try:
@@ -196,9 +202,10 @@ def all_analyses(
         for finding in _list(found):
             finding.write(folder, command=_command())
             findings.append(finding)
-    page = html(findings, missing, source=describe(opened), command=_command())
+    links = [(one, one.address(page, folder) if page else None) for one in outliers(opened)]
+    report = html(findings, missing, links, source=describe(opened), command=_command())
     folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    (folder / "report.html").write_text(report, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 

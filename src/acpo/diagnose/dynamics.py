@@ -23,18 +23,12 @@ if TYPE_CHECKING:
 
 STATE = "trainer_state.json"
 CURVES = {
-    "accuracy": re.compile("eval_rewards/.+/mean"),
-    "entropy": re.compile("entropy"),
-    "length": re.compile("completions/mean_length"),
-    "reward": re.compile("reward"),
+    "accuracy": ("held-out accuracy", re.compile("eval_rewards/.+/mean")),
+    "entropy": ("entropy (nats)", re.compile("entropy")),
+    "length": ("response length (tokens)", re.compile("completions/mean_length")),
+    "reward": ("training reward", re.compile("reward")),
 }
-"""Curves, and the logged quantity each is. Of several that match, the first is taken."""
-LABELS = {
-    "accuracy": "held-out accuracy",
-    "entropy": "entropy (nats)",
-    "length": "response length (tokens)",
-    "reward": "training reward",
-}
+"""Curves, what they are called, and the logged quantity each is; of several, the first."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ def read_run(path: Path) -> LoggedRun:
         raise ACPOError(f"{state} has no log_history: is it a trainer's state?")
     report = _json(path / "report.json") if (path / "report.json").exists() else {}
     method, seed = report.get("method"), report.get("seed")
-    curves = {name: _curve(history, pattern) for name, pattern in CURVES.items()}
+    curves = {name: _curve(history, pattern) for name, (_, pattern) in CURVES.items()}
     if not any(curves.values()):
         raise ACPOError(f"{state} logged none of {', '.join(CURVES)}: set logging_steps")
     return LoggedRun(
@@ -124,7 +118,7 @@ def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
     figure, grid = panels(len(CURVES), columns=2, size=(4.2, 2.9))
     for axes, curve in zip(grid, CURVES, strict=True):
         _draw(axes, {group: bands[group, curve] for group in groups}, curve)
-    letter(grid, [LABELS[curve] for curve in CURVES])
+    letter(grid, [label for label, _ in CURVES.values()])
     names = ", ".join(f"{group} ({_seeds(runs)})" for group, runs in groups.items())
     return Finding(
         name="dynamics",
@@ -187,7 +181,7 @@ def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
         if len(band.values) > 1:
             low, high = band.values.min(0), band.values.max(0)
             axes.fill_between(band.steps, low, high, color=look(i).color, alpha=0.2, linewidth=0)
-    axes.set(xlabel="update", ylabel=LABELS[curve])
+    axes.set(xlabel="update", ylabel=CURVES[curve][0])
     if curve == "length":
         axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     close_panel(axes, empty="not logged")
@@ -212,7 +206,9 @@ def _facts(
             band = bands[group, curve]
             if band and len(band.steps) > 1:
                 first, last = band.values[:, 0].mean(), band.values[:, -1].mean()
-                parts.append(f"{LABELS[curve]} {number(first)} to {number(last)}{_of(band, runs)}")
+                parts.append(
+                    f"{CURVES[curve][0]} {number(first)} to {number(last)}{_of(band, runs)}"
+                )
         if parts:
             facts.append(f"{group} ({_seeds(runs)}), first to last logged: {'; '.join(parts)}.")
         held_out = bands[group, "accuracy"]
@@ -225,8 +221,8 @@ def _facts(
             band = bands[group, curve]
             if band and band.last > band.steps[-1]:
                 facts.append(
-                    f"{group}: {LABELS[curve]} was logged up to step {band.last}, but by all runs "
-                    f"up to step {band.steps[-1]} only; the rest is not shown."
+                    f"{group}: {CURVES[curve][0]} was logged up to step {band.last}, but by all "
+                    f"runs up to step {band.steps[-1]} only; the rest is not shown."
                 )
     return facts
 
@@ -249,5 +245,5 @@ def _table(groups: dict[str, list[LoggedRun]], bands: dict[tuple[str, str], Band
             span = f" [{number(last.min())}, {number(last.max())}]" if len(last) > 1 else ""
             cells.append(number(last.mean()) + span + _of(band, runs))
         rows.append([group, str(len(runs)), *cells])
-    head = ["group", "runs", *(LABELS[curve] for curve in CURVES)]
+    head = ["group", "runs", *(label for label, _ in CURVES.values())]
     return Table("Last logged value, mean over runs [lowest, highest]", head, rows)

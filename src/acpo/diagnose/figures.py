@@ -157,15 +157,10 @@ class Series:
         xs, ys = zip(*self.points, strict=True) if self.points else ((), ())
         return np.concatenate([np.empty(0), *xs]), np.concatenate([np.empty(0), *ys])
 
-    def means(self) -> np.ndarray:
-        """Mean of y in each bin; NaN where it is empty, so that no line crosses what is not."""
+    def by_bin(self, part: np.ndarray) -> np.ndarray:
+        """Its share in each bin; NaN where that is empty, so that no line crosses what is not."""
         with np.errstate(invalid="ignore"):
-            return self.total / self.count
-
-    def reversed_by_bin(self) -> np.ndarray:
-        """Share of negative values in each bin; NaN where it is empty."""
-        with np.errstate(invalid="ignore"):
-            return self.below_zero / self.count
+            return part / self.count
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per bin that is not empty, for the CSV."""
@@ -191,7 +186,7 @@ def draw_series(axes: "Axes", series: Series, label: str, style: Look) -> None:
     x = np.clip(x, series.axis.edges[0], series.axis.edges[-1])
     faint = float(np.clip(6 / np.sqrt(len(x) + 1), 0.15, 0.6))
     axes.scatter(x, y, s=4, color=style.color, alpha=faint, linewidths=0, rasterized=True)
-    draw_bins(axes, series.axis, series.means(), f"{label} ({series.tokens:,})", style)
+    draw_bins(axes, series.axis, series.by_bin(series.total), f"{label} ({series.tokens:,})", style)
 
 
 def draw_bins(axes: "Axes", axis: Axis, y: np.ndarray, label: str, style: Look) -> None:

@@ -140,7 +140,8 @@ def _figure(series: AllSeries, limit: float) -> "Figure":
     for i, (key, title) in enumerate(MULTIPLIERS.items()):
         if series[key].tokens:
             draw_series(left, series[key], title, look(i))
-            draw_bins(right, AXIS, series[key].reversed_by_bin(), title, look(i))
+            reversals = series[key].by_bin(series[key].below_zero)
+            draw_bins(right, AXIS, reversals, title, look(i))
     close_panel(left, loc="lower right")
     close_panel(right, loc="upper right")
     letter((left, right), ("direction of the update", "reversals"))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, StrictUndefined
 
 from acpo.diagnose.figures import one_line, rendered
+from acpo.diagnose.outliers import Outlier
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -122,9 +123,15 @@ def number(value: float) -> str:
 
 
 def html(
-    findings: Sequence[Finding], missing: Sequence[tuple[str, str]], *, source: str, command: str
+    findings: Sequence[Finding],
+    missing: Sequence[tuple[str, str]],
+    outliers: Sequence[tuple[Outlier, str | None]] = (),
+    *,
+    source: str,
+    command: str,
 ) -> str:
-    """The report: findings in order, and the analyses that could not be made, with the reason."""
+    """The report: findings in order, tokens that stand out with the address of each in a page, and
+    the analyses that could not be made, with the reason."""
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string(
         (files("acpo.diagnose") / "report.html.j2").read_text(encoding="utf-8")
@@ -137,6 +144,9 @@ def html(
         title="Diagnosis",
         source=one_line(source),
         sections=sections,
+        outliers=outliers,
+        number=number,
+        one_line=one_line,
         missing=missing,
         command=one_line(command),
         version=version("acpo"),

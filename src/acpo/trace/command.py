@@ -41,14 +41,9 @@ def trace(
     from acpo.train.recipe import TaskArguments
 
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
+    run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
-        scored: dict[str, Any] = {
-            "method": method,
-            "top_k": top_k,
-            "device": device,
-            "batch_size": batch_size,
-        }
-        trace_samples(model, samples, folder, **scored)
+        trace_samples(model, samples, folder, method=method, top_k=top_k, **run)
         print_trace(folder)
         return
     arguments = TaskArguments(
@@ -63,7 +58,7 @@ def trace(
         chain_steps=chain_steps,
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
-    trace_and_print(model, folder, arguments, options, device=device, batch_size=batch_size)
+    trace_and_print(model, folder, arguments, options, **run)
 
 
 def import_rollouts(

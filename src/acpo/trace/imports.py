@@ -98,27 +98,23 @@ def import_rollouts(
         "method": method,
         "top_k": top_k,
     }
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
+
+    def scored(group: "Group") -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        own, old_logp = group
+        known = score(loaded, own, **options)
+        size: dict[str, Any] = {"group_size": len(own), "sampled_by_scorer": False}
+        rows, columns = trace_rows(own, known, pieces, method=row, **size)
+        return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
+
     with TraceWriter(output, header) as writer:
         for step, rollouts in sorted(steps.items()):
-            rows: list[dict[str, Any]] = []
-            tables = []
-            for group, old_logp in _groups(rollouts, tokenizer):
-                scored = score(
-                    loaded, group, temperature=temperature, top_k=top_k, batch_size=batch_size
-                )
-                own, columns = trace_rows(
-                    group,
-                    scored,
-                    pieces,
-                    method=row,
-                    group_size=len(group),
-                    sampled_by_scorer=False,
-                )
-                rows += own
-                tables.append(columns | ({"old_logp": np.array(old_logp)} if has_old else {}))
-            if rows:
-                joined = {key: np.concatenate([t[key] for t in tables]) for key in tables[0]}
-                writer.append(rows, joined, step=step)
+            parts = [scored(group) for group in _groups(rollouts, tokenizer)]
+            if parts:
+                columns = {
+                    key: np.concatenate([own[key] for _, own in parts]) for key in parts[0][1]
+                }
+                writer.append([one for rows, _ in parts for one in rows], columns, step=step)
     print_trace(output)
 
 
@@ -254,11 +250,13 @@ FORMATS: dict[str, Callable[[Path], Iterator[ForeignRollout]]] = {
 """By the names of a trainer's files; the first that a folder holds is read."""
 
 
-def _groups(
-    rollouts: list[ForeignRollout], tokenizer: Any
-) -> Iterator[tuple[list[SampledCompletion], list[float]]]:
+Group = tuple[list[SampledCompletion], list[float]]
+"""Completions of one prompt, and their old log-probabilities, as far as there are any."""
+
+
+def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:
     """Completions of one prompt together, with their old log-probabilities, in order of prompts."""
-    groups: dict[str, tuple[list[SampledCompletion], list[float]]] = {}
+    groups: dict[str, Group] = {}
     for rollout in rollouts:
         completion = rollout.completion
         if isinstance(completion, str):

@@ -81,13 +81,7 @@ def write_sampled_trace(
     kind, questions = choose_questions(task, tokenizer, count=options.n, seed=options.seed)
     loaded = source.load()
     header = _header(model, loaded, task, options)
-    there = _prompts_there(output, header, options.step)
-    missing = [question for question in questions if question.name not in there]
-    if not missing:
-        raise ACPOError(
-            f"{output} holds step {options.step} already, all {len(questions)} prompts of it: pass "
-            "--step for another, or another --output"
-        )
+    missing = _missing(questions, output, header, options.step)
     watch(options.group * (len(questions) - len(missing)))
     source.checkpoint.require_room([question.prompt_ids for question in missing])
     decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
@@ -206,13 +200,15 @@ def _own_header(output: Path) -> dict[str, Any]:
     return {k: v for k, v in Trace.open(output).header.items() if k not in ("format", "version")}
 
 
-def _prompts_there(output: Path, header: dict[str, Any], step: int) -> set[str]:
-    """The prompts of a step that a trace holds; another trace is refused.
+def _missing(
+    questions: list[Prompt], output: Path, header: dict[str, Any], step: int
+) -> list[Prompt]:
+    """The prompts that a trace lacks at a step; another trace, or a whole step, is refused.
 
     Models may differ between steps: that is what steps are for. The header keeps the first's name.
     """
     if not has_begun(output):
-        return set()
+        return questions
     for name, value in _own_header(output).items():
         if name != "model" and value != header.get(name):
             raise TraceError(
@@ -220,7 +216,14 @@ def _prompts_there(output: Path, header: dict[str, Any], step: int) -> set[str]:
                 "or use another --output"
             )
     rollouts = Trace.open(output).rollouts.select(["step", "prompt_id"]).to_pylist()
-    return {row["prompt_id"] for row in rollouts if row["step"] == step}
+    there = {row["prompt_id"] for row in rollouts if row["step"] == step}
+    missing = [question for question in questions if question.name not in there]
+    if not missing:
+        raise ACPOError(
+            f"{output} holds step {step} already, all {len(questions)} prompts of it: pass --step "
+            "for another, or another --output"
+        )
+    return missing
 
 
 def trace_and_print(

@@ -8,18 +8,26 @@ hex number. No valid text holds these code points.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from acpo.annotate.evidence import Place
 from acpo.records import Trace
 from acpo.viewer.shell import packed
 
-NUMBERS = ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage")
-SHOWN = ("token_id", "piece", "mode_id", "is_mode", *NUMBERS, "top_ids", "top_logps", "top_pieces")
+NUMBERS: dict[str, tuple[type[np.generic], Any]] = {
+    "token_id": (np.int32, -1),
+    "mode_id": (np.int32, -1),
+    "is_mode": (np.uint8, True),
+    **dict.fromkeys(
+        ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage"),
+        (np.float32, math.nan),
+    ),
+}
+"""Columns of numbers that a page shows: their type there, and what stands for null."""
+TOPS = ("top_ids", "top_logps", "top_pieces")
+TEXT_ONLY = ("token_id", "piece")
 FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
 Columns = Mapping[str, np.ndarray]
@@ -54,6 +62,7 @@ class TracePayload:
         trace: Trace,
         methods: Mapping[str, Columns] | None = None,
         errors: Mapping[int, Place] | None = None,
+        shown: Collection[str] = ("piece", *NUMBERS, *TOPS),
     ) -> None:
         self.trace = trace
         self.methods = methods or {}
@@ -63,6 +72,14 @@ class TracePayload:
         }
         self.starts = trace.starts
         self._template = chat_template({p for p in self.rollouts["prompt"] if p is not None})
+        needed = trace.columns | {"token_id"}  # without which no trace can be shown
+        table = trace.table(*(name for name in shown if name in needed))
+        self.table = {name: table[name] for name in table.column_names}
+        self.numbers = {
+            name: self.table[name].fill_null(blank).to_numpy().astype(kind)
+            for name, (kind, blank) in NUMBERS.items()
+            if name in self.table
+        }
 
     def prompt(self, row: int) -> dict[str, Any]:
         """A completion's prompt: its own text, and the template around it; None without one."""
@@ -74,41 +91,6 @@ class TracePayload:
             before, after = last_user_turn(prompt)
         text = prompt[len(before) : len(prompt) - len(after)]
         return {"before": before, "text": text, "after": after, "known": True}
-
-    @cached_property
-    def numbers(self) -> dict[str, np.ndarray]:
-        self.trace.table(*(name for name in SHOWN if name in self.trace.columns))  # at once
-        found = [name for name in NUMBERS if name in self.trace.columns]
-        columns = {
-            name: np.asarray(values, dtype=np.float32)
-            for name, values in (self.trace.tokens(*found) if found else {}).items()
-        }
-        columns["token_id"] = self._integers("token_id")
-        if "mode_id" in self.trace.columns:
-            columns["mode_id"] = self._integers("mode_id")
-        if "is_mode" in self.trace.columns:
-            known = self.trace.table("is_mode")["is_mode"].fill_null(True)
-            columns["is_mode"] = known.to_numpy().astype(np.uint8)
-        return columns
-
-    def _integers(self, name: str) -> np.ndarray:
-        values = self.trace.table(name)[name].fill_null(-1)
-        return values.to_numpy().astype(np.int32)
-
-    @cached_property
-    def pieces(self) -> pa.ChunkedArray | None:
-        if "piece" not in self.trace.columns:
-            return None
-        return self.trace.table("piece")["piece"]
-
-    @cached_property
-    def tops(self) -> dict[str, pa.ChunkedArray]:
-        names = ("top_ids", "top_logps", "top_pieces")
-        found = [name for name in names if name in self.trace.columns]
-        if not {"top_ids", "top_logps"} <= set(found):
-            return {}
-        table = self.trace.table(*found)
-        return {name: table[name] for name in found}
 
     def group(self, group: PromptGroup) -> dict[str, Any]:
         """The block of one prompt; it needs no other."""
@@ -148,21 +130,19 @@ class TracePayload:
 
     def _pieces(self, first: int, last: int) -> list[bytes]:
         ids = self.numbers["token_id"][first:last]
-        if self.pieces is None:
-            return [f"⟨{token}⟩".encode() for token in ids]
-        pieces = self.pieces.slice(first, last - first).to_pylist()
+        pieces = self._cut("piece", first, last) if "piece" in self.table else [None] * len(ids)
         return [
             f"⟨{token}⟩".encode() if piece is None else piece
             for piece, token in zip(pieces, ids, strict=True)
         ]
 
+    def _cut(self, name: str, first: int, last: int) -> list[Any]:
+        return self.table[name].slice(first, last - first).to_pylist()
+
     def _top(self, first: int, last: int, vocabulary: dict[bytes, int]) -> dict[str, Any] | None:
-        if not self.tops or first == last:
+        if not {"top_ids", "top_logps"} <= self.table.keys():
             return None
-        cut = {
-            name: column.slice(first, last - first).to_pylist()
-            for name, column in self.tops.items()
-        }
+        cut = {name: self._cut(name, first, last) for name in TOPS if name in self.table}
         k = max((len(row) for row in cut["top_ids"] if row is not None), default=0)
         if not k:
             return None

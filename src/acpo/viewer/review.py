@@ -2,31 +2,18 @@
 
 import hashlib
 import json
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from acpo.annotate.annotations import Annotations, Item, Record, Review
+from acpo.annotate.annotations import Annotations, Item, Proposal, Review
 from acpo.annotate.pairs import PromptPairs, Trajectory, select
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import PromptGroup, TracePayload
+from acpo.viewer.payload import TEXT_ONLY, PromptGroup, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
-
-
-class _TextOnly(TracePayload):
-    """Completions without statistics: who looks for an error must not see the entropy there."""
-
-    tops: dict[str, Any] = {}  # noqa: RUF012 (stands in for a property)
-
-    @cached_property
-    def numbers(self) -> dict[str, np.ndarray]:
-        return {"token_id": self._integers("token_id")}
 
 
 def write_review_page(
@@ -40,7 +27,8 @@ def write_review_page(
     """
     selection = select(trace, step=annotations.step, limit=limit)
     annotations.require(selection)
-    payload = _TextOnly(trace)
+    # Who looks for an error must not see the entropy there.
+    payload = TracePayload(trace, shown=TEXT_ONLY)
     items: list[dict[str, Any]] = []
     blocks: dict[str, Any] = {}
     for group in selection.groups:
@@ -94,22 +82,15 @@ def _items(group: PromptPairs, annotations: Annotations, *, number: int, first: 
                 "rightAt": right_at,
                 "errorAt": error_at,
                 "length": record.length,
-                "proposals": _proposals(record, annotations),
-                "earlier": _earlier(record.review),
+                "proposals": [
+                    _said(record.proposals[name], "annotator status span rationale detail")
+                    for name in annotations.annotators
+                    if name in record.proposals
+                ],
+                "earlier": _said(record.review, "decision span annotator error reviewer"),
             }
             at += 1
 
 
-def _proposals(record: Record, annotations: Annotations) -> list[dict[str, Any]]:
-    shown = ("annotator", "status", "span", "rationale", "detail")
-    proposals = [
-        record.proposals[name] for name in annotations.annotators if name in record.proposals
-    ]
-    return [{name: getattr(proposal, name) for name in shown} for proposal in proposals]
-
-
-def _earlier(review: Review | None) -> dict[str, Any] | None:
-    if review is None:
-        return None
-    shown = ("decision", "span", "annotator", "error", "reviewer")
-    return {name: getattr(review, name) for name in shown}
+def _said(entry: Proposal | Review | None, names: str) -> dict[str, Any] | None:
+    return entry and {name: getattr(entry, name) for name in names.split()}

@@ -29,7 +29,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
     rows = list(_rows(folder))
     curves = []
     for key, label in CURVES.items():
-        points = {step: value for row in rows for step, value in _point(row, key)}
+        points = {_step(row): float(row[key]) for row in rows if _is_number(row.get(key))}
         if points:
             curves.append({"label": label, "points": thinned(sorted(points.items()))})
     warnings = [
@@ -38,7 +38,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
         if isinstance(row.get("warnings"), list)
         for words in row["warnings"]
     ]
-    reports: dict[str, Any] = next(
+    reports: dict[Any, Any] = next(
         (row["reports"] for row in rows if isinstance(row.get("reports"), dict)), {}
     )
     return {
@@ -118,7 +118,5 @@ def _step(row: Mapping[str, Any]) -> int:
     return step if type(step) is int and 0 <= step < 2**53 else 0
 
 
-def _point(row: Mapping[str, Any], key: str) -> Iterator[tuple[int, float]]:
-    value = row.get(key)
-    if isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300:
-        yield _step(row), float(value)
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
