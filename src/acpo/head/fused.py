@@ -62,6 +62,12 @@ def fused_policy_loss(
     check_shapes(hidden, head, terms.tokens, **terms.columns())
     if sparse is not None and not sparse >= 0:
         raise ACPOError(f"sparse={sparse} must not be negative; pass None for the exact gradient")
+    if terms.method.candidates and (sparse is not None or (terms.beta and terms.corrects_kl)):
+        raise ACPOError(
+            f"method {terms.method.name!r} moves the likeliest tokens too, which a sparse gradient "
+            "and a ratio-corrected KL leave out; train without sparse_head and "
+            "use_bias_correction_kl"
+        )
     if terms.beta and terms.corrects_kl:
         return _autograd_loss(hidden, head, terms, logits_bytes)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
