@@ -24,7 +24,7 @@ PUBLISHED = (
         shaping=EntropyBonus(),
         reference="Cheng et al. 2025, Reasoning with Exploration (arXiv:2506.14758)",
         formula="A' = A + min(α sg[H], |A|/κ), then DAPO's clip",
-        constants="α 0.4, κ 2: the paper's",
+        constants="α 0.4, κ 2: the paper's; ε 0.2, ε_high 0.28: DAPO's",
         notes="No code of the authors was found. Public copies of the line agree, but one "
         "multiplies the bonus by A once more, which turns it against bad answers",
     ),
@@ -156,7 +156,7 @@ PUBLISHED = (
         aggregation="token_mean",
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where π - π_old > ε_high (A > 0) or < -ε (A <= 0)",
-        constants="cap 20 and ε 0.2: verl's",
+        constants="cap 20: the formula's; ε 0.2: verl's",
     ),
     Method(
         "dppo_kl",
@@ -167,7 +167,7 @@ PUBLISHED = (
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where the token's binary KL(π_old || π) exceeds ε and w moved "
         "as A pushes it",
-        constants="cap 20 and ε 0.2: verl's",
+        constants="cap 20: the formula's; ε 0.2: verl's",
     ),
     Method(
         "dr_grpo",
