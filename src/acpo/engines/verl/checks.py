@@ -185,6 +185,17 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
         "the row moves the likeliest tokens, and verl's engines give a loss one number per token, "
         "on Megatron each from a part of the vocabulary; train it with the TRL engine",
     )
+    yield from _cut_draws(config)
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    yield (
+        bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),
+        bypass,
+        f"the row needs the entropies of the pass that is left out; set {bypass}=False",
+    )
+
+
+def _cut_draws(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """Rollouts whose tokens are no draws of the policy, likewise."""
     for name, whole in WHOLE_VOCABULARY.items():
         key = f"actor_rollout_ref.rollout.{name}"
         yield (
@@ -194,12 +205,6 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
             "biases every ratio, and the mode and delta are no longer the sampler's; set "
             f"{key}={whole[0]}",
         )
-    bypass = "algorithm.rollout_correction.bypass_mode"
-    yield (
-        bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),
-        bypass,
-        f"the row needs the entropies of the pass that is left out; set {bypass}=False",
-    )
 
 
 def watch_configurations(rows: Collection[str]) -> None:
