@@ -1,6 +1,7 @@
 """Time, memory and accuracy of the policy-loss head, side by side with its peers, in one run.
 
     python benchmarks/head.py --out results/head.json            # CUDA, about five minutes
+    python benchmarks/head.py --only sapo simko --no-growth --out results/head_simko.json
     python benchmarks/head.py --cpu --out results/head_cpu.json  # the CPU path against dense torch
 
 Every contender does forward and backward for hidden states and head on the same data. Peers that
@@ -47,6 +48,7 @@ class Data:
     old_logp: Tensor
     advantages: Tensor
     weights: Tensor
+    marks: Tensor
     shape: dict[str, float] = field(default_factory=dict)
     gradient: Tensor | None = None
 
@@ -79,10 +81,12 @@ class Data:
             "mode_aligned": round(float(torch.cat(aligned).float().mean()), 3),
             "mean_entropy": round(float(torch.cat(entropy).mean()), 3),
         }
-        return cls(hidden, weight, torch.cat(tokens), old, advantages, weights, shape)
+        marks = (torch.cat(entropy) > torch.cat(entropy).quantile(0.8)).float()
+        return cls(hidden, weight, torch.cat(tokens), old, advantages, weights, marks, shape)
 
-    def inputs(self) -> dict[str, Tensor]:
-        names = ("tokens", "old_logp", "advantages", "weights")
+    def inputs(self, method: str = "acpo") -> dict[str, Tensor]:
+        names = ["tokens", "old_logp", "advantages", "weights"]
+        names += ["marks"] if get_method(method).shaping.marks else []
         return {name: getattr(self, name) for name in names}
 
     def leaves(self) -> tuple[Tensor, Tensor]:
@@ -95,7 +99,7 @@ Contender = Callable[[Data, Tensor, Tensor], Tensor]
 
 def ours(method: str = "acpo", **settings: Any) -> Contender:
     def run(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
-        terms = TokenTerms(**data.inputs(), method=method)
+        terms = TokenTerms(**data.inputs(method), method=method)
         return fused_policy_loss(hidden, weight, terms, **settings)
 
     return run
@@ -266,6 +270,7 @@ CONTENDERS: dict[str, tuple[str, Contender]] = {
         ours(sparse=1e-5, logits_dtype=torch.bfloat16),
     ),
     "sapo, float32 logits": ("sapo", ours("sapo")),
+    "simko, float32 logits": ("simko", ours("simko")),
     "acpo_no_routing, float32 logits": ("acpo_no_routing", ours("acpo_no_routing")),
     "naive torch": ("acpo", naive),
     "torch.compile'd chunks, bfloat16 logits": ("acpo", compiled_chunks),
@@ -287,7 +292,7 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
     for start in range(0, len(data.tokens), 512):
         part = slice(start, start + 512)
         hidden = data.hidden[part].float().requires_grad_()
-        inputs = {name: x[part] for name, x in data.inputs().items()}
+        inputs = {name: x[part] for name, x in data.inputs(method).items()}
         loss = reference_policy_loss(hidden, weight, TokenTerms(**inputs, method=method))
         dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
         total += dw
@@ -341,7 +346,7 @@ def relative(a: Tensor | None, b: Tensor) -> float | None:
     return float(f"{distance / float(b.norm()):.3e}")
 
 
-def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, Any]:
+def compare(rows: int, width: int, repeats: int, only: list[str]) -> dict[str, Any]:
     torch._dynamo.reset()  # a peer's compiled code trips over a second shape
     data = Data.make(rows, width, VOCAB, "cuda", torch.bfloat16)
     table: dict[str, Any] = {"data": data.shape}
@@ -349,7 +354,7 @@ def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, 
     reference: tuple[str, Any] = ("", None)
     trials: dict[str, Trial] = {}
     for name, (loss, contender) in CONTENDERS.items():
-        if only and only not in name and not name.startswith("floor"):
+        if only and not any(word in name for word in ["floor:", *only]):
             continue
         trial = Trial(data, contender)
         try:
@@ -360,7 +365,7 @@ def compare(rows: int, width: int, repeats: int, only: str | None) -> dict[str, 
             continue
         trials[name] = trial
         kind = "acpo" if loss == "frozen" else loss
-        if kind in ("acpo", "sapo", "acpo_no_routing"):
+        if kind in ("acpo", "sapo", "simko", "acpo_no_routing"):
             if kind != reference[0]:
                 reference = kind, reference_gradients(data, kind)
             gradients = (trial.hidden.grad, trial.weight.grad)
@@ -489,7 +494,9 @@ def main() -> None:
     output.add_argument("--table", type=Path, help="print a written report as Markdown")
     parser.add_argument("--cpu", action="store_true", help="time the CPU path instead")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--only", help="run only contenders whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="run only contenders whose name contains one of these"
+    )
     parser.add_argument("--no-growth", action="store_true", help="skip the growth table")
     arguments = parser.parse_args()
     if arguments.table:

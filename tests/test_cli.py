@@ -62,6 +62,7 @@ def test_every_method_is_explained(name):
     result = CliRunner().invoke(app, ["methods", name], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert METHODS[name].title in result.stdout and "what A is multiplied by" in result.stdout
+    assert METHODS[name].constants, "every number has a source"
     for word in (METHODS[name].formula, METHODS[name].notes, METHODS[name].constants):
         assert word in result.stdout
 

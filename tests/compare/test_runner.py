@@ -160,6 +160,18 @@ def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inli
     assert "(1 missing)" in (out / "report.md").read_text()
 
 
+def test_a_part_of_a_study_is_reported_with_what_is_missing(tmp_path, inline):
+    path = write_study(tmp_path, "  - sapo\n  - simko\n", seeds="[0]")
+    out = tmp_path / "out"
+    arguments = ["compare", str(path), "--output", str(out), "--only", "*/simko-*"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert all("/simko-" in name for name in read_results(out))
+    assert "holds 1 runs" in result.stdout
+    report = (out / "report.md").read_text()
+    assert "runs are missing" in report and "(1 missing)" in report
+
+
 def test_refusals_are_one_line(tmp_path):
     path = write_study(tmp_path, "  - sopa\n")
     result = CliRunner().invoke(app, ["compare", str(path)])

@@ -15,7 +15,7 @@ def rising(completion_ids, **_):
     return [[t / len(ids) - 0.3 for t in range(len(ids))] for ids in completion_ids]
 
 
-@pytest.mark.parametrize("method", ["acpo", "gspo", "aspo", "gtpo_entropy"])
+@pytest.mark.parametrize("method", ["acpo", "gspo", "simko", "gtpo_entropy"])
 def test_packs_change_nothing(tmp_path, method):
     settings = {"rewards": [odd_tokens, rising], "method": method, "max_steps": 1}
     _, whole = recorded(tmp_path, update_layout="padded", max_tokens_per_pack=4096, **settings)

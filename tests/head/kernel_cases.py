@@ -17,7 +17,7 @@ NARROW = 3e-3 if DEVICE == "cuda" else 8e-3  # the interpreter truncates to bflo
 VOCABS = (16, 300, 8192, 8200)
 WITHOUT_KERNEL = ["aspo", "kl_cov"]  # the coefficients of all such rows are torch's
 LOCAL = [row for row in ROWS[: ROWS.index("gmpo")] if not METHODS[row].sequence_level]
-LOCAL += WITHOUT_KERNEL
+LOCAL += [*WITHOUT_KERNEL, "simko"]
 
 
 CHUNK = 8 if DEVICE == "cuda" else 6  # the interpreter takes a row at a time
@@ -111,11 +111,19 @@ def test_policy_gradient(row, extra, narrow):
 
 @pytest.mark.parametrize("softcap", [None, 4.0])
 @pytest.mark.parametrize("narrow", [False, True])
-def test_given_coefficients(softcap, narrow):
+@pytest.mark.parametrize("candidates", [0, 5])
+def test_given_coefficients(softcap, narrow, candidates):
     projection = Projection(0.9, softcap, 1.1)
     raw, tokens = chunk(8200)
+    raw[1, [7, 4000, 8199]] = raw[1].max()  # a tie: the smallest ids come first
+    raw[2, 2:] = -torch.inf  # fewer tokens than candidates
+    tokens[2] = 1
     g = torch.Generator().manual_seed(2)
     c = RowCoefficients(*(torch.randn(len(tokens), generator=g).to(DEVICE) for _ in range(4)))
+    if candidates:
+        top = torch.randn(len(tokens), candidates, generator=g)
+        top[4] = 0.0
+        c = c._replace(top=top.to(DEVICE))
     dtype = torch.bfloat16 if narrow else torch.float32
     got, expected = (
         module.gradient(

@@ -39,7 +39,7 @@ def compiled(monkeypatch, tmp_path):
     return names
 
 
-def test_head(compiled):
+def test_head(compiled, monkeypatch):
     from acpo.head import triton
     from acpo.head.projection import Projection
     from acpo.head.rows import RowCoefficients, RowStats, RowSums, Sparsity
@@ -61,11 +61,17 @@ def test_head(compiled):
     triton.gradient(
         raw, tokens, Projection(), every, c, torch.bfloat16, Sparsity(1e-6, torch.ones(len(tokens)))
     )
+    few = c._replace(top=torch.ones(len(tokens), 3))
+    for softcap, dtype in ((None, torch.float32), (4.0, torch.bfloat16)):
+        clean = raw.clone(), torch.zeros_like(tokens), Projection(0.9, softcap)
+        monkeypatch.setattr(torch, "empty", torch.zeros)  # ids that no kernel writes
+        triton.gradient(*clean, stats, few, dtype)
     triton.scale_(torch.ones(8), torch.ones(()))
     assert {
         "row_kernel",
         "distribution_kernel",
         "column_maximum_kernel",
         "selected_gradient_kernel",
+        "likeliest_kernel",
         "scale_kernel",
     } <= set(compiled)

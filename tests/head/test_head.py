@@ -490,6 +490,14 @@ def test_advantages_per_token(row):
     )
 
 
+@pytest.mark.parametrize("settings", [{"sparse": 1e-5}, {"beta": 0.1, "corrects_kl": True}])
+def test_the_likeliest_tokens_are_never_left_out_silently(settings):
+    hidden, weight, batch = head_batch(3)
+    ref = {"ref_logp": batch["old_logp"].flatten()} if "beta" in settings else {}
+    with pytest.raises(ACPOError, match="'simko' moves the likeliest tokens too"):
+        flat_call("simko", hidden, weight, batch, {}, **settings, **ref)
+
+
 def test_a_gate_that_reads_marks_asks_for_them():
     tokens = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ACPOError, match="marks is missing: the gate of method 'aspo'"):

@@ -132,6 +132,9 @@ def test_token_objective_agrees_with_dense_loss(row):
     dense, dense_gradient = loss_and_gradient(dense_loss, batch, row, **options)
     logits = batch["logits"].clone().requires_grad_()
     fields = {k: v for k, v in batch.items() if k not in ("logits", "temperature")}
+    if METHODS[row].candidates:
+        top = torch.log_softmax(logits / 1.3, -1).sort(-1, descending=True).values
+        fields["top_logp"] = top[..., : METHODS[row].candidates].mean(-1)
     objective = token_objective(
         row, stats=hand_made_stats({**batch, "logits": logits}), **fields, **options
     )
@@ -188,8 +191,8 @@ def test_methods_table_is_complete():
         *("grpo", "dapo", "gspo", "sapo", "8020", "gtpo", "gtpo_entropy", "acpo"),
         *("acpo_no_routing", "fixed", "positive_only", "nonpositive_only", "shannon"),
         *("shannon_offset", "global_sg", "global_sg_offset", "global_sg_x3", "cispo", "gmpo"),
-        *("entropy_adv", "low_prob", "clip_cov", "kl_cov", "aspo", "ce_gppo", "dcpo", "maspo"),
-        *("hapo", "dppo_tv", "dppo_kl", "dr_grpo", "bnpo", "vespo"),
+        *("entropy_adv", "low_prob", "clip_cov", "kl_cov", "simko", "aspo", "ce_gppo"),
+        *("dcpo", "maspo", "hapo", "dppo_tv", "dppo_kl", "dr_grpo", "bnpo", "vespo"),
         *("acpo_balanced", "global_sg_balanced", "score_normalised", "score_baseline"),
     }
     assert get_method("acpo").credit.routed

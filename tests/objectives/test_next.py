@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, dense_loss, logit_gradient, shape_tokens, stats_from_logits
+from acpo.objectives import (
+    METHODS,
+    dense_loss,
+    logit_gradient,
+    shape_tokens,
+    stats_from_logits,
+    token_objective,
+)
 from acpo.objectives.shaping import draw_keys, score_norm
 from objectives import next_reference as reference
 from objectives.batches import EXTRAS, loss_and_gradient, random_batch, shaped_tokens
@@ -16,6 +23,14 @@ NAMES = {
     "low_prob": {"epsilon": "low", "epsilon_high": "high", "alpha": "alpha"},
     "clip_cov": {"epsilon": "low", "epsilon_high": "high"},
     "kl_cov": {"cov_share": "share", "beta_cov": "beta"},
+    "simko": {
+        "epsilon": "low",
+        "epsilon_high": "high",
+        "alpha": "alpha",
+        "candidates": "top",
+        "mode_scale": "scale",
+        "entropy_quantile": "q",
+    },
     "aspo": {
         "epsilon": "low_entropy",
         "epsilon_uncertain": "high_entropy",
@@ -50,6 +65,10 @@ OTHER_VALUES = {
     "low_prob": {"alpha": 0.7, "epsilon": 0.4, "delta": 2.0},
     "clip_cov": {"cov_share": 0.5, "cov_low": 0.0, "cov_high": 0.5},
     "kl_cov": {"cov_share": 0.4, "beta_cov": 0.3},
+    "simko": {
+        **{"alpha": 0.4, "candidates": 2, "mode_scale": 2.0, "entropy_quantile": 0.3, "delta": 2.0},
+        "epsilon": 0.4,
+    },
     "aspo": {"entropy_quantile": 0.5, "ratio_cap": 1.5, "epsilon_uncertain": 1.0},
     "ce_gppo": {"beta_low": 0.75, "beta_high": 0.3, "ratio_cap": 2.0},
     "dcpo": {"epsilon": 0.1, "epsilon_high": 0.4, "ratio_cap": 1.6},
@@ -121,13 +140,16 @@ def test_autograd_equals_closed_form_and_the_other_hand(row, values):
 def test_every_option_reaches_the_maths(row):
     batches = [next_batch(seed)[0] for seed in range(3)]
     base = EXTRAS.get(row, {})
-    plain = [dense_loss(row, **batch, **base) for batch in batches]
+
+    def gradients(**options):
+        return torch.stack([logit_gradient(row, **batch, **options) for batch in batches])
+
+    plain = gradients(**base)
     for name, value in OTHER_VALUES[row].items():
         if row == "clip_cov":
             base = {**OTHER_VALUES[row], name: METHODS[row].options[name]}
-            plain = [dense_loss(row, **batch, **base) for batch in batches]
-        changed = [dense_loss(row, **batch, **{**base, name: value}) for batch in batches]
-        assert any(abs(a - b) > 1e-7 for a, b in zip(plain, changed, strict=True)), name
+            plain = gradients(**base)
+        assert (gradients(**{**base, name: value}) - plain).abs().max() > 1e-7, name
 
 
 TRL = {
@@ -242,6 +264,27 @@ def test_balanced_rows_are_a_share():
     torch.testing.assert_close(dense_loss("acpo_balanced", **centred), half)
 
 
+def test_simko_where_fewer_tokens_are_possible():
+    """What is missing of the K likeliest stays with the sampled token."""
+    batch, _ = next_batch(0)
+    batch["logits"][..., 2:] = -torch.inf
+    batch["tokens"] = batch["tokens"] % 2
+    options = {"alpha": 0.5, "entropy_quantile": 1e-9}
+    _, gradient = loss_and_gradient(dense_loss, batch, "simko", **options)
+    closed = logit_gradient("simko", **batch, **options)
+    torch.testing.assert_close(gradient, closed, rtol=0, atol=1e-10)
+    assert (gradient[..., 2:] == 0).all() and (gradient != 0).any()
+
+
+def test_statistics_without_the_likeliest_are_refused():
+    batch, _ = next_batch(0)
+    logits = batch["logits"].clone().requires_grad_()
+    stats = stats_from_logits(logits=logits, tokens=batch["tokens"])
+    inputs = {name: batch[name] for name in ("old_logp", "advantages", "mask")}
+    with pytest.raises(ACPOError, match="top_logp is missing or detached: method 'simko'"):
+        token_objective("simko", stats=stats, **inputs)
+
+
 def test_a_share_of_one_branch_alone_is_its_own():
     batch = random_batch(2)
     batch["advantages"] = batch["advantages"].abs()
@@ -287,6 +330,8 @@ def test_the_two_term_score_norm_is_close_to_the_whole():
         ("sapo", {"nonpositive_weight": -1.0}, ["nonpositive_weight=-1.0", "negative"]),
         ("dr_grpo", {}, ["max_length is missing", "dr_grpo"]),
         ("clip_cov", {"cov_share": 0.0}, ["cov_share=0.0", "(0, 1]"]),
+        ("simko", {"candidates": 0}, ["candidates=0", "the authors use 3"]),
+        ("simko", {"candidates": 2.5}, ["candidates=2.5", "whole number"]),
     ],
 )
 def test_refusals(row, options, words):

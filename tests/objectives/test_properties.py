@@ -95,6 +95,7 @@ def test_micro_batches_change_nothing(seed, row, assignment):
             marks=None if shaped.marks is None else shaped.marks[rows],
             mask=mask[rows],
             entropy_max=entropy_max,
+            top_logp=logits[rows].log_softmax(-1).topk(method.candidates or 1).values.mean(-1),
         )
         weights = aggregation_weights(
             method, mask[rows], num_sequences=6, num_tokens=int(mask.sum()), dtype=torch.float64

@@ -58,6 +58,20 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         read_recipe(write(tmp_path / "bad.yaml", text), overrides)
 
 
+@pytest.mark.parametrize("row", METHODS)
+def test_every_recipe_trains_every_row(tmp_path, row):
+    recipe = write(tmp_path / "mine.yaml", MINIMAL + "method: acpo\n")
+    config = read_recipe(recipe, ["--method", row]).config
+    assert config.objective.name == row
+
+
+def test_options_of_a_row_on_the_command_line(tmp_path):
+    recipe = write(tmp_path / "mine.yaml", MINIMAL)
+    options = ["--method", "simko", "--method_options", '{"alpha": 0.02, "candidates": 5}']
+    method = read_recipe(recipe, options).config.objective
+    assert (method.options["alpha"], method.candidates) == (0.02, 5)
+
+
 def test_missing_recipe():
     with pytest.raises(ACPOError, match="is not a file"):
         read_recipe("nowhere.yaml")

@@ -16,7 +16,7 @@ from acpo.head.rows import (
     row_coefficients,
 )
 from acpo.head.terms import TokenTerms
-from acpo.objectives.tokens import is_policy_mode
+from acpo.objectives.tokens import is_policy_mode, likeliest
 
 
 def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
@@ -127,6 +127,11 @@ def _gradient(
     finite = stats.finite()
     total = mass.sum(-1, keepdim=True)
     pull = (c.a + c.bm)[:, None]
+    if c.top is not None:
+        giving = c.gives().nonzero()
+        given = c.top[giving[:, 0]]
+        columns = likeliest(shifted[giving[:, 0]], given.shape[1], tokens[giving[:, 0]])
+        pull = pull + c.top.sum(1, keepdim=True)
     squashed = shifted.clone() if projection.softcap is not None else None
     if bool((c.h != 0).any()):
         # p (pull + h (log p + H)), with log p = d - log Σe^d
@@ -137,6 +142,8 @@ def _gradient(
         result = mass.mul_(-pull / total)
     result.scatter_add_(1, tokens[:, None], c.a[:, None])
     result.scatter_add_(1, stats.mode[:, None], c.bm[:, None])
+    if c.top is not None:
+        result.index_put_((giving, columns), given, accumulate=True)
     if not bool(finite.all()):
         result[~finite] = 0.0
     if squashed is not None:

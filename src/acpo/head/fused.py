@@ -57,11 +57,8 @@ def fused_policy_loss(
     """
     head = LanguageModelHead.of(head)
     projection = head.projection(terms.temperature)
-    if terms.advantages is None or terms.weights is None:
-        raise ACPOError("advantages or weights is missing: without them there is no loss")
+    _refuse(terms, sparse)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
-    if sparse is not None and not sparse >= 0:
-        raise ACPOError(f"sparse={sparse} must not be negative; pass None for the exact gradient")
     if terms.beta and terms.corrects_kl:
         return _autograd_loss(hidden, head, terms, logits_bytes)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -78,6 +75,20 @@ def fused_policy_loss(
     terms.loss, terms.stats, terms.computed = loss.detach().float(), local.stats, local.computed
     terms.nonfinite = local.nonfinite + n_broken
     return loss
+
+
+def _refuse(terms: TokenTerms, sparse: float | None) -> None:
+    """Raise for terms that make no loss, or none of this row."""
+    if terms.advantages is None or terms.weights is None:
+        raise ACPOError("advantages or weights is missing: without them there is no loss")
+    if sparse is not None and not sparse >= 0:
+        raise ACPOError(f"sparse={sparse} must not be negative; pass None for the exact gradient")
+    if terms.method.candidates and (sparse is not None or (terms.beta and terms.corrects_kl)):
+        raise ACPOError(
+            f"method {terms.method.name!r} moves the likeliest tokens too, which a sparse gradient "
+            "and a ratio-corrected KL leave out; train without sparse_head and "
+            "use_bias_correction_kl"
+        )
 
 
 def _usable(

@@ -251,8 +251,7 @@ def gradient_pass(
 ) -> InputGradients:
     """Gradients from known coefficients, over the rows where any is not 0."""
     total = tokens.shape[0]
-    live = (coefficients.a != 0) | (coefficients.bm != 0) | (coefficients.h != 0)
-    rows = unless_all(live)
+    rows = unless_all(coefficients.live())
     if rows is not None:
         head, tokens = head.at(rows), tokens[rows]
         stats, coefficients = stats.at(rows), coefficients.at(rows)

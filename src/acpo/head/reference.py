@@ -8,6 +8,7 @@ from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, stats_from_logits
 from acpo.objectives.gates import SequenceMean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
+from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 
 
 def reference_stats(
@@ -43,10 +44,19 @@ def reference_policy_loss(
     terms.stats = reference_stats(
         hidden, head, terms.tokens, temperature=terms.temperature, align_tol=terms.align_tol
     )
-    return loss_from_stats(terms, terms.stats, sequence_mean)
+    top_logp = None
+    if terms.method.candidates:
+        log_probs = scaled_log_probs(LanguageModelHead.of(head).logits(hidden), terms.temperature)
+        top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
+    return loss_from_stats(terms, terms.stats, sequence_mean, top_logp)
 
 
-def loss_from_stats(terms: TokenTerms, stats: TokenStats, sequence_mean: SequenceMean) -> Tensor:
+def loss_from_stats(
+    terms: TokenTerms,
+    stats: TokenStats,
+    sequence_mean: SequenceMean,
+    top_logp: Tensor | None = None,
+) -> Tensor:
     """The loss by autograd through differentiable statistics; every term of it."""
     assert terms.advantages is not None and terms.weights is not None
     method, entropy_max = terms.method, terms.entropy_max
@@ -61,6 +71,7 @@ def loss_from_stats(terms: TokenTerms, stats: TokenStats, sequence_mean: Sequenc
         sequence_mean=sequence_mean,
         entropy_max=entropy_max,
         marks=terms.marks,
+        top_logp=top_logp,
     )
     value = objective_value(terms.advantages, gated, credit)
     if terms.beta:

@@ -89,16 +89,28 @@ class RowSums(NamedTuple):
 class RowCoefficients(NamedTuple):
     """The loss's logit gradient of each row: a (e_y - p) + bm (e_v* - p) + h (-p (log p + H)).
 
-    Weights, signs and normalisers are folded in. `value` is the row's share of the loss.
+    Weights, signs and normalisers are folded in. `value` is the row's share of the loss. `top`,
+    `[N, K]`, adds Σ_k top_k (e_k - p) over the K likeliest tokens; None in methods without.
     """
 
     value: Tensor
     a: Tensor
     bm: Tensor
     h: Tensor
+    top: Tensor | None = None
 
     def at(self, where: slice | Tensor) -> "RowCoefficients":
-        return RowCoefficients(*(column[where] for column in self))
+        return RowCoefficients(*(None if x is None else x[where] for x in self))  # type: ignore[arg-type]
+
+    def live(self) -> Tensor:
+        """Rows that have a gradient."""
+        found = (self.a != 0) | (self.bm != 0) | (self.h != 0)
+        return found if self.top is None else found | self.gives()
+
+    def gives(self) -> Tensor:
+        """Rows whose likeliest tokens have a gradient of their own."""
+        assert self.top is not None
+        return (self.top != 0).any(1)
 
 
 class Sparsity(NamedTuple):
@@ -153,4 +165,6 @@ def row_coefficients(
     if terms.entropy_weights is not None:
         bonus = torch.where(finite, terms.entropy_weights, 0.0)
         value, h = value - bonus * clean.entropy, h - bonus
-    return RowCoefficients(value, -weights * c.a, -weights * c.b * clean.log_pmax.exp(), h)
+    bm = -weights * c.b * clean.log_pmax.exp()
+    top = None if c.top is None else -weights[:, None] * c.top
+    return RowCoefficients(value, -weights * c.a, bm, h, top)

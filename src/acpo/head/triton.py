@@ -12,6 +12,7 @@ from acpo.head.kernels.policy import PolicyColumns, PolicyKind, PolicyNumbers
 from acpo.head.kernels.rows import Stages, row_kernel
 from acpo.head.kernels.sparse import (
     column_maximum_kernel,
+    likeliest_kernel,
     scale_kernel,
     selected_gradient_kernel,
 )
@@ -125,8 +126,51 @@ def gradient(
         return _select(raw, tokens, projection, stats, coefficients, dtype, sparsity)
     target = _gradient_view(raw, dtype)
     stages = Stages(gradient=True)
-    _launch(raw, tokens, projection, stats, stages, c=coefficients, target=target)
+    c, given = _taken_together(raw, tokens, projection, coefficients)
+    _launch(raw, tokens, projection, stats, stages, c=c, target=target)
+    if given is not None:
+        at = given.rows[:, None], given.columns
+        target[at] = (target[at] + given.values).to(dtype)
     return target
+
+
+def _taken_together(
+    raw: Tensor, tokens: Tensor, projection: Projection, c: RowCoefficients
+) -> tuple[RowCoefficients, SparseGradient | None]:
+    """Coefficients without `top`, and what that adds at `columns[i]` of each row i it is for.
+
+    a (e_y - p) + Σ_k t_k (e_k - p) = (a + Σt) (e_y - p) + Σ_k t_k (e_k - e_y): the row kernel is
+    that of every other method.
+    """
+    if c.top is None:
+        return c, None
+    taken, top = c.top.sum(1, keepdim=True), c.top
+    c, rows = c._replace(a=c.a + taken[:, 0], top=None), c.gives().nonzero()[:, 0]
+    count, vocab = top.shape[1], raw.shape[1]
+    if rows.numel() == 0:
+        return c, None
+    ids = torch.empty(rows.numel(), count, dtype=torch.int64, device=raw.device)
+    block = min(4096, max(128, triton.next_power_of_2(vocab)))
+    likeliest_kernel[(rows.numel(),)](
+        raw,
+        raw.stride(0),
+        rows,
+        tokens,
+        ids,
+        vocab,
+        Scaling.of(projection),
+        COUNT=count,
+        SOFTCAP=projection.softcap is not None,
+        BLOCK=block,
+        num_warps=max(1, block // 256),
+    )
+    sampled, top, taken = tokens[rows, None], top[rows], taken[rows]
+    again = ids == sampled  # the same entry twice, so the same value twice
+    left = torch.where(again, top, 0.0).sum(1, keepdim=True) - taken
+    columns = torch.cat([ids, sampled], 1)
+    values = torch.cat([torch.where(again, left, top), left], 1)
+    slopes = projection.slope(raw[rows[:, None], columns].float())
+    return c, SparseGradient(rows, columns, values * slopes)
 
 
 def scale_(x: Tensor, by: Tensor) -> Tensor:

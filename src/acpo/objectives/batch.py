@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     ref_logp: Tensor | None
     entropy_max: Tensor | float | None
     marks: Tensor | None = None
+    top_logp: Tensor | None = None
 
     def sequence_mean(self, x: Tensor, *, total: bool = False) -> Tensor:
         sums = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
@@ -51,6 +52,7 @@ def prepare_batch(
     shaped: bool = False,
     marks: Tensor | None = None,
     old_log_pmax: Tensor | None = None,
+    top_logp: Tensor | None = None,
 ) -> Batch:
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     method = get_method(method, **options)
@@ -95,6 +97,7 @@ def prepare_batch(
         None if ref_logp is None else valid(ref_logp),
         entropy_max,
         None if marks is None else valid(marks),
+        None if top_logp is None else valid(top_logp),
     )
 
 
@@ -251,7 +254,7 @@ def _check_batch(
         )
 
 
-def check_gradient_paths(method: Method, stats: TokenStats) -> None:
+def check_gradient_paths(method: Method, stats: TokenStats, top_logp: Tensor | None = None) -> None:
     """A row that differentiates a statistic must be given a differentiable one."""
     if not stats.logp.requires_grad:
         return
@@ -259,6 +262,12 @@ def check_gradient_paths(method: Method, stats: TokenStats) -> None:
         "log_pmax": method.credit.differentiates_mode,
         "entropy": method.credit.differentiates_entropy,
     }
+    if method.candidates and (top_logp is None or not top_logp.requires_grad):
+        raise ACPOError(
+            f"top_logp is missing or detached: method {method.name!r} differentiates the "
+            f"{method.candidates} likeliest tokens; pass their mean log-probability, or use "
+            "dense_loss or fused_policy_loss"
+        )
     for name, needs in needed.items():
         if needs and not getattr(stats, name).requires_grad:
             raise ACPOError(

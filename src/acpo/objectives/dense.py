@@ -10,7 +10,13 @@ from acpo.objectives.batch import Batch, prepare_batch
 from acpo.objectives.loss import aggregation_weights, batch_objective, token_coefficients
 from acpo.objectives.method import Method
 from acpo.objectives.methods import get_method
-from acpo.objectives.tokens import TokenStats, scaled_log_probs, stats_from_logits
+from acpo.objectives.tokens import (
+    TokenStats,
+    likeliest,
+    mean_top_logp,
+    scaled_log_probs,
+    stats_from_logits,
+)
 
 
 def dense_loss(
@@ -92,6 +98,9 @@ def logit_gradient(
         gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + entropy)
         gradient.scatter_add_(-1, tokens[..., None], c.a[..., None])
         gradient.scatter_add_(-1, mode[..., None], bm[..., None])
+        if c.top is not None:
+            gradient -= c.top.sum(-1, keepdim=True) * p
+            gradient.scatter_add_(-1, likeliest(log_p, method.candidates, tokens), c.top)
         weights = aggregation_weights(method, mask, dtype=gradient.dtype)[..., None]
         return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
 
@@ -113,6 +122,9 @@ def _dense_batch(
     inputs |= {name: rest.pop(name) for name in ("old_logp", "advantages", "beta")}
     method = get_method(method, **rest)
     stats = _dense_stats(method, logits, tokens, mask, temperature)
+    if method.candidates:
+        log_probs = scaled_log_probs(logits, temperature)
+        inputs["top_logp"] = mean_top_logp(log_probs, method.candidates, tokens)
     batch = prepare_batch(
         method, stats=stats, mask=mask, tokens=tokens, entropy_max=None, options={}, **inputs
     )

@@ -51,6 +51,7 @@ class Gated(NamedTuple):
         saturated: where the gate clips, caps, or leaves less than a tenth of the gradient.
         penalty: what is taken from A · f · c whatever the advantage, differentiable in logp.
         penalty_slope: ∂penalty/∂logp.
+        top_slope: ∂f/∂ the mean log-probability of the likeliest tokens.
     """
 
     value: Tensor
@@ -58,6 +59,7 @@ class Gated(NamedTuple):
     saturated: Tensor
     penalty: Tensor | None = None
     penalty_slope: Tensor | None = None
+    top_slope: Tensor | None = None
 
 
 class GateInputs(NamedTuple):
@@ -69,6 +71,8 @@ class GateInputs(NamedTuple):
         sequence_mean: averages over sequences.
         options: the method's.
         marks: what the row's shaping left for its gate.
+        top_logp: mean log-probability of the method's `candidates` likeliest tokens, where f is to
+            be differentiated.
     """
 
     logp: Tensor
@@ -77,6 +81,7 @@ class GateInputs(NamedTuple):
     sequence_mean: SequenceMean
     options: Mapping[str, Any]
     marks: Tensor | None = None
+    top_logp: Tensor | None = None
 
     @property
     def positive(self) -> Tensor:
@@ -285,6 +290,22 @@ def entropy_adaptive_clip(gate: GateInputs) -> Gated:
     return _scaled(_stopped(ratio, _ratio_slope(gate), clipped, bound), weight)
 
 
+def shared_clip(gate: GateInputs) -> Gated:
+    """SimKO: the clipped ratio; of its gradient, marked tokens of good answers give α away.
+
+    (1 - α) w + (α/K) Σ_k sg[w/w_k] w_k over the K likeliest tokens: the value is w itself.
+    """
+    assert gate.marks is not None
+    gated = ratio_clip(gate)
+    share = gate.number("alpha") * gate.marks * gate.positive
+    given = share * gated.slope
+    value = gated.value
+    if gate.top_logp is not None:
+        apart = gate.top_logp - gate.logp
+        value = value + given * (apart - apart.detach())
+    return gated._replace(value=value, slope=gated.slope - given, top_slope=given)
+
+
 def _reinforce(weight: Tensor, gate: GateInputs, saturated: Tensor) -> Gated:
     """weight · log π(y)."""
     return Gated(weight * gate.logp, weight, saturated)
@@ -372,6 +393,7 @@ GATES: dict[str, RatioGate] = {
         binary_divergence_mask, "sg[w] log π while binary KL is small"
     ),
     "gamma_weight": RatioGate(gamma_weight, "sg[φ(sequence ratio)] log π", averages=True),
+    "shared_clip": RatioGate(shared_clip, "ratio clip, α of it to the K likeliest tokens"),
     "entropy_adaptive_clip": RatioGate(entropy_adaptive_clip, "ratio clip that follows entropy"),
 }
 """How the ratio may enter. A row of one's own may add to it."""

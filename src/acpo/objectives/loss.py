@@ -3,9 +3,10 @@
 Every method's per-token objective is J = A · f(w) · c - penalty - β · KL, and its gradient with
 respect to the scaled logits z = logits / T is
 
-    a (e_y - p) + b m (e_{v*} - p) + h (-p ⊙ (log p + H)),    m = p_max.
+    a (e_y - p) + b m (e_{v*} - p) + h (-p ⊙ (log p + H)) + Σ_k t_k (e_k - p),    m = p_max,
 
-`token_coefficients` gives J, a, b and h in closed form; `token_objective` gives J for autograd.
+k over the likeliest tokens, in rows that look at them. `token_coefficients` gives J, a, b, h and t
+in closed form; `token_objective` gives J for autograd.
 """
 
 from typing import Any, NamedTuple
@@ -31,12 +32,16 @@ class TokenObjective(NamedTuple):
 
 
 class TokenCoefficients(NamedTuple):
-    """Closed form of every token: J and the scalars of its logit gradient (see the module text)."""
+    """Closed form of every token: J and the scalars of its logit gradient (see the module text).
+
+    `top` is t, one number more per likely token; None in rows without.
+    """
 
     value: Tensor
     a: Tensor
     b: Tensor
     h: Tensor
+    top: Tensor | None = None
 
 
 def aggregation_weights(
@@ -86,10 +91,11 @@ def evaluate_tokens(
     sequence_mean: SequenceMean,
     entropy_max: Tensor | float | None = None,
     marks: Tensor | None = None,
+    top_logp: Tensor | None = None,
 ) -> tuple[Gated, Credit]:
     """Gate f(w) and credit c of every token, any shape; advantages already per token."""
     gated = GATES[method.gate].apply(
-        GateInputs(stats.logp, old_logp, advantages, sequence_mean, method.options, marks)
+        GateInputs(stats.logp, old_logp, advantages, sequence_mean, method.options, marks, top_logp)
     )
     credit = credit_multipliers(
         method.credit,
@@ -125,7 +131,7 @@ def token_coefficients(
     beta: float = 0.0,
     marks: Tensor | None = None,
 ) -> TokenCoefficients:
-    """J and its gradient scalars (a, b, h) for every token, in closed form."""
+    """J and its gradient scalars (a, b, h, t) for every token, in closed form."""
     with torch.no_grad():
         gated, credit = evaluate_tokens(
             method,
@@ -152,7 +158,11 @@ def token_coefficients(
             assert ref_logp is not None
             value = value - beta * kl_penalty(stats.logp, ref_logp)
             a = a - beta * (1 - (ref_logp - stats.logp).exp())
-        return TokenCoefficients(value, a, b, h)
+        top = None
+        if gated.top_slope is not None:
+            each = advantages * gated.top_slope * credit.value / method.candidates
+            top = each[..., None].expand(*each.shape, method.candidates)
+        return TokenCoefficients(value, a, b, h, top)
 
 
 def token_objective(
@@ -170,6 +180,7 @@ def token_objective(
     entropy_max: Tensor | float | None = None,
     marks: Tensor | None = None,
     old_log_pmax: Tensor | None = None,
+    top_logp: Tensor | None = None,
     **options: Any,
 ) -> TokenObjective:
     """Per-token objective of any method, differentiable through `stats`.
@@ -188,6 +199,7 @@ def token_objective(
         entropy_max: H_max of the Shannon rows, if this is a part of a larger mini-batch.
         marks: `[B, T]` as `shape_tokens` returns them, beside its advantages.
         old_log_pmax: `[B, T]` log-probabilities of the rollout policy's mode; score_baseline only.
+        top_logp: `[B, T]` mean log-probability of the K likeliest tokens; simko only.
         **options: the method's options, e.g. `tau_pos`.
     """
     batch = prepare_batch(
@@ -206,8 +218,9 @@ def token_objective(
         shaped=advantages.dim() == 2,
         marks=marks,
         old_log_pmax=old_log_pmax,
+        top_logp=top_logp,
     )
-    check_gradient_paths(batch.method, stats)
+    check_gradient_paths(batch.method, stats, top_logp)
     return batch_objective(batch, beta)
 
 
@@ -221,6 +234,7 @@ def batch_objective(batch: Batch, beta: float = 0.0) -> TokenObjective:
         sequence_mean=batch.sequence_mean,
         entropy_max=batch.entropy_max,
         marks=batch.marks,
+        top_logp=batch.top_logp,
     )
     value = objective_value(batch.advantages, gated, credit)
     if beta and batch.ref_logp is not None:

@@ -80,6 +80,11 @@ class Method:
         return GATES[self.gate].averages
 
     @property
+    def candidates(self) -> int:
+        """How many of the likeliest tokens have a gradient of their own."""
+        return int(self.options.get("candidates", 0))
+
+    @property
     def needs(self) -> frozenset[str]:
         """Statistics of the current policy that the whole mini-batch's first gradient waits for."""
         found = set(self.shaping.needs)
@@ -183,6 +188,7 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "cov_share": (0.0, 1.0, "the authors use 2e-4"),
     "positive_share": (0.0, 1.0, "0.5 gives good and bad answers the same"),
     "entropy_quantile": (0.0, 1.0, "the authors use 0.8"),
+    "candidates": (0, 64, "the authors use 3"),
 }
 
 
@@ -203,6 +209,8 @@ def _check_option(name: str, value: Any) -> None:
         raise ACPOError(f"{name}={value} must be positive")
     if name not in _POSITIVE and value < 0:
         raise ACPOError(f"{name}={value} must not be negative")
+    if name == "candidates" and value != int(value):
+        raise ACPOError(f"{name}={value} must be a whole number")
     low, high, hint = _WITHIN.get(name, (-math.inf, math.inf, ""))
     if not low < value <= high:
         raise ACPOError(f"{name}={value} must lie in ({low:g}, {high:g}]; {hint}")

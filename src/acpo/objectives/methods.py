@@ -23,6 +23,7 @@ SCALED = Branches(
 )
 
 SOFT = {"tau_pos": 1.0, "tau_neg": 1.05}
+GATE_CONSTANTS = "τ 1 for A > 0, 1.05 elsewhere: SAPO's"
 OFFSET = {**SOFT, "offset": 2.0}
 SHANNON = {**SOFT, "entropy_norm": "batch_max"}
 
@@ -37,6 +38,12 @@ def _credit_row(
     **rest: Any,
 ) -> Method:
     """A row of the paper's ablation table: SAPO's gate with other multipliers."""
+    known = {"offset": ("offset 2", "2/τ"), "mismatch_scale": ("scale 3", "1 + 2/τ")}
+    ours = [f"{what} (= {why} at τ 1)" for name, (what, why) in known.items() if name in options]
+    if "entropy_norm" in options:
+        ours.append("H_max the mini-batch's")
+    of_acpo = f"; {', '.join(ours)}: ACPO's" if ours else ""
+    rest.setdefault("constants", GATE_CONSTANTS + of_acpo)
     rule = {"detached": rest.pop("detached", False), "mismatched": rest.pop("mismatched", None)}
     credit = CreditRule(Branches(positive, nonpositive), signal=signal, **rule)
     return Method(name, title, "soft", options, credit, **rest)
@@ -79,7 +86,7 @@ _PAPER = (
         "soft",
         SOFT,
         reference="Gao et al. 2025 (arXiv:2511.20347)",
-        constants="τ 1 for A > 0, 1.05 elsewhere: the paper's",
+        constants=GATE_CONSTANTS,
         notes="Token level, as in its equation and every framework; its text says sequence level",
     ),
     Method(
@@ -91,7 +98,7 @@ _PAPER = (
         shaping=TopEntropy(),
         reference="Wang et al. 2025 (arXiv:2506.01939)",
         formula="DAPO on the 20% of tokens of highest entropy, the denominator all tokens",
-        constants="0.2: the paper's",
+        constants="share 0.2: the paper's; ε 0.2, ε_high 0.28: DAPO's",
         notes="Quantile over the mini-batch; TRL takes it over a micro-batch",
     ),
     Method(
@@ -103,6 +110,7 @@ _PAPER = (
         advantage_scale="none",
         reference="Simoni et al. 2025 (arXiv:2508.03772)",
         formula="(A - γ mean H) 2^hits w for A > 0, 0 on conflict tokens of bad answers",
+        constants="γ 0.1, limit ln 2: the authors' README; the initial entropy is measured",
         notes="Follows the README. The official code has threshold 0.7, w = 1, and divides each "
         "sequence by its number of conflicts",
     ),
@@ -115,6 +123,7 @@ _PAPER = (
         shaping=EntropyReward(),
         reference="Tan et al. 2025 (arXiv:2508.04349)",
         formula="rewards shaped by a token's share of its group's entropy, whitened; DAPO's clip",
+        constants="α1 1, α2 0.1: the paper's; ε 0.2, ε_high 0.28: DAPO's",
         notes="No official code was found. Entropies are floored where the paper adds ε",
     ),
     _credit_row(
@@ -159,6 +168,8 @@ _PAPER = (
         {"epsilon_high": 5.0},
         aggregation="token_mean",
         reference="MiniMax-M1 2025 (arXiv:2506.13585)",
+        formula="sg[min(w, cap)] A log π",
+        constants="cap 5: TRL's",
     ),
     Method(
         "gmpo",
@@ -166,6 +177,8 @@ _PAPER = (
         "geometric_clip",
         {"epsilon": 0.4, "epsilon_high": 0.4},
         reference="Zhao et al. 2025 (arXiv:2507.20673)",
+        formula="A times the geometric mean of w over a sequence, log w clipped to ±ε",
+        constants="ε 0.4, so that w lies in (e^-0.4, e^0.4): the paper's",
     ),
 )
 _ROWS = {method.name: method for method in _PAPER}
@@ -178,6 +191,7 @@ _OURS = (
         title="ACPO, branches balanced",
         reference=OURS,
         formula="acpo with positive_share='advantages'",
+        constants=f"{_ROWS['acpo'].constants}; the share is the advantages' own",
     ),
     replace(
         configure(_ROWS["global_sg"], {"positive_share": "advantages"}),
@@ -185,6 +199,7 @@ _OURS = (
         title="Global SG, branches balanced",
         reference=OURS,
         formula="global_sg with positive_share='advantages'",
+        constants=f"{_ROWS['global_sg'].constants}; the share is the advantages' own",
     ),
     Method(
         "score_normalised",
@@ -194,7 +209,7 @@ _OURS = (
         shaping=ScoreNormalised(),
         reference=OURS,
         formula="A'_i = A_i (mean n / n_i)^½, n_i = Σ_t |e_y - p|²",
-        constants="exponent 0.5: a small study of ours (docs/method-ours.md)",
+        constants=f"{GATE_CONSTANTS}; exponent 0.5: a small study of ours (docs/method-ours.md)",
     ),
     Method(
         "score_baseline",
@@ -204,6 +219,7 @@ _OURS = (
         shaping=ScoreBaseline(),
         reference=OURS,
         formula="A'_i = A_i - Σ_j n_j A_j / Σ_j n_j over the group, n_i = Σ_t |e_y - p|²",
+        constants=GATE_CONSTANTS,
     ),
 )
 """Rows of our own. ACPO weighs the two branches by 3δ and 3(1-δ), so that a confident policy hardly

@@ -7,6 +7,7 @@ from acpo.objectives.shaping import (
     EntropyBonus,
     EntropyScale,
     Uncertain,
+    UncertainMode,
 )
 
 RANGE = {"epsilon": 0.2, "epsilon_high": 0.2}
@@ -23,7 +24,7 @@ PUBLISHED = (
         shaping=EntropyBonus(),
         reference="Cheng et al. 2025, Reasoning with Exploration (arXiv:2506.14758)",
         formula="A' = A + min(α sg[H], |A|/κ), then DAPO's clip",
-        constants="α 0.4, κ 2: the paper's",
+        constants="α 0.4, κ 2: the paper's; ε 0.2, ε_high 0.28: DAPO's",
         notes="No code of the authors was found. Public copies of the line agree, but one "
         "multiplies the bonus by A once more, which turns it against bad answers",
     ),
@@ -67,6 +68,20 @@ PUBLISHED = (
         notes="Never clipped, as in verl. The penalty acts on tokens of advantage 0 too. verl "
         "ranks within a micro-batch, this row within the mini-batch. |log w| below 1e-5 counts "
         "as 0",
+    ),
+    Method(
+        "simko",
+        "SimKO",
+        "shared_clip",
+        {**CLIP, "alpha": 0.01, "candidates": 3, "mode_scale": 1.1, "entropy_quantile": 0.8},
+        aggregation="token_mean",
+        shaping=UncertainMode(),
+        reference="Peng et al. 2025, SimKO (arXiv:2510.14807)",
+        formula="where H exceeds its completion's quantile: w -> (1 - α) w + (α/K) Σ_k sg[w/w_k] "
+        "w_k over the K likeliest (A > 0), A -> 1.1 A if y is the mode (A < 0); then PPO's clip",
+        constants="α 0.01, K 3, 1.1, quantile 0.8: the official scripts (1.1 is fixed in the code)",
+        notes="The code calls an answer good by its reward of 1, this row by A > 0. A clipped "
+        "token gives the likeliest nothing. At a tie for rank K the smaller id counts",
     ),
     Method(
         "aspo",
@@ -141,7 +156,7 @@ PUBLISHED = (
         aggregation="token_mean",
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where π - π_old > ε_high (A > 0) or < -ε (A <= 0)",
-        constants="cap 20 and ε 0.2: verl's",
+        constants="cap 20: the formula's; ε 0.2: verl's",
     ),
     Method(
         "dppo_kl",
@@ -152,7 +167,7 @@ PUBLISHED = (
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where the token's binary KL(π_old || π) exceeds ε and w moved "
         "as A pushes it",
-        constants="cap 20 and ε 0.2: verl's",
+        constants="cap 20: the formula's; ε 0.2: verl's",
     ),
     Method(
         "dr_grpo",

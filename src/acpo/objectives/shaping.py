@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from acpo.objectives.credit import CreditRule
+from acpo.objectives.tokens import is_policy_mode, select
 
 
 class Reducer(Protocol):
@@ -193,7 +194,7 @@ class Uncertain(Shaping):
     """Marks the tokens whose entropy exceeds their own completion's quantile."""
 
     title = "tokens above their completion's entropy quantile marked"
-    needs = ("entropy",)
+    needs: tuple[str, ...] = ("entropy",)
     marks = True
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
@@ -201,6 +202,23 @@ class Uncertain(Shaping):
         limit = completion_quantile(batch.entropy, batch.mask, batch.option("entropy_quantile"))
         marks = (batch.mask & (batch.entropy > limit)).to(batch.entropy.dtype)
         return Shaped(batch.per_token, batch.mask, marks)
+
+
+class UncertainMode(Uncertain):
+    """SimKO: `Uncertain`, and of the marked tokens the modes of bad answers weigh more."""
+
+    title = "tokens above their completion's entropy quantile marked, bad modes scaled"
+    needs = ("entropy", "logp", "log_pmax")
+
+    def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
+        assert batch.logp is not None and batch.log_pmax is not None
+        shaped = super().shape(batch, reduce)
+        advantages, marks = shaped.advantages, shaped.marks
+        assert marks is not None
+        mode = is_policy_mode(batch.logp, batch.log_pmax, batch.option("align_tol"))
+        worse = mode & (marks > 0) & (advantages < 0)
+        scale = select(worse, batch.option("mode_scale"), 1.0, advantages.dtype)
+        return shaped._replace(advantages=advantages * scale)
 
 
 class EntropyScale(Shaping):

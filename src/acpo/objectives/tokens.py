@@ -46,6 +46,25 @@ def is_policy_mode(logp: Tensor, log_pmax: Tensor, align_tol: float) -> Tensor:
     return log_pmax.exp() - logp.exp() <= align_tol
 
 
+def likeliest(logits: Tensor, count: int, tokens: Tensor) -> Tensor:
+    """`[..., count]` ids of the likeliest tokens, likeliest first, the smaller id first in a tie.
+
+    Where fewer tokens are possible at all, the sampled token takes the places left.
+    """
+    left, found = logits.detach().clone(), []
+    for _ in range(count):
+        best = left.argmax(-1, keepdim=True)  # the first of equals
+        possible = left.gather(-1, best) > -1e30
+        found.append(torch.where(possible, best, tokens[..., None]))
+        left.scatter_(-1, best, -torch.inf)
+    return torch.cat(found, -1)
+
+
+def mean_top_logp(log_probs: Tensor, count: int, tokens: Tensor) -> Tensor:
+    """The mean log-probability of the likeliest tokens; which they are is constant."""
+    return log_probs.gather(-1, likeliest(log_probs, count, tokens)).mean(-1)
+
+
 def stats_from_logits(
     *, logits: Tensor, tokens: Tensor, temperature: float = 1.0, align_tol: float = 1e-6
 ) -> TokenStats:

@@ -162,6 +162,31 @@ WRONG = {
         [f"{ACTOR}.policy_loss.loss_mode=gtpo", UNSCALED, "trainer.use_v1=False"],
         r"trainer.balance_batch=True with .*gtpo: .*trainer.balance_batch=False",
     ),
+    "a row of the likeliest tokens": (
+        [f"{ACTOR}.policy_loss.loss_mode=simko", f"{ACTOR}.loss_agg_mode=token-mean"],
+        r"loss_mode=simko with .*: the row moves the likeliest tokens.*TRL engine",
+    ),
+    **{
+        f"draws with {setting}": (
+            [f"actor_rollout_ref.rollout.{setting}"],
+            rf"rollout.{setting} with .*acpo: .*biases every ratio.*set .*rollout.{remedy}$",
+        )
+        for setting, remedy in (
+            ("top_p=0.95", "top_p=1.0"),
+            ("top_k=50", "top_k=-1"),
+            ("do_sample=False", "do_sample=True"),
+        )
+    },
+    **{
+        f"draws with {setting}": (
+            [f"+actor_rollout_ref.rollout.{setting}"],
+            rf"rollout.{setting} with .*set .*rollout.{remedy}$",
+        )
+        for setting, remedy in (
+            ("min_p=0.1", "min_p=0.0"),
+            ("repetition_penalty=1.1", "repetition_penalty=1.0"),
+        )
+    },
     "token entropies without the pass that has them": (
         [
             f"{ACTOR}.policy_loss.loss_mode=gtpo_entropy",

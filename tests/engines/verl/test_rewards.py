@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_adv_estimator_fn
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from acpo.engines.verl.rewards import compute_score
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from conftest import require_tool
 from engines.tiny import tiny_tokenizer
 
@@ -127,3 +128,56 @@ def test_a_response_without_verdict_leaves_its_group():
     )
     assert advantages[2] == 0
     assert advantages[:2, 0].tolist() == pytest.approx([0.57735, -1.1547], abs=1e-4)
+
+
+def tokens_estimated(rewards, mask):
+    estimate = get_adv_estimator_fn("acpo_tokens")
+    return estimate(token_level_rewards=rewards, response_mask=mask, index=["a"] * len(mask))[0]
+
+
+def test_rewards_per_token_are_advantages_as_they_are():
+    nan = float("nan")
+    rewards = torch.tensor([[0.5, -1.0, 0.0], [nan, nan, 0.0], [2.0, 0.0, 0.25]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 0], [1, 0, 1]])  # a tool's token in the last
+    expected = [[0.5, -1.0, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.25]]
+    assert tokens_estimated(rewards, mask).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ((0, 1), float("nan"), r"token_level_rewards\[0, 1\]=nan: give one finite number"),
+        ((1, 0), float("inf"), r"token_level_rewards\[1, 0\]=inf: give one finite number"),
+        ((0, 2), 0.5, r"token_level_rewards\[0, 2\]=0.5: the response has no token there"),
+    ],
+)
+def test_bad_rewards_per_token_are_refused(place, value, message):
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    rewards = 0.1 * mask
+    rewards[place] = value
+    with pytest.raises(ACPOError, match=message):
+        tokens_estimated(rewards, mask)
+
+
+def test_rewards_of_responses_are_no_rewards_per_token():
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    with pytest.warns(ACPOWarning, match="every reward stands at the last token"):
+        tokens_estimated(torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]), mask)
+
+
+class PerToken(NaiveRewardManager):
+    """A process reward: each token's place, from a manager of one's own."""
+
+    @classmethod
+    def assemble_rm_scores(cls, data, scores):
+        mask = data.batch["attention_mask"][:, data.batch["prompts"].shape[1] :]
+        return mask * torch.arange(1.0, mask.shape[1] + 1) * torch.tensor(scores)[:, None]
+
+
+def test_a_reward_manager_gives_rewards_per_token():
+    batch = {"prompts": torch.ones(2, 1), "responses": torch.ones(2, 3)}
+    batch["attention_mask"] = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    data = DataProto(batch=TensorDict(batch, batch_size=2))
+    rewards = PerToken.assemble_rm_scores(data, [1.0, -1.0])
+    advantages = tokens_estimated(rewards, batch["attention_mask"][:, 1:])
+    assert advantages.tolist() == [[1.0, 2.0, 0.0], [-1.0, -2.0, -3.0]]

@@ -238,6 +238,12 @@ class ACPOConfig(GRPOConfig):
                 f"sparse_head={self.sparse_head} has no effect with use_bias_correction_kl, whose "
                 "gradient is taken another way; leave one of them out"
             )
+        dense = self.sparse_head is None and not (self.beta and self.use_bias_correction_kl)
+        if self.objective.candidates and not dense:
+            raise ACPOError(
+                f"method={self.method!r} moves the likeliest tokens too, which sparse_head and "
+                "use_bias_correction_kl leave out; leave them out"
+            )
         if self.max_resample_times < 0:
             raise ACPOError(f"max_resample_times={self.max_resample_times} must not be negative")
         cache, limit = self.soft_overlong_cache, self.max_completion_length

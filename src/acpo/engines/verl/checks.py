@@ -33,6 +33,16 @@ WEIGHS = {
 }
 """verl's ways to weigh tokens, in words."""
 
+WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "do_sample": (True,),
+}
+"""Options of a rollout, and the values at which tokens are draws of softmax(logits / temperature).
+"""
+
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
 STOCK_CLIP = 0.2
 """verl's default of `clip_ratio_low` and `clip_ratio_high`."""
@@ -169,12 +179,32 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
         "the row reads the rollout policy's mode, which verl's pass does not keep; train it with "
         "the TRL engine, or use score_normalised",
     )
+    yield (
+        bool(row.candidates),
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        "the row moves the likeliest tokens, and verl's engines give a loss one number per token, "
+        "on Megatron each from a part of the vocabulary; train it with the TRL engine",
+    )
+    yield from _cut_draws(config)
     bypass = "algorithm.rollout_correction.bypass_mode"
     yield (
         bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),
         bypass,
         f"the row needs the entropies of the pass that is left out; set {bypass}=False",
     )
+
+
+def _cut_draws(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """Rollouts whose tokens are no draws of the policy, likewise."""
+    for name, whole in WHOLE_VOCABULARY.items():
+        key = f"actor_rollout_ref.rollout.{name}"
+        yield (
+            OmegaConf.select(config, key) not in (None, *whole),
+            key,
+            "drawing from part of the vocabulary, or from other probabilities than the model's, "
+            "biases every ratio, and the mode and delta are no longer the sampler's; set "
+            f"{key}={whole[0]}",
+        )
 
 
 def watch_configurations(rows: Collection[str]) -> None:

@@ -42,7 +42,11 @@ def stop_runs_that_need_us(reason: Exception) -> None:
     def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
         model, loss = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.policy_loss
         ours = str(loss.loss_mode) in METHODS and loss.loss_mode not in POLICY_LOSS_REGISTRY
-        if ours or config.algorithm.adv_estimator == "acpo" or model.external_lib == "acpo.verl":
+        if (
+            ours
+            or config.algorithm.adv_estimator in ("acpo", "acpo_tokens")
+            or model.external_lib == "acpo.verl"
+        ):
             raise ACPOError(f"acpo.verl, which this run needs, cannot be loaded: {reason}")
         stock(config, *args, **kwargs)
 

@@ -1,9 +1,9 @@
-"""Kernels for gradients at chosen rows and columns, and for scaling in place."""
+"""Kernels for chosen rows and columns: gradients, the likeliest tokens; and scaling in place."""
 
 import triton
 import triton.language as tl
 
-from acpo.head.kernels.logits import LN_2, LOG2_E, logit
+from acpo.head.kernels.logits import LN_2, LOG2_E, LOWEST, logit
 
 
 @triton.jit
@@ -97,6 +97,46 @@ def selected_gradient_kernel(
         g *= 1.0 - x * x
     g = tl.where(inside, g, 0.0)
     tl.store(G + i * g_stride + j, g.to(G.dtype.element_ty), mask=j < g_stride)
+
+
+@triton.jit
+def likeliest_kernel(
+    Z,
+    z_stride,
+    ROWS,
+    TOKEN,
+    IDS,
+    V,
+    scaling,
+    COUNT: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The COUNT likeliest tokens of chosen rows, as acpo.objectives.tokens.likeliest orders them.
+
+    One pass over the row for each; it is in cache after the first.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(ROWS + i)
+    z_row = Z + row * z_stride
+    token = tl.load(TOKEN + row)
+    offsets = tl.arange(0, BLOCK)
+    last, last_id = float("inf"), -1
+    for k in tl.static_range(COUNT):
+        highest = tl.full((BLOCK,), LOWEST, tl.float32)
+        where = tl.full((BLOCK,), 2147483647, tl.int32)
+        for start in range(0, V, BLOCK):
+            columns = start + offsets
+            raw = tl.load(z_row + columns, mask=columns < V, other=float("-inf"))
+            x = logit(raw, columns < V, scaling.scale, SOFTCAP)
+            left = (x < last) | ((x == last) & (columns > last_id))
+            wins = left & (x > highest)
+            where = tl.where(wins, columns, where)
+            highest = tl.where(wins, x, highest)
+        last = tl.max(highest, 0)
+        last_id = tl.min(tl.where(highest == last, where, 2147483647), 0)
+        chosen = tl.where(last > LOWEST, last_id.to(tl.int64), token)
+        tl.store(IDS + i * COUNT + k, chosen)
 
 
 @triton.jit
