@@ -76,8 +76,8 @@ MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
 LONG_FUNCTIONS = {
     *("compare.runner.run_missing", "diagnose.alignment.alignment"),
-    *("evaluate.command.run_eval", "evaluate.parquet.write_verl"),
-    *("evaluate.traces.trace_samples", "objectives.advantages.group_advantages"),
+    *("evaluate.command.run_eval", "evaluate.traces.trace_samples"),
+    "objectives.advantages.group_advantages",
     *("objectives.batch.prepare_batch", "objectives.dense.logit_gradient"),
     *("objectives.loss.token_objective", "scoring.credit.token_credit"),
     *("scoring.rollouts.recorded_rows", "scoring.rollouts.trace_rows", "trace.command.trace"),
