@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def one_round(pairs: list[Pair], warm_up: list[Pair], *, bare_too: bool) -> dict
     """Verdicts per second of CPU time, of every contender."""
     with MathPool(WORKERS) as pool:
         # As jobs for the workers, so that they warm up on what the others warm up on.
-        pool.run(MathJob(extract_answer(text) or "", gold) for text, gold in warm_up)
+        wait([pool.submit(MathJob(extract_answer(text) or "", gold)) for text, gold in warm_up])
         rates = {ACPO: rate(lambda: pool.verify_all(pairs), len(pairs))}
     if bare_too:
         rates[ALONE] = bare_rate(1, pairs, warm_up)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from vllm_colocated import Colocated, limited
 
-from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
-from acpo.evaluate.backends.by_name import make_backend
+from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError, make_backend
 from acpo.evaluate.run import plan, run
 from acpo.evaluate.samples import read_samples
 from acpo.evaluate.summary import summarise

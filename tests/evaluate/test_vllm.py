@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acpo.evaluate.backends import Request, Sampling, SamplingError
-from acpo.evaluate.backends.by_name import make_backend
+from acpo.evaluate.backends import Request, Sampling, SamplingError, make_backend
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.run import plan, run
 from acpo.tasks.grading import Judges

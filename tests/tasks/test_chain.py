@@ -1,20 +1,9 @@
-import random
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from acpo.errors import ACPOError
-from acpo.tasks.chain import (
-    ALPHABET,
-    ChainProblem,
-    Mistakes,
-    Step,
-    chain_problems,
-    chain_reward,
-    is_hard,
-    misremembered,
-)
+from acpo.tasks.chain import ALPHABET, ChainProblem, chain_problems, chain_reward
 
 PROBLEM = ChainProblem(7, (("*", 8), ("+", 6), ("-", 9)))
 
@@ -91,37 +80,3 @@ def test_reward_looks_at_the_answer_only():
     completions = ["7*8=6+6=2-9=3", "7*8=5+6=2-9=3", "7*8=6+6=2-9=4", "3", "", "=3=", "x=3\n"]
     rewards = chain_reward([PROBLEM.prompt] * 7, completions, answer=["3"] * 7)
     assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-
-
-def wrong_share(mistakes, hard):
-    rng = random.Random(0)
-    wrong = total = 0
-    for problem in chain_problems(4000, steps=5, seed=9):
-        trace, left = mistakes.trace(problem, rng), problem.start
-        for index, (operator, digit) in enumerate(problem.operations):
-            result = int(trace[4 * (index + 1)])
-            step = Step(left, operator, digit, eval(f"({left}){operator}{digit}") % 10)
-            if is_hard(step) == hard:
-                total += 1
-                wrong += result != step.result
-            left = result
-    return wrong / total
-
-
-def test_mistakes_come_at_the_rates_asked_for():
-    assert wrong_share(Mistakes(easy=0.1, hard=0.7), hard=False) == pytest.approx(0.1, abs=0.01)
-    assert wrong_share(Mistakes(easy=0.1, hard=0.7), hard=True) == pytest.approx(0.7, abs=0.03)
-    problem = chain_problems(1, seed=4)[0]
-    assert Mistakes(0, 0).trace(problem, random.Random(0)) == problem.solution
-
-
-def test_a_misremembered_product_is_wrong():
-    for left in range(10):
-        for right in range(6, 10):
-            step = Step(left, "*", right, left * right % 10)
-            assert misremembered(step) != step.result
-
-
-def test_a_rate_is_a_share():
-    with pytest.raises(ACPOError, match=r"hard=1\.5"):
-        Mistakes(hard=1.5)

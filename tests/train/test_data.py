@@ -3,7 +3,7 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.tasks.chain import held_out_chains
+from acpo.tasks.chain import HELD_OUT_SEED, chain_problems
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.train.data import build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments
@@ -65,7 +65,7 @@ def test_chains_differ_by_seed_and_avoid_the_held_out():
     arguments = TaskArguments(task="chain", chain_steps=3, held_out=50, max_problems=400)
     first = build_data(arguments, chain_tokenizer(), seed=0)
     other = build_data(arguments, chain_tokenizer(), seed=1)
-    held = {problem.prompt for problem in held_out_chains(50, steps=3)}
+    held = {problem.prompt for problem in chain_problems(50, steps=3, seed=HELD_OUT_SEED)}
     assert set(first.held_out["prompt"]) == set(other.held_out["prompt"]) == held
     assert first.train["prompt"] != other.train["prompt"]
     assert not (set(first.train["prompt"]) | set(other.train["prompt"])) & held

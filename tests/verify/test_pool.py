@@ -42,7 +42,8 @@ class Counting:
 
 def test_results_keep_their_order_and_workers_their_number():
     with Pool(Counting, 3) as pool:
-        details = [verdict.detail for verdict in pool.run(range(60))]
+        futures = [pool.submit(number) for number in range(60)]
+        details = [future.result().detail for future in futures]
     assert details == [str(index) for index in range(60)]
     assert Counting.most == 3
 
@@ -80,11 +81,15 @@ def test_async_submission_never_blocks_the_loop():
                 beats += 1
 
         pulse = asyncio.create_task(heart())
-        verdicts = await asyncio.gather(*(pool.submit_async(n) for n in range(100)))
+        verdicts = await asyncio.gather(*(pool.verify_async(n, None) for n in range(100)))
         pulse.cancel()
         return verdicts, beats
 
-    with Pool(Counting, 2) as pool:
+    class AnyPool(Pool):
+        def job(self, text, reference):
+            return text
+
+    with AnyPool(Counting, 2) as pool:
         verdicts, beats = asyncio.run(main(pool))
     assert [verdict.detail for verdict in verdicts] == [str(n) for n in range(100)]
     assert beats > 10

@@ -90,8 +90,7 @@ def run_eval(
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
     from acpo.errors import ACPOError
-    from acpo.evaluate.backends import Sampling
-    from acpo.evaluate.backends.by_name import make_backend
+    from acpo.evaluate.backends import Sampling, make_backend
     from acpo.evaluate.terminal import evaluate
     from acpo.tasks.grading import Judges
     from acpo.verify import batch

@@ -35,15 +35,7 @@ def write_verl(
     if chosen.endless:
         raise ACPOError(f"--task {task} is made on the fly; verl needs a data set")
     loaded = [load_questions(name, data_dir) for name in benchmarks]
-    for judged in (chosen, *(benchmark.task for benchmark in loaded)):
-        if judged.grader not in (MATH, CODE):
-            raise ACPOError(f"{judged.reference!r} has a grader of its own, which verl cannot call")
-    for name, count in Counter(benchmark.task.name for benchmark in loaded).items():
-        if count > 1:
-            raise ACPOError(
-                f"--benchmarks has {count} called {name!r}, which verl would score as one; rename "
-                "the files"
-            )
+    _require_known_judges(chosen, loaded)
     problems, cleaning = load_problems(chosen, data)
     kept = _unasked(problems, loaded)
     if not kept:
@@ -62,6 +54,19 @@ def write_verl(
     _write(validation, folder / "validation.parquet")
     counts = {benchmark.task.name: len(benchmark.questions) for benchmark in loaded}
     return Written(cleaning, len(problems) - len(kept), len(train), counts)
+
+
+def _require_known_judges(task: Task, benchmarks: Sequence[Questions]) -> None:
+    """Refuse what verl could not judge, or would score under one name."""
+    for judged in (task, *(benchmark.task for benchmark in benchmarks)):
+        if judged.grader not in (MATH, CODE):
+            raise ACPOError(f"{judged.reference!r} has a grader of its own, which verl cannot call")
+    for name, count in Counter(benchmark.task.name for benchmark in benchmarks).items():
+        if count > 1:
+            raise ACPOError(
+                f"--benchmarks has {count} called {name!r}, which verl would score as one; rename "
+                "the files"
+            )
 
 
 def _unasked(problems: list[Problem], benchmarks: Sequence[Questions]) -> list[Problem]:

@@ -138,8 +138,5 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
 def sign_test(better: int, worse: int) -> float:
     """Two-sided exact binomial p-value of `better` against `worse`; questions that tie are out."""
     trials = better + worse
-    tail = term = 1
-    for i in range(min(better, worse)):
-        term = term * (trials - i) // (i + 1)
-        tail += term
+    tail = sum(math.comb(trials, wins) for wins in range(min(better, worse) + 1))
     return min(1.0, 2 * tail / 2**trials)

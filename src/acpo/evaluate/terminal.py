@@ -1,6 +1,6 @@
 """Evaluation and data checks for a person at a shell."""
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,7 +19,7 @@ from rich.table import Table
 from acpo.evaluate.backends import Backend, Sampling
 from acpo.evaluate.check import Check
 from acpo.evaluate.report import COUNTED, interval, score_cells, title, write_reports
-from acpo.evaluate.run import Plan, run
+from acpo.evaluate.run import Plan, Watcher, run
 from acpo.evaluate.summary import summarise_run
 from acpo.tasks import get_task, get_template, load_problems
 from acpo.tasks.grading import Judges, gold_completion
@@ -51,33 +50,28 @@ def evaluate(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        watch = _Watch(bar, plans)
+        watch = _watch(bar, plans)
         run(plans, backend, judges, output=output, sampling=sampling, seed=seed, watch=watch)
     summary = summarise_run(output, failed=failed)
     write_reports(summary, output)
     _print_scores(summary, output)
 
 
-class _Watch:
-    """Advances the bar of a benchmark and keeps its running accuracy."""
+def _watch(bar: Progress, plans: Sequence[Plan]) -> Watcher:
+    """What advances the bar of a benchmark and shows its running accuracy."""
+    right, decided = Counter[str](), Counter[str]()
+    lines = {
+        plan.name: bar.add_task(title(plan.name), total=len(plan.questions) * plan.k, accuracy="")
+        for plan in plans
+    }
 
-    def __init__(self, bar: Progress, plans: Sequence[Plan]) -> None:
-        self._bar = bar
-        self._right: dict[str, int] = defaultdict(int)
-        self._decided: dict[str, int] = defaultdict(int)
-        self._tasks: dict[str, TaskID] = {
-            plan.name: bar.add_task(
-                title(plan.name), total=len(plan.questions) * plan.k, accuracy=""
-            )
-            for plan in plans
-        }
+    def watch(name: str, correct: bool | None) -> None:
+        right[name] += correct or 0
+        decided[name] += correct is not None
+        share = right[name] / max(decided[name], 1)
+        bar.update(lines[name], advance=1, accuracy=f"{share:6.1%} right")
 
-    def __call__(self, name: str, correct: bool | None) -> None:
-        if correct is not None:
-            self._right[name] += correct
-            self._decided[name] += 1
-        share = self._right[name] / max(self._decided[name], 1)
-        self._bar.update(self._tasks[name], advance=1, accuracy=f"{share:6.1%} right")
+    return watch
 
 
 def _print_scores(summary: dict[str, Any], output: Path) -> None:

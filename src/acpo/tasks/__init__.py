@@ -1,6 +1,6 @@
 """Problems, prompts and graders: the tasks that come with the package, and everybody's own."""
 
-from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems
+from acpo.tasks.chain import ChainProblem, chain_problems
 from acpo.tasks.grading import reward_function
 from acpo.tasks.problems import Cleaning, Problem, load_problems
 from acpo.tasks.registry import BENCHMARKS, PAPER, TASKS, get_task, import_reward
@@ -16,7 +16,6 @@ __all__ = [
     "ChainProblem",
     "Cleaning",
     "Columns",
-    "Mistakes",
     "Outcome",
     "Problem",
     "Task",

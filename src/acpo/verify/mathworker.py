@@ -19,8 +19,8 @@ from typing import Any
 
 from acpo.verify.equal import clear_caches, compare
 from acpo.verify.evaluate import MAX_BITS, MAX_INTEGER_ARGUMENT, TooLarge
+from acpo.verify.spawner import KILL, SPAWN
 
-SPAWN, KILL = b"S", b"K"
 RECYCLE_AFTER_JOBS = 5_000
 RECYCLE_ABOVE_BYTES = 600 << 20
 

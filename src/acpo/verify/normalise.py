@@ -7,6 +7,7 @@ hold a pair for every row. Nothing here decides: a text that no row makes plaine
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 from acpo.verify.extract import brace_depths
@@ -276,13 +277,8 @@ def oversized(text: str) -> str | None:
     """Why `text` is too large to parse, or None when it is not."""
     if len(text) > MAX_ANSWER_CHARS:
         return f"answer of {len(text)} characters, more than {MAX_ANSWER_CHARS}"
-    depth = deepest = 0
-    for char in text:
-        if char in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in "})]":
-            depth -= 1
+    steps = ((char in "{([") - (char in "})]") for char in text)
+    deepest = max(accumulate(steps), default=0)
     if deepest > MAX_DEPTH:
         return f"answer nested {deepest} deep, more than {MAX_DEPTH}"
     if _LONG_NUMBER.search(text):

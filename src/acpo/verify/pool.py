@@ -100,36 +100,29 @@ class Pool(Closing, Generic[AnyJob]):
         return done
 
     async def verify_async(self, text: str, reference: Any) -> Verdict:
-        """The verdict on `text` without blocking the event loop."""
+        """The verdict on `text` without ever blocking the event loop."""
         job = self.job(text, reference)
-        return job if isinstance(job, Verdict) else await self.submit_async(job)
-
-    def verify_all(self, pairs: Iterable[tuple[str, Any]]) -> list[Verdict]:
-        """Verdicts on (text, reference) pairs, in their order."""
-        return [future.result() for future in [self.verify(*pair) for pair in pairs]]
-
-    def submit(self, job: AnyJob) -> Future[Verdict]:
-        """Queue one job, waiting while the queue is full."""
-        future: Future[Verdict] = Future()
-        self._check_open()
-        self._queue.put((future, job))
-        return future
-
-    async def submit_async(self, job: AnyJob) -> Verdict:
-        """Queue one job without ever blocking the event loop, and await its verdict."""
-        future: Future[Verdict] = Future()
+        if isinstance(job, Verdict):
+            return job
         while True:
-            self._check_open()
             try:
-                self._queue.put_nowait((future, job))
+                future = self.submit(job, wait=False)
                 break
             except queue.Full:
                 await asyncio.sleep(_FULL_QUEUE_POLL_SECONDS)
         return await asyncio.wrap_future(future)
 
-    def run(self, jobs: Iterable[AnyJob]) -> list[Verdict]:
-        """Verdicts of `jobs`, in their order."""
-        return [future.result() for future in [self.submit(job) for job in jobs]]
+    def verify_all(self, pairs: Iterable[tuple[str, Any]]) -> list[Verdict]:
+        """Verdicts on (text, reference) pairs, in their order."""
+        return [future.result() for future in [self.verify(*pair) for pair in pairs]]
+
+    def submit(self, job: AnyJob, *, wait: bool = True) -> Future[Verdict]:
+        """Queue one job; while the queue is full, wait, or raise `queue.Full`."""
+        if self._closed:
+            raise PoolClosedError("this pool is closed: make a new one")
+        future: Future[Verdict] = Future()
+        self._queue.put((future, job), block=wait)
+        return future
 
     def close(self) -> None:
         """Finish what is queued, then stop every worker."""
@@ -158,10 +151,6 @@ class Pool(Closing, Generic[AnyJob]):
                 return
             if item is not None:
                 item[0].cancel()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PoolClosedError("this pool is closed: make a new one")
 
     def _serve(self) -> None:
         worker = self._make_worker()

@@ -26,7 +26,6 @@ Reward = Callable[..., Any]
 Pairs = list[tuple[str, Any]]
 GetPool = Callable[[], Pool[Any]]
 MakePairs = Callable[[Any, Any, dict[str, Any]], Pairs]
-Needed = tuple[frozenset[str], ...]
 
 CODE_PROMPT = "code_prompt"
 """The column in which prepared data keep a row's own `prompt`, which trainers take for theirs."""
@@ -51,57 +50,39 @@ def _content(message: Mapping[str, Any]) -> str:
     return "".join(part.get("text") or "" for part in content)
 
 
-def math_reward(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
+def math_reward(
+    *, gold_field: str = "answer", wrong: float = 0.0, asynchronous: bool = False
+) -> Reward:
     """Correctness of math answers against the column `gold_field`: 1, `wrong`, or None."""
-    return _reward("math_correct", *_math(gold_field), wrong)
+    pairs = functools.partial(_math_pairs, gold_field)
+    reward = _reward(math.shared_pool, pairs, wrong, asynchronous)
+    return _named(reward, "math_correct", (frozenset({gold_field}),))
 
 
-def math_reward_async(*, gold_field: str = "answer", wrong: float = 0.0) -> Reward:
-    """`math_reward` as a coroutine function."""
-    return _reward_async("math_correct", *_math(gold_field), wrong)
-
-
-def code_reward(*, wrong: float = 0.0) -> Reward:
+def code_reward(*, wrong: float = 0.0, asynchronous: bool = False) -> Reward:
     """Correctness of code. The columns of a row are its problem, see `read_problem`.
 
     A row's `prompt` is its column `code_prompt` or `problem`, else the code in the trainer's own.
     """
-    return _reward("code_correct", code.shared_pool, _code_pairs, PROBLEM_COLUMNS, wrong)
+    reward = _reward(code.shared_pool, _code_pairs, wrong, asynchronous)
+    return _named(reward, "code_correct", PROBLEM_COLUMNS)
 
 
-def code_reward_async(*, wrong: float = 0.0) -> Reward:
-    """`code_reward` as a coroutine function."""
-    return _reward_async("code_correct", code.shared_pool, _code_pairs, PROBLEM_COLUMNS, wrong)
-
-
-def _math(gold_field: str) -> tuple[GetPool, MakePairs, Needed]:
-    pairs = functools.partial(_math_pairs, gold_field)
-    return math.shared_pool, pairs, (frozenset({gold_field}),)
-
-
-def _reward(
-    name: str, pool: GetPool, make_pairs: MakePairs, needed: Needed, wrong: float
-) -> Reward:
+def _reward(pool: GetPool, make_pairs: MakePairs, wrong: float, asynchronous: bool) -> Reward:
     def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         pairs = make_pairs(prompts, completions, columns)
         return _rewards(pool().verify_all(pairs), pairs, wrong, columns)
 
-    return _named(reward, name, needed)
-
-
-def _reward_async(
-    name: str, pool: GetPool, make_pairs: MakePairs, needed: Needed, wrong: float
-) -> Reward:
-    async def reward(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
+    async def reward_async(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         pairs = make_pairs(prompts, completions, columns)
         shared = pool()
         verdicts = await asyncio.gather(*(shared.verify_async(*pair) for pair in pairs))
         return _rewards(verdicts, pairs, wrong, columns)
 
-    return _named(reward, name, needed)
+    return reward_async if asynchronous else reward
 
 
-def _named(reward: Reward, name: str, needed: Needed) -> Reward:
+def _named(reward: Reward, name: str, needed: tuple[frozenset[str], ...]) -> Reward:
     reward.__name__ = name
     reward.required_columns = needed  # type: ignore[attr-defined]
     return reward
@@ -229,7 +210,7 @@ def _name_once(name: str, detail: str) -> None:
 
 math_correct = math_reward()
 math_correct_signed = math_reward(wrong=-1.0)
-math_correct_async = math_reward_async()
+math_correct_async = math_reward(asynchronous=True)
 code_correct = code_reward()
 code_correct_signed = code_reward(wrong=-1.0)
-code_correct_async = code_reward_async()
+code_correct_async = code_reward(asynchronous=True)

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.verify.mathworker import KILL, SPAWN
 from acpo.verify.pool import AnyJob, Pool
 from acpo.verify.verdict import Outcome, Verdict
 
+SPAWN, KILL = b"S", b"K"
 _WALL_PER_CPU_SECOND = 30.0
 _START_SECONDS = 120.0
 _REPLY_SECONDS = 30.0

@@ -1,5 +1,6 @@
 """Where completions come from, behind one narrow interface."""
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -89,3 +90,15 @@ class Backend(Protocol):
             SamplingError: No further completions will come.
         """
         ...
+
+
+_CLASSES = {"openai": "OpenAIBackend", "transformers": "TransformersBackend", "vllm": "VLLMBackend"}
+
+
+def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> Backend:
+    """The backend of that name, with the options its constructor takes; no other is imported."""
+    if name not in _CLASSES:
+        raise SamplingError(f"backend={name!r}: use transformers, vllm or openai")
+    module = importlib.import_module(f"{__name__}.{name}")
+    backend: Backend = getattr(module, _CLASSES[name])(model, sampling, **options)
+    return backend

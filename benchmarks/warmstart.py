@@ -1,6 +1,6 @@
 """Build the checkpoint the quickstart starts from.
 
-    python -m acpo.tasks.warmstart src/acpo/tasks/checkpoints/chain
+    python benchmarks/warmstart.py src/acpo/tasks/checkpoints/chain
 
 Supervised training on traces with a known rate of wrong steps. The result knows how to write a
 trace and mostly knows the right step, but often samples a wrong one, as base models do.
@@ -9,12 +9,21 @@ trace and mostly knows the right step, but often samples a wrong one, as base mo
 import functools
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from acpo.tasks.chain import ChainProblem, Mistakes, chain_problems, held_out_chains
+from acpo.errors import ACPOError
+from acpo.tasks.chain import (
+    HELD_OUT_SEED,
+    ChainProblem,
+    Step,
+    apply,
+    chain_problems,
+    write_trace,
+)
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 if TYPE_CHECKING:
@@ -25,6 +34,51 @@ LENGTHS = (3, 4, 5, 6)
 """Chains the warm start has seen."""
 
 PROBLEM_SEED = 2
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """How often, and how, a trace gets a step wrong.
+
+    Multiplying by 6 or more is hard: it mostly comes out as one particular wrong digit, the way a
+    misremembered table does, so that the likeliest digit is wrong and the right one is still
+    sampled. Everything else goes wrong rarely, to a random digit. `easy` and `hard` are the shares
+    of such steps that are wrong.
+    """
+
+    easy: float = 0.06
+    hard: float = 0.6
+
+    def __post_init__(self) -> None:
+        for name in ("easy", "hard"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ACPOError(f"{name}={getattr(self, name)} must be a share between 0 and 1")
+
+    def trace(self, problem: ChainProblem, rng: random.Random) -> str:
+        """A completion that carries every mistake on to the end, as a model would."""
+        steps: list[Step] = []
+        for operator, digit in problem.operations:
+            left = steps[-1].result if steps else problem.start
+            right_step = Step(left, operator, digit, apply(left, operator, digit))
+            steps.append(right_step._replace(result=self._result(right_step, rng)))
+        return write_trace(steps)
+
+    def _result(self, step: Step, rng: random.Random) -> int:
+        hard = is_hard(step)
+        if rng.random() >= (self.hard if hard else self.easy):
+            return step.result
+        return misremembered(step) if hard else (step.result + rng.randrange(1, 10)) % 10
+
+
+def is_hard(step: Step) -> bool:
+    """Whether a step is a product that `Mistakes` gets wrong more often than right."""
+    return step.operator == "*" and step.right >= 6
+
+
+def misremembered(step: Step) -> int:
+    """The wrong digit a hard product is taken for: one multiple off, or the next digit."""
+    neighbour = apply(step.left, "*", step.right - 1)
+    return neighbour if neighbour != step.result else (step.result + 1) % 10
 
 
 def warm_start(
@@ -58,7 +112,7 @@ def warm_start(
 @functools.cache
 def _problems(steps: int) -> list[ChainProblem]:
     available = 10 * 24**steps
-    held = held_out_chains(min(2048, available // 4), steps=steps)
+    held = chain_problems(min(2048, available // 4), steps=steps, seed=HELD_OUT_SEED)
     return chain_problems(min(50_000, available // 4), steps=steps, seed=PROBLEM_SEED, exclude=held)
 
 
