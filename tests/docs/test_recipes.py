@@ -28,8 +28,8 @@ def test_the_next_step_is_one_not_taken(tmp_path, monkeypatch):
     assert "try next" not in summary(report, [], [], steps)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b-gsm8k", "gym-countdown"])
-def test_recipes_for_one_gpu_measure_accuracy_along_the_way(name):
+@pytest.mark.parametrize("name", ["quickstart", "qwen2.5-0.5b-gsm8k", "gym-countdown"])
+def test_recipes_with_held_out_problems_measure_accuracy_along_the_way(name):
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     assert recipe["held_out"] > 0 and recipe["eval_strategy"] == "steps"
     assert recipe["max_steps"] >= 4 * recipe["eval_steps"], "a curve has points"
