@@ -23,8 +23,8 @@ from viewer.browser import Browser  # noqa: E402 (the tests' own)
 MODEL = "package:acpo/tasks/checkpoints/chain"
 TRACE = ("--task", "chain", "--n", "12", "--group", "8", "--max-tokens", "64")
 
-# What is pressed before each picture; "focus N" puts the keyboard into the Nth pane, "tokens" scrolls
-# past the table of prompts.
+# What is pressed before each picture; "focus N" puts the keyboard into the Nth pane, "tokens"
+# scrolls past the table of prompts.
 PICTURES = {
     "view": ("[", "b", "focus 3", "mismatch", "tokens"),
     "view-group": ("focus 0", "mismatch"),

@@ -2,13 +2,17 @@
 that go on from the runs they have."""
 
 import json
+import re
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from acpo.cli import app
 from acpo.compare.plan import sweep_runs
 from acpo.compare.store import spec_hash
 from acpo.compare.study_file import read_study
+from acpo.records import RUN_LOG
 from acpo.train.recipe import read_recipe
 from acpo.train.report import Report, summary
 from docs.pages import ROOT
@@ -26,6 +30,15 @@ def test_the_next_step_is_one_not_taken(tmp_path, monkeypatch):
     assert "--method grpo" not in told and "acpo diagnose dynamics" in told
     (tmp_path / "diagnose/quickstart").mkdir(parents=True)
     assert "try next" not in summary(report, [], [], steps)
+
+
+def test_the_quickstart_page_shows_what_is_printed(tmp_path):
+    page = (ROOT / "docs/quickstart.md").read_text()
+    options = [str(RECIPES / "quickstart.yaml"), "--output_dir", str(tmp_path)]
+    told = CliRunner().invoke(app, ["doctor", *options]).output
+    (note,) = re.findall(r"^ +ok +(.* held out)$", told, re.M)
+    assert f"\n    {note}\n" in page
+    assert f"`{RUN_LOG}`" in page and f"/{RUN_LOG}`" in (ROOT / "docs/training.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["quickstart", "qwen2.5-0.5b-gsm8k", "gym-countdown"])
