@@ -288,7 +288,7 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
         part = slice(start, start + 512)
         hidden = data.hidden[part].float().requires_grad_()
         inputs = {name: x[part] for name, x in data.inputs().items()}
-        loss, _ = reference_policy_loss(hidden, weight, **inputs, method=method)
+        loss = reference_policy_loss(hidden, weight, TokenTerms(**inputs, method=method))
         dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
         total += dw
     return dh, total

@@ -38,7 +38,10 @@ class PolicyNumbers(NamedTuple):
 
 
 class PolicyKind(NamedTuple):
-    """What a kernel is compiled for."""
+    """What a kernel is compiled for.
+
+    A kernel compares the strings and hands on the whole: Triton 3.6 takes no string as an argument.
+    """
 
     gate: str = "none"
     signal: str = "none"
@@ -51,23 +54,23 @@ class PolicyKind(NamedTuple):
 
 
 @triton.jit
-def _gate(logp, old_logp, row, positive, numbers, GATE: tl.constexpr):
+def _gate(logp, old_logp, row, positive, numbers, KIND: tl.constexpr):
     """f(w) and ∂f/∂logp, as acpo.objectives.gates defines them."""
     raw = 0.0 * logp if old_logp is None else logp - tl.load(old_logp + row)
     w = tl.exp(tl.minimum(tl.maximum(raw, -MAX_LOG_RATIO), MAX_LOG_RATIO))
     dw = tl.where(tl.abs(raw) <= MAX_LOG_RATIO, w, 0.0)
-    if GATE == "soft":
+    if KIND.gate == "soft":
         tau = tl.where(positive, numbers.tau_pos, numbers.tau_neg)
         x = tau * (w - 1.0)
         up, down = tl.sigmoid(x), tl.sigmoid(-x)
         f = 4.0 / tau * up
         slope = 4.0 * up * down * dw
-    elif GATE == "clip":
+    elif KIND.gate == "clip":
         high, low = 1.0 + numbers.high, 1.0 - numbers.low
         clipped = tl.where(positive, w > high, w < low)
         f = tl.where(clipped, tl.where(positive, high, low), w)
         slope = tl.where(clipped, 0.0, dw)
-    elif GATE == "capped_reinforce":
+    elif KIND.gate == "capped_reinforce":
         slope = tl.minimum(w, numbers.high)
         f = slope * logp
     else:
@@ -105,7 +108,7 @@ def coefficients(logp, p_mode, entropy, aligned, row, columns, numbers, KIND: tl
     advantage = tl.load(columns.advantages + row)
     weight = tl.load(columns.weights + row)
     positive = advantage > 0
-    f, slope = _gate(logp, columns.old_logp, row, positive, numbers, KIND.gate)
+    f, slope = _gate(logp, columns.old_logp, row, positive, numbers, KIND)
     credit, moved = _credit(p_mode, entropy, aligned, positive, numbers, KIND)
     value = advantage * f * credit
     a = advantage * slope * credit

@@ -1,0 +1,71 @@
+"""Every kernel compiles for a Hopper GPU, which needs none: the interpreter checks no types."""
+
+import pytest
+import torch
+
+from conftest import require_tool
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Kernels are compiled instead of launched; the names of those that were."""
+    try:
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+        from triton.runtime.jit import JITFunction
+    except ImportError:
+        require_tool(False, "triton")
+
+    class Hopper:
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device):
+            return 0
+
+        def get_current_target(self):
+            return GPUTarget("cuda", 90, 32)
+
+    names = []
+    plain = JITFunction.run
+
+    def compile_only(self, *args, grid, warmup, **options):
+        names.append(self.__name__)
+        return plain(self, *args, grid=grid, warmup=True, **options)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(type(driver), "active", Hopper())
+    return names
+
+
+def test_head(compiled):
+    from acpo.head import triton
+    from acpo.head.projection import Projection
+    from acpo.head.rows import RowCoefficients, RowStats, RowSums, Sparsity
+    from head import kernel_cases as cases
+
+    raw, tokens = cases.chunk(300)
+    empty = RowStats.empty(len(tokens), tokens.device, torch.float32)
+    stats = RowStats(*(torch.zeros_like(column) for column in empty))
+    extras = [{}, {"beta": 0.1, "bonus": True}, {"on_policy": True}]
+    rows = {cases.METHODS[row].gate: row for row in cases.LOCAL} | {"delta": "acpo"}
+    for number, row in enumerate(rows.values()):
+        terms = cases.terms_for(row, tokens, -torch.ones(len(tokens)), **extras[number % 3])
+        dtype = (torch.float32, torch.bfloat16)[number % 2]
+        triton.policy_gradient(raw, Projection(0.8), terms, stats, dtype)
+    sums = RowSums.empty(len(tokens), raw.device, raw.dtype)
+    triton.row_sums(raw, tokens, Projection(0.9, 4.0), sums)
+    c = RowCoefficients(*torch.ones(4, len(tokens)))
+    every = stats._replace(logp=-torch.ones(len(tokens)))  # no row is left out
+    triton.gradient(
+        raw, tokens, Projection(), every, c, torch.bfloat16, Sparsity(1e-6, torch.ones(len(tokens)))
+    )
+    triton.scale_(torch.ones(8), torch.ones(()))
+    assert {
+        "row_kernel",
+        "distribution_kernel",
+        "column_maximum_kernel",
+        "selected_gradient_kernel",
+        "scale_kernel",
+    } <= set(compiled)
