@@ -1,5 +1,6 @@
 """Shared test settings."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections, one at the end of every training, pass over it."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ ALLOWED = {
     "sampling": {"errors", "head"},
     "engines": {
         *("errors", "objectives", "head", "sampling"),
-        *("verify", "tasks", "records", "scoring", "vllm_version"),
+        *("linefile", "verify", "tasks", "records", "scoring", "vllm_version"),
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
@@ -80,8 +80,7 @@ LONG_FUNCTIONS = {
     *("evaluate.traces.trace_samples", "objectives.advantages.group_advantages"),
     *("objectives.batch.prepare_batch", "objectives.dense.logit_gradient"),
     *("objectives.loss.token_objective", "scoring.credit.token_credit"),
-    *("scoring.rollouts.recorded_rows", "scoring.rollouts.trace_rows", "trace.command.trace"),
-    *("trace.imports.import_rollouts", "trace.write.write_sampled_trace"),
+    *("trace.command.trace", "trace.imports.import_rollouts", "trace.write.write_sampled_trace"),
     *("viewer.credit.write_credit_page", "viewer.review.write_review_page"),
 }
 """Functions that are known to be longer, and still to be cut."""

@@ -14,21 +14,10 @@ from acpo.evaluate.command import data_app, eval_app
 from acpo.trace.command import import_rollouts, trace
 from acpo.viewer import command as pages
 
-ORDER = [
-    "init",
-    "methods",
-    "doctor",
-    "train",
-    "eval",
-    "trace",
-    "import",
-    "view",
-    "diagnose",
-    "annotate",
-    "compare",
-    "verify",
-    "data",
-]
+ORDER = (
+    *("init", "methods", "doctor", "train", "eval", "trace", "import"),
+    *("view", "diagnose", "annotate", "compare", "verify", "data"),
+)
 """Commands as a newcomer meets them."""
 
 

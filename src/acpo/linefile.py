@@ -92,7 +92,7 @@ class LineFile(Closing):
             except BaseException:
                 file.close()
                 raise
-            sync_folder(self.path.parent)
+            flush_path(self.path.parent)
             self._file.close()
             self._file = file
 
@@ -109,9 +109,9 @@ class LineFile(Closing):
             self._file.close()
 
 
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def flush_path(path: Path) -> None:
+    """Have the content of a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from acpo.errors import ACPOError
-from acpo.linefile import sync_folder
+from acpo.linefile import flush_path
 
 ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),  # completions of one prompt share it
@@ -123,7 +123,7 @@ def write_table(table: pa.Table, file: Path) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(file)
-    sync_folder(file.parent)
+    flush_path(file.parent)
 
 
 def _leaf(table: pa.Table, name: str) -> str:

@@ -1,7 +1,6 @@
-"""Run by several processes at once: one update of a model sharded by FSDP2, gradients saved."""
+"""A part of `worker.py`: one update of a model sharded by FSDP2, gradients saved."""
 
 import os
-import sys
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,8 +146,6 @@ def gradient(method: str, tied: bool, own_head: bool, rank: int, world: int) -> 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        dist.init_process_group("gloo")
     rank = dist.get_rank() if world > 1 else 0
     for case in CASES:
         result = gradient(*case, rank, world)
@@ -159,9 +156,3 @@ def main(folder: Path) -> None:
             result = in_bfloat16(*case, wrapper, rank, world)
             if rank == 0:
                 torch.save(result, folder / f"{'_'.join(map(str, case))}_{wrapper}.pt")
-    if world > 1:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,10 +1,12 @@
 """A small run that can be told to die by SIGKILL at a given place."""
 
+import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -28,7 +30,7 @@ def die_on(call: int, function: Any) -> Any:
     return wrapped
 
 
-def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
+def run(folder: Path, *, kill: str = "", resume: bool = False, record: bool = False) -> ACPOTrainer:
     """Twelve steps: four per rollout, eight per epoch, a checkpoint every three."""
     torch.set_num_threads(1)
     reward: Any = odd_tokens
@@ -38,7 +40,7 @@ def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
     if place == "checkpoint":
         checkpoint.save_trainer = die_on(int(call), checkpoint.save_trainer)
     if place == "rename":
-        checkpoint._flush = die_on(int(call), checkpoint._flush)
+        checkpoint.flush_path = die_on(int(call), checkpoint.flush_path)
     settings = options(
         folder,
         max_steps=12,
@@ -48,7 +50,7 @@ def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
         dynamic_sampling=True,
         max_resample_times=1,
         lr_scheduler_type="linear",
-        record_rollouts="ACPO_TEST_RECORD" in os.environ,
+        record_rollouts=record,
     )
     trainer = ACPOTrainer(
         tiny_model(), reward, ACPOConfig(**settings), prompts(16), processing_class=tiny_tokenizer()
@@ -57,5 +59,16 @@ def run(folder: Path, *, kill: str = "", resume: bool = False) -> ACPOTrainer:
     return trainer
 
 
-if __name__ == "__main__":
-    run(Path(sys.argv[1]), kill=sys.argv[2])
+def killed(folder: Path, place: str, *, record: bool = False) -> None:
+    """The same run in a process of its own, which dies at a place.
+
+    Processes are forked off one that has imported what they need, and has done nothing else.
+    """
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    settings = {"kill": place, "record": record}
+    process = processes.Process(target=run, args=(folder,), kwargs=settings)
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL

@@ -18,31 +18,31 @@ from engines.worker import RUNS
 HERE = Path(__file__).parent
 
 
-def launch(script: str, folder: Path) -> None:
-    """Run a script in two processes, with `torchrun`."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_port", str(29500 + os.getpid() % 1000)]
-    paths = [str(HERE.parent), *sys.path]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": "1",
-    }
-    result = subprocess.run(
-        [*command, str(HERE / script), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-6000:]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
+    """What `worker.py` leaves when one process runs it and, meanwhile, two with `torchrun`."""
     folder = tmp_path_factory.mktemp("processes")
-    worker.main(folder)
-    launch("worker.py", folder)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--master_port", str(29500 + os.getpid() % 1000)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), *sys.path])),
+        "OMP_NUM_THREADS": "1",
+    }
+    with (folder / "log").open("w") as log:
+        two = subprocess.Popen(
+            [*command, str(HERE / "worker.py"), str(folder)],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        worker.main(folder)
+        fsdp_worker.main(folder)
+        status = two.wait(timeout=180)
+    finally:
+        two.kill()
+    assert status == 0, (folder / "log").read_text()[-8000:]
     return folder
 
 
@@ -83,26 +83,18 @@ def test_two_processes_resume_to_identical_weights(runs):
     }
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fsdp")
-    fsdp_worker.main(folder)
-    launch("fsdp_worker.py", folder)
-    return folder
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_fsdp2_on_two_processes_equals_one(sharded, case):
-    one, two = (torch.load(sharded / f"{'_'.join(map(str, case))}_{n}.pt") for n in (1, 2))
+def test_fsdp2_on_two_processes_equals_one(runs, case):
+    one, two = (torch.load(runs / f"{'_'.join(map(str, case))}_{n}.pt") for n in (1, 2))
     assert one.norm() > 1e-5
     assert relative(two, one) < 1e-5
 
 
 @pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_bfloat16_under_accelerates_fsdp2_equals_one_process(sharded, case):
+def test_bfloat16_under_accelerates_fsdp2_equals_one_process(runs, case):
     """FSDP2 casts what it can open to bfloat16; the loss's columns must come through in float32."""
     one, ddp, fsdp = (
-        torch.load(sharded / f"{'_'.join(map(str, case))}_{wrapper}.pt")
+        torch.load(runs / f"{'_'.join(map(str, case))}_{wrapper}.pt")
         for wrapper in ("none", "ddp", "fsdp2")
     )
     for run in (one, ddp, fsdp):

@@ -14,7 +14,6 @@ from acpo.objectives import get_method, stats_from_logits
 from acpo.records import RUN_LOG, Trace
 from acpo.scoring.rollouts import SampledCompletion, score
 from engines import resume_worker
-from engines.test_resume import killed
 from engines.tiny import odd_tokens, options, prompts, recorded, tiny_model, tiny_tokenizer
 
 COLUMNS = ("token_id", "logp", "old_logp", "log_pmax", "entropy", "is_mode", "credit", "advantage")
@@ -118,7 +117,7 @@ def trainer_like(folder, stats):
         packed=SimpleNamespace(settings=SimpleNamespace(method=get_method("acpo"))),
         eos_token_ids=[5],
         state=SimpleNamespace(global_step=0),
-        accelerator=SimpleNamespace(is_main_process=True),
+        accelerator=SimpleNamespace(is_main_process=True, process_index=0),
     )
 
 
@@ -152,15 +151,14 @@ def test_recording_changes_nothing_and_is_off_by_default(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_killed_and_resumed_to_the_same_trace(tmp_path, monkeypatch):
-    monkeypatch.setenv("ACPO_TEST_RECORD", "1")
-    resume_worker.run(tmp_path / "whole")
+def test_killed_and_resumed_to_the_same_trace(tmp_path):
+    resume_worker.run(tmp_path / "whole", record=True)
     # The rollout of step 4 is recorded, but the last whole checkpoint is that of step 3.
-    killed(tmp_path / "killed", "checkpoint:2")
+    resume_worker.killed(tmp_path / "killed", "checkpoint:2", record=True)
     assert [p["step"] for p in Trace.open(tmp_path / "killed" / "trace").parts] == [0, 4]
     (left,) = checkpoint.numbered(tmp_path / "killed")
     assert checkpoint.problem(left) is None
-    resume_worker.run(tmp_path / "killed", resume=True)
+    resume_worker.run(tmp_path / "killed", resume=True, record=True)
     whole, again = (Trace.open(tmp_path / name / "trace") for name in ("whole", "killed"))
     assert whole.parts == again.parts and [p["step"] for p in whole.parts] == [0, 4, 8]
     assert whole.rollouts.equals(again.rollouts)

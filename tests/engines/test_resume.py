@@ -1,10 +1,6 @@
 """A run killed at any moment ends with the weights it would have had."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +8,8 @@ import torch
 
 from acpo.engines.trl import checkpoint
 from acpo.errors import ACPOError
-from engines.resume_worker import run
+from engines.resume_worker import killed, run
 from engines.tiny import prompts, recorded
-
-HERE = Path(__file__).parent
 
 
 def weights(trainer):
@@ -31,16 +25,6 @@ def assert_identical(a, b):
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, weights(run(folder))
-
-
-def killed(folder: Path, place: str) -> None:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, sys.path)]),
-    }
-    command = [sys.executable, str(HERE / "resume_worker.py"), str(folder), place]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert result.returncode == -signal.SIGKILL, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

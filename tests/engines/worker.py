@@ -9,6 +9,7 @@ import torch
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.errors import ACPOError
+from engines import fsdp_worker
 from engines.tiny import Recorder, options, prompts, tiny_model, tiny_tokenizer
 
 RUNS = {
@@ -132,5 +133,6 @@ def resumed(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    resumed(Path(sys.argv[1]))
+    for part in (main, resumed, fsdp_worker.main):
+        part(Path(sys.argv[1]))
+    torch.distributed.destroy_process_group()

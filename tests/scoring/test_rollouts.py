@@ -1,5 +1,7 @@
 """Every column of a trace against a dense float64 reading of the same model."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -10,8 +12,8 @@ from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import (
     SampledCompletion,
+    method_rows,
     prompt_id,
-    recorded_rows,
     score,
     trace_rows,
 )
@@ -186,22 +188,16 @@ def test_what_a_trainer_records_is_what_acpo_trace_writes(model, tmp_path):
     rows, columns = trace_rows(rollouts, scored, pieces, method=method, group_size=GROUP)
     stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
     held = {
-        "prompt_ids": [r.prompt_ids for r in rollouts],
-        "completion_ids": [r.completion_ids for r in rollouts],
-        "answers": [r.answer for r in rollouts],
-        "rewards": [r.reward for r in rollouts],
         "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float64),
-        "pieces": pieces,
-        "method": method,
         "group_size": GROUP,
-        "ends": {1},
     }
-    own_rows, own = recorded_rows(stats=stats, old_logp=scored.logp, **held)
+    unjudged = [dataclasses.replace(rollout, verdict=None) for rollout in rollouts]
+    own_rows, own = method_rows(unjudged, pieces, method, stats, scored.logp, **held)
     assert own_rows == [{**row, "verdict": None} for row in rows]
     for name, values in own.items():
         np.testing.assert_allclose(values, columns[name]) if values.dtype != object else None
     ratio = 0.1 * torch.ones_like(scored.logp)
-    _, later = recorded_rows(stats=stats, old_logp=scored.logp - ratio, **held)
+    _, later = method_rows(unjudged, pieces, method, stats, scored.logp - ratio, **held)
     with TraceWriter(tmp_path / "t", {"source": "train"}) as writer:
         writer.append(own_rows, own, step=4)
         writer.append(own_rows, later, step=4, update=1)

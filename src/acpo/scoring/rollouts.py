@@ -1,7 +1,7 @@
 """From sampled completions to the rows and columns of a trace."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ def trace_rows(
         scale=method.advantage_scale,
     )
     stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
-    rows, columns = _method_rows(
+    rows, columns = method_rows(
         rollouts, pieces, method, stats, scored.logp, advantages=advantages, group_size=group_size
     )
     if not sampled_by_scorer:
@@ -106,52 +106,7 @@ def trace_rows(
     return rows, columns
 
 
-def recorded_rows(
-    *,
-    prompt_ids: Sequence[Sequence[int]],
-    completion_ids: Sequence[Sequence[int]],
-    answers: Sequence[str | None],
-    rewards: Sequence[float | None],
-    advantages: Tensor,
-    stats: TokenStats,
-    old_logp: Tensor,
-    pieces: Pieces,
-    method: Method,
-    group_size: int,
-    ends: Collection[int],
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """What `TraceWriter.append` takes, of what a trainer holds at an update.
-
-    Before the first update on a rollout it is appended with its `step`; before the k-th further one
-    once more, with the same `step` and `update=k`. Some of the groups are enough there.
-
-    Args:
-        prompt_ids, completion_ids: tokens of B completions, whole groups, consecutive.
-        answers, rewards, advantages: of each; None where there is no answer or reward.
-        stats: `[N]` under the policy about to be updated, completions one after another.
-        old_logp: `[N]` under the policy that sampled.
-        ends: tokens that end a completion.
-    """
-    rollouts = [
-        SampledCompletion(
-            prompt_id=prompt_id(prompt),
-            sample=number % group_size,
-            prompt_ids=prompt,
-            completion_ids=completion,
-            truncated=not completion or completion[-1] not in ends,
-            answer=answer,
-            reward=reward,
-        )
-        for number, (prompt, completion, answer, reward) in enumerate(
-            zip(prompt_ids, completion_ids, answers, rewards, strict=True)
-        )
-    ]
-    return _method_rows(
-        rollouts, pieces, method, stats, old_logp, advantages=advantages, group_size=group_size
-    )
-
-
-def _method_rows(
+def method_rows(
     rollouts: Sequence[SampledCompletion],
     pieces: Pieces,
     method: Method,
@@ -161,7 +116,17 @@ def _method_rows(
     advantages: Tensor,
     group_size: int,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The rows, and the columns that every source of traces has."""
+    """The rows, and the columns that every source of traces has, for `TraceWriter.append`.
+
+    A trainer appends them before the first update on a rollout with its `step`, and before the
+    k-th further one once more, with the same `step` and `update=k`; some groups are enough there.
+
+    Args:
+        rollouts: whole groups of `group_size`, consecutive.
+        stats: `[N]` under the policy about to be updated, completions one after another.
+        old_logp: `[N]` under the policy that sampled.
+        advantages: of each completion.
+    """
     rows, columns = placed_rows(rollouts, advantages.tolist(), pieces)
     credit, token_advantage, _ = token_credit(
         method,

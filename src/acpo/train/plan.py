@@ -136,34 +136,24 @@ CACHED = 8
 """Completions whose keys and values a sampler should be able to hold at a time."""
 
 
-class ModelPlan(NamedTuple):
-    """What training a model takes, in GB; computed from its shape.
+def print_plan(tokens: int) -> None:
+    """The table of `acpo doctor --plan`, as Markdown, for sequences of so many tokens."""
+    cards = " | ".join(f"{card} GB" for card in CARDS)
+    print(f"GPUs for sequences of {tokens:,} tokens (computed, not measured; GB = 10^9 bytes)\n")
+    print(f"| model | state | + sequence, logits | or + copy, cache | {cards} |")
+    print("|---|---|---|---|" + "---|" * len(CARDS))
+    for name, shape in SHAPES.items():
+        print(f"| {name} | {_model_plan(shape, tokens)} |")
 
-    Attributes:
-        model: its name.
-        state: weights, gradients and Adam's moments in float32, over all GPUs together.
-        sequence: activations of one longest sequence, recomputed between layers.
-        logits: a chunk of logits and the head's gradient, on the largest card.
-        copy: bf16 weights for sampling.
-        cache: keys and values of `CACHED` longest completions.
-        gpus: for every card of `CARDS`, the fewest that hold it; None where 64 do not.
+
+def _model_plan(shape: tuple[int, ...], tokens: int) -> str:
+    """A model's columns: what it takes, and for every card the fewest that hold it.
+
+    The state is weights, gradients and Adam's moments in float32, over all GPUs together. An update
+    holds activations of a longest sequence, recomputed between layers, and a chunk of logits with
+    the head's gradient beside it; sampling a copy in bf16 and the keys and values of `CACHED`
+    longest completions. Logits are told for the largest card.
     """
-
-    model: str
-    state: float
-    sequence: float
-    logits: float
-    copy: float
-    cache: float
-    gpus: tuple[int | None, ...]
-
-
-def plan_models(tokens: int) -> list[ModelPlan]:
-    """For every shape, memory and GPUs at sequences of `tokens` tokens, prompt included."""
-    return [_plan_model(name, shape, tokens) for name, shape in SHAPES.items()]
-
-
-def _plan_model(name: str, shape: tuple[int, ...], tokens: int) -> ModelPlan:
     from acpo.engines.trl.packing import activation_bytes
 
     layers, hidden, wide, heads, kv_heads, width, vocabulary, tied = shape
@@ -181,27 +171,11 @@ def _plan_model(name: str, shape: tuple[int, ...], tokens: int) -> ModelPlan:
     state = training_bytes(parameters, dtype=None, shards=1) / 1e9
     sequence, copy = tokens * per_token / 1e9, 2 * parameters / 1e9
     cache = CACHED * tokens * 4 * layers * kv_heads * width / 1e9
-
-    def logits(card: int) -> float:
-        return min(5.0, card / 16) + 4 * hidden * vocabulary / 1e9
-
-    def fewest(card: int) -> int | None:
-        # An update holds activations and logits beside the state, sampling a copy and its cache.
-        beside = max(sequence + logits(card), copy + cache)
-        return next((n for n in GPUS if state / n + beside <= SAFE * card), None)
-
-    return ModelPlan(
-        name, state, sequence, logits(CARDS[-1]), copy, cache, tuple(map(fewest, CARDS))
-    )
-
-
-def print_plan(tokens: int) -> None:
-    """The table of `acpo doctor --plan`, as Markdown."""
-    cards = " | ".join(f"{card} GB" for card in CARDS)
-    print(f"GPUs for sequences of {tokens:,} tokens (computed, not measured; GB = 10^9 bytes)\n")
-    print(f"| model | state | + sequence, logits | or + copy, cache | {cards} |")
-    print("|---|---|---|---|" + "---|" * len(CARDS))
-    for plan in plan_models(tokens):
-        beside = f"{plan.sequence:.1f} + {plan.logits:.1f} | {plan.copy:.1f} + {plan.cache:.1f}"
-        counts = " | ".join("no" if n is None else str(n) for n in plan.gpus)
-        print(f"| {plan.model} | {plan.state:.0f} | {beside} | {counts} |")
+    counts = []
+    for card in CARDS:
+        logits = min(5.0, card / 16) + 4 * hidden * vocabulary / 1e9
+        beside = max(sequence + logits, copy + cache)
+        fewest = (n for n in GPUS if state / n + beside <= SAFE * card)
+        counts.append(str(next(fewest, "no")))
+    beside_state = f"{sequence:.1f} + {logits:.1f} | {copy:.1f} + {cache:.1f}"
+    return " | ".join([f"{state:.0f}", beside_state, *counts])

@@ -27,6 +27,7 @@ from transformers.utils import logging
 
 from acpo.engines.trl import identity
 from acpo.errors import ACPOError
+from acpo.linefile import flush_path
 
 logger = logging.get_logger(__name__)
 
@@ -68,14 +69,6 @@ def _fingerprints(paths: Sequence[Path]) -> tuple[list[dict[str, Any]], Cost]:
     return found, Cost(total, time.perf_counter() - began)
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def publish(staged: Path, final: Path) -> Cost:
     """Describe, flush and rename a finished checkpoint; what describing it took."""
     files = sorted(p for p in staged.rglob("*") if p.is_file() and p.name != MANIFEST)
@@ -83,11 +76,11 @@ def publish(staged: Path, final: Path) -> Cost:
     names = [str(p.relative_to(staged)) for p in files]
     (staged / MANIFEST).write_text(json.dumps(dict(zip(names, found, strict=True)), indent=1))
     for path in [*files, staged / MANIFEST, staged]:
-        _flush(path)
+        flush_path(path)
     if final.exists():
         os.replace(final, staged.parent / f"replaced-{final.name}")
     os.replace(staged, final)
-    _flush(final.parent)
+    flush_path(final.parent)
     shutil.rmtree(staged.parent, ignore_errors=True)
     return cost
 

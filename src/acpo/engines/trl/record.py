@@ -1,7 +1,7 @@
 """Rollouts kept as a trace while training goes on."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from acpo.engines.trl.rollout import Tensors, select_rows, trained_mask
 from acpo.objectives import TokenStats
 from acpo.records import RUN_TRACE, TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import recorded_rows
+from acpo.scoring.rollouts import SampledCompletion, method_rows, prompt_id
 
 SOURCE = "recorded_source"
 """Column of a rollout that says which recorded input a row came from."""
@@ -21,15 +21,8 @@ KEPT_GROUPS = 8
 """Groups of a rollout, on each process, that are scored again before its later updates."""
 
 
-class TracedCompletion(NamedTuple):
-    """A completion with its `[T]` statistics, as one process tells it to another."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    answer: str | None
-    reward: float | None
-    advantage: float
-    columns: dict[str, np.ndarray]
+Traced = tuple[SampledCompletion, float, dict[str, np.ndarray]]
+"""A completion, its advantage and its `[T]` statistics, as one process tells them to another."""
 
 
 class RolloutRecorder:
@@ -95,26 +88,25 @@ class RolloutRecorder:
         trainer, self._listening = self.trainer, False
         if not update:
             self.kept = _first_groups(rollout, trainer.num_generations)
-        everyone: list[TracedCompletion] = gather_object(self._traced(rollout))
+        everyone: list[Traced] = gather_object(self._traced(rollout))
         if not update:
             del rollout[SOURCE]
         if not trainer.accelerator.is_main_process:
             return
-        names = everyone[0].columns
-        tables = {name: np.concatenate([row.columns[name] for row in everyone]) for name in names}
-        old_logp = torch.from_numpy(tables.pop("old_logp"))
-        rows, columns = recorded_rows(
-            prompt_ids=[row.prompt_ids for row in everyone],
-            completion_ids=[row.completion_ids for row in everyone],
-            answers=[row.answer for row in everyone],
-            rewards=[row.reward for row in everyone],
-            advantages=torch.tensor([row.advantage for row in everyone]),
-            stats=TokenStats(**{name: torch.from_numpy(x) for name, x in tables.items()}),
-            old_logp=old_logp,
-            pieces=self._pieces,
-            method=trainer.packed.settings.method,
+        rollouts, advantages, statistics = zip(*everyone, strict=True)
+        tables = {
+            name: torch.from_numpy(np.concatenate([each[name] for each in statistics]))
+            for name in statistics[0]
+        }
+        old_logp = tables.pop("old_logp")
+        rows, columns = method_rows(
+            rollouts,
+            self._pieces,
+            trainer.packed.settings.method,
+            TokenStats(**tables),
+            old_logp,
+            advantages=torch.tensor(advantages),
             group_size=trainer.num_generations,
-            ends=trainer.eos_token_ids,
         )
         step = trainer.state.global_step - update
         # Opened each time: a trainer that nobody closes must not keep the trace from others.
@@ -124,25 +116,33 @@ class RolloutRecorder:
                 self._resumed = True
             writer.append(rows, columns, step=step, update=update)
 
-    def _traced(self, rollout: Tensors) -> list[TracedCompletion]:
-        stats = self.trainer.rollouts.rollout_statistics(rollout)
+    def _traced(self, rollout: Tensors) -> list[Traced]:
+        trainer = self.trainer
+        stats = trainer.rollouts.rollout_statistics(rollout)
         old = rollout.get("old_per_token_logps")
         tables = {**stats._asdict(), "old_logp": stats.logp if old is None else old}
         masks = trained_mask(rollout)
         advantages = rollout["advantages"]
         if advantages.dim() == 2:  # a trace has one per completion
             advantages = (advantages * masks).sum(1) / masks.sum(1).clamp_min(1)
+        first = trainer.accelerator.process_index * len(masks)  # groups may span processes
         found = []
         for row, source in enumerate(rollout[SOURCE].tolist()):
             answer, reward = self._sources[source]
             mask = masks[row]
-            prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()]
-            columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
+            prompt = rollout["prompt_ids"][row][rollout["prompt_mask"][row].bool()].tolist()
             completion = rollout["completion_ids"][row][mask].tolist()
-            advantage = float(advantages[row])
-            found.append(
-                TracedCompletion(prompt.tolist(), completion, answer, reward, advantage, columns)
+            sampled = SampledCompletion(
+                prompt_id(prompt),
+                sample=(first + row) % trainer.num_generations,
+                prompt_ids=prompt,
+                completion_ids=completion,
+                truncated=not completion or completion[-1] not in trainer.eos_token_ids,
+                answer=answer,
+                reward=reward,
             )
+            columns = {k: v[row][mask].cpu().numpy() for k, v in tables.items()}
+            found.append((sampled, float(advantages[row]), columns))
         return found
 
 
