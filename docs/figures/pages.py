@@ -23,11 +23,12 @@ from viewer.browser import Browser  # noqa: E402 (the tests' own)
 MODEL = "package:acpo/tasks/checkpoints/chain"
 TRACE = ("--task", "chain", "--n", "12", "--group", "8", "--max-tokens", "64")
 
-# What is pressed before each picture; "focus N" puts the keyboard into the Nth pane.
+# What is pressed before each picture; "focus N" puts the keyboard into the Nth pane, "tokens"
+# scrolls past the table of prompts.
 PICTURES = {
-    "view": ("[", "b", "focus 3", "mismatch"),
+    "view": ("[", "b", "focus 3", "mismatch", "tokens"),
     "view-group": ("focus 0", "mismatch"),
-    "view-dark": ("[", "t", "t", "5", "v", "focus 1", "mismatch"),
+    "view-dark": ("[", "t", "t", "5", "v", "focus 1", "mismatch", "tokens"),
 }
 
 
@@ -46,6 +47,9 @@ def make_trace(folder: Path) -> Path:
 def act(browser: Browser, action: str) -> None:
     if action.startswith("focus "):
         browser.run(f"document.querySelectorAll('.pane')[{action.split()[1]}].focus()")
+    elif action == "tokens":
+        edge = "document.querySelector('{}').getBoundingClientRect().bottom"
+        browser.run(f"scrollBy(0, {edge.format('#overview')} - {edge.format('header')})")
     elif action == "mismatch":  # go to the focused completion's first token beside the mode
         steps = browser.run(
             "[...document.activeElement.querySelectorAll('.t')]"

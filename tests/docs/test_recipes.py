@@ -2,13 +2,17 @@
 that go on from the runs they have."""
 
 import json
+import re
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from acpo.cli import app
 from acpo.compare.plan import sweep_runs
 from acpo.compare.store import spec_hash
 from acpo.compare.study_file import read_study
+from acpo.records import RUN_LOG
 from acpo.train.recipe import read_recipe
 from acpo.train.report import Report, summary
 from docs.pages import ROOT
@@ -28,8 +32,17 @@ def test_the_next_step_is_one_not_taken(tmp_path, monkeypatch):
     assert "try next" not in summary(report, [], [], steps)
 
 
-@pytest.mark.parametrize("name", ["qwen2.5-0.5b-gsm8k", "gym-countdown"])
-def test_recipes_for_one_gpu_measure_accuracy_along_the_way(name):
+def test_the_quickstart_page_shows_what_is_printed(tmp_path):
+    page = (ROOT / "docs/quickstart.md").read_text()
+    options = [str(RECIPES / "quickstart.yaml"), "--output_dir", str(tmp_path)]
+    told = CliRunner().invoke(app, ["doctor", *options]).output
+    (note,) = re.findall(r"^ +ok +(.* held out)$", told, re.M)
+    assert f"\n    {note}\n" in page
+    assert f"`{RUN_LOG}`" in page and f"/{RUN_LOG}`" in (ROOT / "docs/training.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["quickstart", "qwen2.5-0.5b-gsm8k", "gym-countdown"])
+def test_recipes_with_held_out_problems_measure_accuracy_along_the_way(name):
     recipe = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     assert recipe["held_out"] > 0 and recipe["eval_strategy"] == "steps"
     assert recipe["max_steps"] >= 4 * recipe["eval_steps"], "a curve has points"

@@ -32,16 +32,6 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(pages) == sorted(written | made), "name every page of docs/ in nav of mkdocs.yml"
 
 
-def test_the_first_page_leads_to_the_three_questions():
-    first = (ROOT / "docs/index.md").read_text()
-    for link in (
-        "settings.md#which-gpu",
-        "settings.md#which-learning-rate",
-        "howto.md#add-a-method",
-    ):
-        assert f"({link})" in first
-
-
 def test_the_reference_has_every_option(site):
     page = site.options_page()
     for part in (ACPOConfig, TaskArguments):

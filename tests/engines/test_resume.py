@@ -108,6 +108,16 @@ def test_the_best_checkpoint_is_found_under_its_final_name(tmp_path):
     assert str(best) in (best / "trainer_state.json").read_text()
 
 
+def test_evaluation_on_the_way_changes_no_weight(tmp_path):
+    plain, _ = recorded(tmp_path / "plain", max_steps=2)
+    options = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
+    evaluated, _ = recorded(
+        tmp_path / "evaluated", max_steps=2, per_device_eval_batch_size=4, **options
+    )
+    assert sum("eval_reward" in row for row in evaluated.state.log_history) == 2
+    assert_identical(weights(evaluated), weights(plain))
+
+
 def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):
     for step in (2, 4, 6, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -50,7 +50,10 @@ def test_the_quickstart_as_it_is(tmp_path):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     assert "200 of 200 gold answers earn a reward" in result.output
-    assert "1000 held-out problems is measured before and after" in result.output
+    assert (
+        "1000 held-out problems is measured before and after, and every 10 updates."
+        in result.output
+    )
 
 
 def test_too_few_problems(examine):

@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.errors import ACPOError
-from acpo.train.launch import train
+from acpo.train.launch import TrainingClock, train
 from train.standin import flags
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -42,6 +43,15 @@ def test_it_says_so(short_run):
     assert output.index("try next:") < output.index("acpo train recipes/quickstart.yaml --method")
 
 
+def test_the_clock_stands_still_during_evaluation(monkeypatch):
+    clock = TrainingClock()
+    for at, event in [(1, "epoch_begin"), (4, "step_end"), (9, "evaluate"), (11, "step_end")]:
+        monkeypatch.setattr(time, "perf_counter", lambda at=at: float(at))
+        monkeypatch.setattr(time, "process_time", lambda at=at: 2.0 * at)
+        getattr(clock, f"on_{event}")(None, None, None)
+    assert (clock.seconds, clock.cpu_seconds) == (5.0, 10.0)
+
+
 def test_it_leaves_a_model_and_a_picture(short_run):
     folder, _ = short_run
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -70,7 +80,7 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
 
 def test_held_out_groups_must_not_be_split(tmp_path):
     with pytest.raises(ACPOError, match="per_device_eval_batch_size=500"):
-        train(QUICKSTART, flags(output_dir=tmp_path, num_generations_eval=3))
+        train(QUICKSTART, flags(output_dir=tmp_path, num_generations_eval=3, eval_strategy="no"))
 
 
 def test_bad_recipes_end_with_a_message():

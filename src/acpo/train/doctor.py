@@ -251,8 +251,10 @@ def _foretell(
         f"Output goes to {config.output_dir}; {saves}.",
     ]
     if data.held_out is not None:
+        often = f", and every {config.eval_steps} updates" * (config.eval_strategy == "steps")
         sentences.append(
-            f"Accuracy on {len(data.held_out)} held-out problems is measured before and after."
+            f"Accuracy on {len(data.held_out)} held-out problems is measured before and after"
+            f"{often}."
         )
     findings.console.print("  " + "\n  ".join(sentences), markup=False)
     count = findings.problems

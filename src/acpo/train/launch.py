@@ -33,7 +33,7 @@ class Run(NamedTuple):
 
 
 class TrainingClock(TrainerCallback):
-    """Time from before the first to after the last update, rollouts included."""
+    """Time from before the first to after the last update, with rollouts, without evaluation."""
 
     def __init__(self) -> None:
         self.began: tuple[float, float] | None = None
@@ -46,6 +46,13 @@ class TrainingClock(TrainerCallback):
         if self.began is not None:
             self.seconds = time.perf_counter() - self.began[0]
             self.cpu_seconds = time.process_time() - self.began[1]
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.began is not None:  # begin later by what passed since the last update
+            self.began = (
+                time.perf_counter() - self.seconds,
+                time.process_time() - self.cpu_seconds,
+            )
 
 
 class LiveProgress(TrainerCallback):

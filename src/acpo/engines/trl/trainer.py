@@ -357,6 +357,12 @@ class ACPOTrainer(GRPOTrainer):
         if not self.watch.finished:
             super()._run_epoch(*args, **kwargs)
 
+    def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluation on the way, with random states of its own: it changes no weight."""
+        device = self.accelerator.device
+        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+            return super()._evaluate(*args, **kwargs)
+
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         if self.watch.stopped and self.state.best_model_checkpoint is not None:
             self._load_best_model()
