@@ -97,6 +97,13 @@ def test_missing_runs_and_other_models_are_told(study):
     assert rows["acpo"]["difference"]["seeds"] == 2 and len(rows["acpo"]["seeds"]) == 3
 
 
+def test_rows_without_runs_are_not_counted_as_compared(study):
+    found = results(study)
+    every = report(study, found)[0]["tasks"]["a"]["comparisons"]
+    found = {name: one for name, one in found.items() if "/study/grpo" not in name}
+    assert report(study, found)[0]["tasks"]["a"]["comparisons"] == every - 1 > 0
+
+
 def test_a_sweep_that_is_not_there_did_not_fail(study):
     found = results(study)
     del found["a/sweep/grpo-lr0.001-seed7"]

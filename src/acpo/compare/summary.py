@@ -133,6 +133,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         )
     matched[BASELINE] = tuned[BASELINE]
     with_matched = [row for row in task.rows if row.name in (*study.matched, BASELINE)]
+    rows = _rows(task, task.rows, choices, tuned, starts)
     return {
         "seeds": list(task.seeds),
         "updates": task.updates,
@@ -144,8 +145,8 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
             for result in runs.values()
             if result.get("start_model")
         ),
-        "comparisons": len(task.rows) - 1,
-        "rows": _rows(task, task.rows, choices, tuned, starts),
+        "comparisons": sum(row["p_holm"] is not None for row in rows),
+        "rows": rows,
         "matched": _rows(task, with_matched, {}, matched, starts) if study.matched else [],
     }
 
