@@ -52,7 +52,10 @@ def test_update_is_the_gradient_along_the_token(name, tmp_path):
     direction = torch.nn.functional.one_hot(tokens, logits.shape[-1]) - logits.softmax(-1)
     upward = -gradient / aggregation_weights(method, mask, dtype=torch.float64)[..., None]
     expected = (upward * direction).sum(-1) / direction.square().sum(-1)
-    np.testing.assert_allclose(columns.update, expected[mask].numpy(), rtol=2e-4, atol=2e-5)
+    known = np.isfinite(columns.update)
+    assert known.any() and known.all() == (name != "simko"), "simko shares with unknown tokens"
+    expected = expected[mask].numpy()
+    np.testing.assert_allclose(columns.update[known], expected[known], rtol=2e-4, atol=2e-5)
 
 
 def test_the_paper_s_credit_and_reversals(tmp_path):

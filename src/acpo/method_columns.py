@@ -170,7 +170,8 @@ def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor])
 
     Beside another mode, ⟨e_v* - p, d⟩ = Σp² - p_y - m, and the entropy's direction has
     ⟨-p(log p + H), d⟩ = Σp²(log p + H) - p_y(log p_y + H): both take sums over the vocabulary,
-    which `tail_p2` and `tail_p2_logp` hold without the mode's term.
+    which `tail_p2` and `tail_p2_logp` hold without the mode's term. What is shared with the
+    likeliest tokens (simko) takes their probabilities, which no trace holds: unknown, NaN.
     """
     unknown = torch.full_like(stats.logp, torch.nan)
     p, m, entropy = stats.logp.exp(), stats.log_pmax.exp(), stats.entropy
@@ -181,4 +182,5 @@ def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor])
     spread = (p2_logp + p2 * entropy - p * (stats.logp + entropy)) / square
     along_mode = torch.where(c.b == 0, 0.0, c.b * m * mode)
     along_entropy = torch.where((c.h == 0) | (square <= 0), 0.0, c.h * spread)
-    return c.a + along_mode + along_entropy
+    update = c.a + along_mode + along_entropy
+    return update if c.top is None else update.where((c.top == 0).all(-1), torch.nan)
