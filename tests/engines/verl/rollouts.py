@@ -13,8 +13,8 @@ from engines.tiny import tiny_tokenizer
 
 VOCABULARY, GROUP, PROMPT, RESPONSE = 64, 4, 6, 9
 THEIRS = ("gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
-# verl divides by its own length, and keeps no mode of the rollout policy.
-ELSEWHERE = ("dr_grpo", "score_baseline")
+# verl divides by its own length, keeps no mode of the rollout policy, and no likeliest tokens.
+ELSEWHERE = ("dr_grpo", "score_baseline", "simko")
 
 
 class Rollouts(NamedTuple):
