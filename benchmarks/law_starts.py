@@ -27,6 +27,7 @@ from law_minds import EOS, MINDS, Mind, find_mind
 from transformers import AutoModelForCausalLM
 
 import acpo.tasks
+from acpo.objectives.shaping import score_variation
 from acpo.tasks.registry import get_task
 from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
@@ -139,15 +140,14 @@ def measure(model: Any, task: str, *, seed: int) -> dict[str, float]:
     logp = logits.float().log_softmax(-1)
     p = logp.exp()
     own = p.gather(-1, tokens[..., None])[..., 0]
-    norms = ((1 - 2 * own + p.square().sum(-1)) * mask).sum(1).view(PROBLEMS, GROUP).sqrt()
-    variation = norms.std(1) / norms.mean(1).clamp_min(1e-9)
+    norms = ((1 - 2 * own + p.square().sum(-1)) * mask).sum(1)
     texts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
     right = [judge.grader(text, rows[place // GROUP]) for place, text in enumerate(texts)]
     found = {
         "accuracy": sum(right) / len(right),
         "entropy": float((-(p * logp).sum(-1) * mask).sum() / mask.sum()),
         "delta": float(((1 - p.amax(-1)) * mask).sum() / mask.sum()),
-        "score_variation": float(variation.mean()),
+        "score_variation": float(score_variation(norms, GROUP)),
     }
     return {name: round(value, 4) for name, value in found.items()}
 

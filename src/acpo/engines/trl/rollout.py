@@ -134,15 +134,16 @@ class Rollouts:
             return
         mask = trained_mask(rollout)
         if any(name not in self.measured and not self._is_set(name) for name in shaping.measured):
-            found = shaping.measure(self._entropy_of(rollout), mask, self.trainer.ranks)
+            entropy = self._old_statistics(rollout).entropy
+            found = shaping.measure(entropy, mask, self.trainer.ranks)
             self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
         if not shaping.group_needs:
             return
         known: dict[str, Callable[[], Tensor]] = {"tokens": lambda: rollout["completion_ids"]}
-        known["old_entropy"] = lambda: self._entropy_of(rollout)
+        known["old_entropy"] = lambda: self._old_statistics(rollout).entropy
         old = {"old_logp": "logp", "old_log_pmax": "log_pmax"}
         if old.keys() & set(shaping.group_needs):
-            stats = self.rollout_statistics(rollout)
+            stats = self._old_statistics(rollout)
             known |= {k: functools.partial(getattr, stats, name) for k, name in old.items()}
         columns = {name: known[name]() for name in shaping.group_needs}
         # Numbers, since padding across processes turns some processes' booleans into integers.
@@ -159,8 +160,8 @@ class Rollouts:
     def _watch(self, rollout: Tensors, stats: TokenStats, group_size: int, metrics: Any) -> None:
         """Log what the rollout policy's statistics say of the groups and of the sampler."""
         mask = trained_mask(rollout)
-        norms = gather(score_norm(stats.logp, stats.log_pmax, mask))
         if group_size > 1:
+            norms = gather(score_norm(stats.logp, stats.log_pmax, mask))
             metrics["score_variation"].append(score_variation(norms, group_size).item())
         sampled = rollout.get("sampling_per_token_logps")
         if sampled is not None:
@@ -179,10 +180,10 @@ class Rollouts:
         self.measured |= values
         settings.method = settings.method(**values)
 
-    def _entropy_of(self, rollout: Tensors) -> Tensor:
-        """Entropies under the rollout policy, from TRL's own pass if it made one."""
+    def _old_statistics(self, rollout: Tensors) -> TokenStats:
+        """Statistics under the rollout policy, from TRL's own pass if it made one."""
         known = self.stats if "old_per_token_logps" in rollout else None
-        return (known or self.rollout_statistics(rollout)).entropy
+        return known or self.rollout_statistics(rollout)
 
     def make(self, generation_batch: list[dict[str, Any]]) -> Tensors:
         """A rollout, filled up with informative groups if asked for."""
