@@ -96,7 +96,7 @@ def test_repeating_samples_of_a_question_adds_no_evidence():
     assert once == eight
 
 
-@pytest.mark.parametrize(("questions", "k"), [(30, 8), (100, 8), (164, 1), (300, 8)])
+@pytest.mark.parametrize(("questions", "k"), [(30, 8), (100, 8), (164, 1), (500, 8)])
 def test_coverage_of_the_paired_difference(questions, k):
     rng = np.random.default_rng(8)
     hits = 0
