@@ -11,7 +11,6 @@ from acpo.objectives.loss import aggregation_weights, batch_objective, token_coe
 from acpo.objectives.method import Method
 from acpo.objectives.methods import get_method
 from acpo.objectives.tokens import (
-    TokenStats,
     likeliest,
     mean_top_logp,
     scaled_log_probs,
@@ -121,7 +120,15 @@ def _dense_batch(
     inputs = {name: rest.pop(name, None) for name in _INPUTS}
     inputs |= {name: rest.pop(name) for name in ("old_logp", "advantages", "beta")}
     method = get_method(method, **rest)
-    stats = _dense_stats(method, logits, tokens, mask, temperature)
+    _check(logits, tokens, mask)
+    logits = torch.where(mask.bool()[..., None], logits, 0.0)
+    tokens = torch.where(mask.bool(), tokens, 0)
+    stats = stats_from_logits(
+        logits=logits,
+        tokens=tokens,
+        temperature=temperature,
+        align_tol=float(method.options["align_tol"]),
+    )
     if method.candidates:
         log_probs = scaled_log_probs(logits, temperature)
         inputs["top_logp"] = mean_top_logp(log_probs, method.candidates, tokens)
@@ -131,9 +138,7 @@ def _dense_batch(
     return method, batch
 
 
-def _dense_stats(
-    method: Method, logits: Tensor, tokens: Tensor, mask: Tensor, temperature: float
-) -> TokenStats:
+def _check(logits: Tensor, tokens: Tensor, mask: Tensor) -> None:
     if logits.dim() != 3 or not logits.shape[:2] == tokens.shape == mask.shape:
         raise ACPOError(
             f"logits has shape {list(logits.shape)}, tokens {list(tokens.shape)}, mask "
@@ -150,9 +155,3 @@ def _dense_stats(
             f"logits[{row}, {column}] is not finite at {int(bad.sum())} valid token(s); the model "
             "diverged or overflowed: lower the learning rate or use a wider dtype"
         )
-    return stats_from_logits(
-        logits=torch.where(mask.bool()[..., None], logits, 0.0),
-        tokens=torch.where(mask.bool(), tokens, 0),
-        temperature=temperature,
-        align_tol=float(method.options["align_tol"]),
-    )
