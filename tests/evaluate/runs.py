@@ -1,16 +1,20 @@
 """What the tests of whole runs share: small benchmarks, oracles, and the command itself."""
 
+import atexit
+import functools
 import json
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
 from acpo.errors import ACPOWarning
 from acpo.tasks.grading import gold_completion
 from acpo.tasks.questions import Questions
+from acpo.verify.math import MathPool
 
 ACPO = [sys.executable, "-c", "from acpo.cli import app; app()"]
 TIMES = ("seconds", "verify_seconds")
@@ -38,12 +42,28 @@ def oracle(benchmarks: list[Questions]) -> dict[str, str]:
     }
 
 
+class KeptPool(MathPool):
+    """Workers that outlive a run: each imports a computer algebra system when it starts."""
+
+    def close(self) -> None:
+        """The next run takes them over."""
+
+
+@functools.cache
+def kept_pool() -> KeptPool:
+    pool = KeptPool(1)
+    atexit.register(MathPool.close, pool)
+    return pool
+
+
 def acpo(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command, in this process: importing everything anew would take most of the time."""
+    """Run the command in this process, with the verifier of the run before: what starts anew
+    spends most of its time on imports."""
     from acpo.cli import app
 
     runner = CliRunner(env={"COLUMNS": "200", **env})
-    with warnings.catch_warnings():
+    kept = patch("acpo.tasks.grading.MathPool", lambda workers: kept_pool())
+    with warnings.catch_warnings(), kept:
         warnings.simplefilter("default", ACPOWarning)
         done = runner.invoke(app, [str(arg) for arg in args], catch_exceptions=False)
     return subprocess.CompletedProcess(args, done.exit_code, done.stdout, done.stderr)
