@@ -1,6 +1,6 @@
 """Runs a worker program as several processes that find each other over gloo.
 
-`python -m engines.verl.launch PROGRAM FOLDER WORLD PORT` is the parent of the ranks: importing verl
+`python -m engines.verl.launch PROGRAM FOLDER WORLD...` is the parent of the ranks: importing verl
 takes longer than most of what they do, so that one process imports it and forks them.
 """
 
@@ -87,21 +87,21 @@ def wait_for(
 
 
 def run_ranks(
-    program: str, folder: Path, *, world: int, modules: tuple[str, ...] = ()
-) -> list[Any]:
-    """Run `engines.verl.<program>` in `world` processes; what each saved as `rank<i>.pt`.
+    program: str, folder: Path, *worlds: int, modules: tuple[str, ...] = ()
+) -> dict[int, list[Any]]:
+    """Run `engines.verl.<program>`; what each process saved, by the number of processes.
 
     Args:
         program: the module's name.
-        folder: of its job, its logs and its results.
-        world: how many processes.
+        folder: of its job, its log and its results.
+        worlds: how many processes, once for each number.
         modules: imported by verl before it loads plugins.
     """
     env = os.environ | ENVIRONMENT
     env["VERL_USE_EXTERNAL_MODULES"] = ",".join([env["VERL_USE_EXTERNAL_MODULES"], *modules])
-    command = [sys.executable, "-m", "engines.verl.launch", program, str(folder), str(world)]
-    command.append(str(free_port()))
-    file = folder / f"{program}{world}.log"
+    command = [sys.executable, "-m", "engines.verl.launch", program, str(folder)]
+    command += map(str, worlds)
+    file = folder / f"{program}.log"
     with file.open("w") as log:
         parent = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
@@ -109,10 +109,13 @@ def run_ranks(
     finally:
         parent.kill()
     assert not code, file.read_text()[-8000:]
-    return [
-        torch.load(folder / f"{program}{world}_{rank}.pt", weights_only=False)
-        for rank in range(world)
-    ]
+    return {
+        world: [
+            torch.load(folder / f"{program}{world}_{rank}.pt", weights_only=False)
+            for rank in range(world)
+        ]
+        for world in worlds
+    }
 
 
 def run_rank(rank: int, main: Callable[[Path], None], folder: Path, world: int, port: str) -> None:
@@ -122,11 +125,12 @@ def run_rank(rank: int, main: Callable[[Path], None], folder: Path, world: int, 
 
 
 if __name__ == "__main__":
-    program, folder, world, port = sys.argv[1:]
+    program, folder, *worlds = sys.argv[1:]
     main = importlib.import_module(f"engines.verl.{program}").main
-    torch.multiprocessing.start_processes(
-        run_rank,
-        args=(main, Path(folder), int(world), port),
-        nprocs=int(world),
-        start_method="fork",
-    )
+    for world in map(int, worlds):
+        torch.multiprocessing.start_processes(
+            run_rank,
+            args=(main, Path(folder), world, str(free_port())),
+            nprocs=world,
+            start_method="fork",
+        )
