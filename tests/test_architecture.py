@@ -74,13 +74,7 @@ TORCH_FREE = (
 
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 50
-LONG_FUNCTIONS = {
-    *("evaluate.command.run_eval", "evaluate.traces.trace_samples"),
-    "objectives.advantages.group_advantages",
-    *("objectives.batch.prepare_batch", "objectives.dense.logit_gradient"),
-    *("objectives.loss.token_objective", "scoring.credit.token_credit"),
-    *("trace.command.trace", "trace.imports.import_rollouts"),
-}
+LONG_FUNCTIONS = {"evaluate.command.run_eval", "evaluate.traces.trace_samples"}
 """Functions that are known to be longer, and still to be cut."""
 
 

@@ -33,23 +33,9 @@ def group_advantages(
     """
     if not isinstance(rewards, Tensor):
         rewards = torch.tensor([float("nan") if r is None else float(r) for r in rewards])
-    if rewards.dim() != 1:
-        raise ACPOError(
-            f"rewards has shape {list(rewards.shape)}; flatten it to [N], groups consecutive"
-        )
-    if group_size < 1 or rewards.numel() % group_size:
-        raise ACPOError(
-            f"group_size={group_size} does not divide the {rewards.numel()} rewards; pass the "
-            "number of completions sampled per prompt (num_generations)"
-        )
     if scale not in ("std", "none"):
         raise ACPOError(f"scale={scale!r} is unknown; use 'std' or 'none'")
-    if torch.isinf(rewards).any():
-        where = int(torch.isinf(rewards).nonzero()[0])
-        raise ACPOError(
-            f"rewards[{where}]={float(rewards[where])} is infinite; return None for a completion "
-            "that could not be judged"
-        )
+    _check_rewards(rewards, group_size)
     out_dtype = rewards.dtype if rewards.dtype == torch.float64 else torch.float32
     groups = rewards.double().view(-1, group_size)  # [P, G]
     judged = ~groups.isnan()
@@ -64,3 +50,21 @@ def group_advantages(
         variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)
         advantages = advantages / (variance.sqrt() + eps)
     return advantages.flatten().to(out_dtype)
+
+
+def _check_rewards(rewards: Tensor, group_size: int) -> None:
+    if rewards.dim() != 1:
+        raise ACPOError(
+            f"rewards has shape {list(rewards.shape)}; flatten it to [N], groups consecutive"
+        )
+    if group_size < 1 or rewards.numel() % group_size:
+        raise ACPOError(
+            f"group_size={group_size} does not divide the {rewards.numel()} rewards; pass the "
+            "number of completions sampled per prompt (num_generations)"
+        )
+    if torch.isinf(rewards).any():
+        where = int(torch.isinf(rewards).nonzero()[0])
+        raise ACPOError(
+            f"rewards[{where}]={float(rewards[where])} is infinite; return None for a completion "
+            "that could not be judged"
+        )

@@ -13,6 +13,7 @@ from acpo.objectives.shaping import Alone, Groups, Sequences, Shaped
 from acpo.objectives.tokens import TokenStats
 
 STATISTICS = ("entropy", "log_pmax", "logp")
+ROLLOUT = ("tokens", "group_size", "old_entropy", "old_log_pmax")
 
 
 class Batch(NamedTuple):
@@ -34,45 +35,55 @@ class Batch(NamedTuple):
             sums = sums / self.mask.sum(1, keepdim=True).clamp_min(1)
         return sums.expand_as(x)
 
+    @property
+    def policy(self) -> dict[str, Any]:
+        """What `evaluate_tokens` and `token_coefficients` read."""
+        return {
+            "stats": self.stats,
+            "old_logp": self.old_logp,
+            "advantages": self.advantages,
+            "sequence_mean": self.sequence_mean,
+            "entropy_max": self.entropy_max,
+            "marks": self.marks,
+        }
+
+
+def row_and_rollout(method: str | Method, rest: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """A row with its options, and what `shape_tokens` reads of the rollout; `rest` holds both."""
+    rollout = {name: rest.pop(name) for name in ROLLOUT if name in rest}
+    return get_method(method, **rest), rollout
+
 
 def prepare_batch(
-    method: str | Method,
+    method: Method,
     *,
     stats: TokenStats,
     old_logp: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    tokens: Tensor | None,
-    group_size: int | None,
-    old_entropy: Tensor | None,
-    ref_logp: Tensor | None,
-    beta: float,
-    entropy_max: Tensor | float | None,
-    options: dict[str, Any],
+    tokens: Tensor | None = None,
+    ref_logp: Tensor | None = None,
+    beta: float = 0.0,
+    entropy_max: Tensor | float | None = None,
     shaped: bool = False,
     marks: Tensor | None = None,
-    old_log_pmax: Tensor | None = None,
     top_logp: Tensor | None = None,
+    **rollout: Any,
 ) -> Batch:
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
-    method = get_method(method, **options)
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
     _check_batch(stats, old_logp, advantages, mask, tokens, ref_logp)
-    mask = mask.bool()
-    dtype = stats.logp.dtype
-    advantages = advantages.to(dtype)
+    mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
         advantages, _, marks = shape_tokens(
             method,
-            advantages=advantages,
+            advantages=advantages.to(dtype),
             mask=mask,
-            group_size=group_size,
             **{name: getattr(stats, name) for name in STATISTICS},
             tokens=tokens,
-            old_entropy=old_entropy,
             old_logp=old_logp,
-            old_log_pmax=old_log_pmax,
+            **rollout,
         )
     elif method.shaping.marks and marks is None:
         raise ACPOError(
@@ -88,17 +99,11 @@ def prepare_batch(
     )
     if entropy_max is None:
         entropy_max = entropy_maximum(method, stats.entropy, mask)
-    return Batch(
-        method,
-        stats,
-        valid(old_logp),
-        valid(advantages),
-        mask,
-        None if ref_logp is None else valid(ref_logp),
-        entropy_max,
-        None if marks is None else valid(marks),
-        None if top_logp is None else valid(top_logp),
+    ref_logp, marks, top_logp = (
+        None if column is None else valid(column) for column in (ref_logp, marks, top_logp)
     )
+    old_logp, advantages = valid(old_logp), valid(advantages)
+    return Batch(method, stats, old_logp, advantages, mask, ref_logp, entropy_max, marks, top_logp)
 
 
 def token_advantages(method: str | Method, **batch: Any) -> Tensor:

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.batch import Batch, prepare_batch
+from acpo.objectives.batch import Batch, prepare_batch, row_and_rollout
 from acpo.objectives.loss import aggregation_weights, batch_objective, token_coefficients
 from acpo.objectives.method import Method
-from acpo.objectives.methods import get_method
 from acpo.objectives.tokens import (
     likeliest,
     mean_top_logp,
@@ -77,17 +76,7 @@ def logit_gradient(
             **rest,
         )
         tokens = torch.where(mask.bool(), tokens, 0)
-        c = token_coefficients(
-            method,
-            stats=batch.stats,
-            old_logp=batch.old_logp,
-            advantages=batch.advantages,
-            sequence_mean=batch.sequence_mean,
-            entropy_max=batch.entropy_max,
-            ref_logp=batch.ref_logp,
-            beta=beta,
-            marks=batch.marks,
-        )
+        c = token_coefficients(method, **batch.policy, ref_logp=batch.ref_logp, beta=beta)
         log_p = scaled_log_probs(logits, temperature)
         p = log_p.exp()
         mode = torch.where(batch.stats.is_mode, tokens, log_p.argmax(-1))
@@ -104,9 +93,6 @@ def logit_gradient(
         return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
 
 
-_INPUTS = ("group_size", "old_entropy", "old_log_pmax", "ref_logp")
-
-
 def _dense_batch(
     method: str | Method,
     *,
@@ -114,12 +100,14 @@ def _dense_batch(
     tokens: Tensor,
     mask: Tensor,
     temperature: float,
+    old_logp: Tensor,
+    advantages: Tensor,
+    beta: float,
+    ref_logp: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Method, Batch]:
     """The row with its options, and the mini-batch as it reads it."""
-    inputs = {name: rest.pop(name, None) for name in _INPUTS}
-    inputs |= {name: rest.pop(name) for name in ("old_logp", "advantages", "beta")}
-    method = get_method(method, **rest)
+    method, rollout = row_and_rollout(method, rest)
     _check(logits, tokens, mask)
     logits = torch.where(mask.bool()[..., None], logits, 0.0)
     tokens = torch.where(mask.bool(), tokens, 0)
@@ -129,11 +117,21 @@ def _dense_batch(
         temperature=temperature,
         align_tol=float(method.options["align_tol"]),
     )
+    top_logp = None
     if method.candidates:
         log_probs = scaled_log_probs(logits, temperature)
-        inputs["top_logp"] = mean_top_logp(log_probs, method.candidates, tokens)
+        top_logp = mean_top_logp(log_probs, method.candidates, tokens)
     batch = prepare_batch(
-        method, stats=stats, mask=mask, tokens=tokens, entropy_max=None, options={}, **inputs
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        advantages=advantages,
+        mask=mask,
+        tokens=tokens,
+        ref_logp=ref_logp,
+        beta=beta,
+        top_logp=top_logp,
+        **rollout,
     )
     return method, batch
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch
+from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch, row_and_rollout
 from acpo.objectives.credit import Credit, credit_multipliers
 from acpo.objectives.gates import GATES, Gated, GateInputs, SequenceMean
 from acpo.objectives.method import Method
@@ -172,16 +172,12 @@ def token_objective(
     old_logp: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    tokens: Tensor | None = None,
-    group_size: int | None = None,
-    old_entropy: Tensor | None = None,
     ref_logp: Tensor | None = None,
     beta: float = 0.0,
     entropy_max: Tensor | float | None = None,
     marks: Tensor | None = None,
-    old_log_pmax: Tensor | None = None,
     top_logp: Tensor | None = None,
-    **options: Any,
+    **rest: Any,
 ) -> TokenObjective:
     """Per-token objective of any method, differentiable through `stats`.
 
@@ -191,51 +187,36 @@ def token_objective(
         old_logp: `[B, T]` log-probabilities under the rollout policy.
         advantages: `[B]`, or `[B, T]` as `shape_tokens` returns them: final.
         mask: `[B, T]`, true at valid completion tokens.
-        tokens: `[B, T]` sampled ids; gtpo only.
-        group_size: completions per prompt, rows of a group consecutive; gtpo and gtpo_entropy.
-        old_entropy: `[B, T]` entropies under the rollout policy; gtpo_entropy only.
         ref_logp: `[B, T]` log-probabilities under the reference policy, for `beta`.
         beta: weight of the KL penalty.
         entropy_max: H_max of the Shannon rows, if this is a part of a larger mini-batch.
         marks: `[B, T]` as `shape_tokens` returns them, beside its advantages.
-        old_log_pmax: `[B, T]` log-probabilities of the rollout policy's mode; score_baseline only.
         top_logp: `[B, T]` mean log-probability of the K likeliest tokens; simko only.
-        **options: the method's options, e.g. `tau_pos`.
+        **rest: what `shape_tokens` takes of the rollout (`tokens`, `group_size`, `old_entropy`,
+            `old_log_pmax`), where the row needs it, and the row's options, e.g. `tau_pos`.
     """
+    row, rollout = row_and_rollout(method, rest)
     batch = prepare_batch(
-        method,
+        row,
         stats=stats,
         old_logp=old_logp,
         advantages=advantages,
         mask=mask,
-        tokens=tokens,
-        group_size=group_size,
-        old_entropy=old_entropy,
         ref_logp=ref_logp,
         beta=beta,
         entropy_max=entropy_max,
-        options=options,
         shaped=advantages.dim() == 2,
         marks=marks,
-        old_log_pmax=old_log_pmax,
         top_logp=top_logp,
+        **rollout,
     )
-    check_gradient_paths(batch.method, stats, top_logp)
+    check_gradient_paths(row, stats, top_logp)
     return batch_objective(batch, beta)
 
 
 def batch_objective(batch: Batch, beta: float = 0.0) -> TokenObjective:
     """The objective of a batch that was checked and shaped."""
-    gated, credit = evaluate_tokens(
-        batch.method,
-        stats=batch.stats,
-        old_logp=batch.old_logp,
-        advantages=batch.advantages,
-        sequence_mean=batch.sequence_mean,
-        entropy_max=batch.entropy_max,
-        marks=batch.marks,
-        top_logp=batch.top_logp,
-    )
+    gated, credit = evaluate_tokens(batch.method, **batch.policy, top_logp=batch.top_logp)
     value = objective_value(batch.advantages, gated, credit)
     if beta and batch.ref_logp is not None:
         value = value - beta * kl_penalty(batch.stats.logp, batch.ref_logp)

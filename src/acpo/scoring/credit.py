@@ -47,21 +47,9 @@ def token_credit(
         tokens=table(tokens),
         group_size=group_size,
         old_entropy=stats.entropy,
-        ref_logp=None,
-        beta=0.0,
-        entropy_max=None,
-        options={},
         old_log_pmax=stats.log_pmax,
     )
-    _, credit = evaluate_tokens(
-        batch.method,
-        stats=batch.stats,
-        old_logp=batch.old_logp,
-        advantages=batch.advantages,
-        sequence_mean=batch.sequence_mean,
-        entropy_max=batch.entropy_max,
-        marks=batch.marks,
-    )
+    _, credit = evaluate_tokens(method, **batch.policy)
     found = (credit.value, batch.advantages)
     of_token, advantage = (column.masked_fill(~finite, torch.nan)[there] for column in found)
     return of_token, advantage, None if batch.marks is None else batch.marks[there]

@@ -8,9 +8,7 @@ import typer
 
 
 def trace(
-    model: str = typer.Argument(
-        help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH."
-    ),
+    model: str = typer.Argument(help="Hub id, folder (or adapter's), .gguf, package:NAME/PATH."),
     samples: Path | None = typer.Option(
         None, help="Score what this folder of `acpo eval` holds instead of sampling."
     ),
@@ -44,8 +42,7 @@ def trace(
     run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
         trace_samples(model, samples, folder, method=method, top_k=top_k, **run)
-        print_trace(folder)
-        return
+        return print_trace(folder)
     arguments = TaskArguments(
         task=task,
         data=data,
@@ -58,7 +55,7 @@ def trace(
         chain_steps=chain_steps,
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
-    trace_and_print(model, folder, arguments, options, **run)
+    return trace_and_print(model, folder, arguments, options, **run)
 
 
 def import_rollouts(

@@ -98,24 +98,27 @@ def import_rollouts(
         "method": method,
         "top_k": top_k,
     }
-    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
 
-    def scored(group: "Group") -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        own, old_logp = group
-        known = score(loaded, own, **options)
-        size: dict[str, Any] = {"group_size": len(own), "sampled_by_scorer": False}
-        rows, columns = trace_rows(own, known, pieces, method=row, **size)
+    def scored(own: list[SampledCompletion], old_logp: list[float]) -> "Part":
+        known = score(loaded, own, temperature=temperature, top_k=top_k, batch_size=batch_size)
+        rows, columns = trace_rows(
+            own, known, pieces, method=row, group_size=len(own), sampled_by_scorer=False
+        )
         return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
 
     with TraceWriter(output, header) as writer:
         for step, rollouts in sorted(steps.items()):
-            parts = [scored(group) for group in _groups(rollouts, tokenizer)]
+            parts = [scored(*group) for group in _groups(rollouts, tokenizer)]
             if parts:
-                columns = {
-                    key: np.concatenate([own[key] for _, own in parts]) for key in parts[0][1]
-                }
-                writer.append([one for rows, _ in parts for one in rows], columns, step=step)
+                writer.append(*_joined(parts), step=step)
     print_trace(output)
+
+
+def _joined(parts: list["Part"]) -> "Part":
+    """Groups of completions as one part of a trace."""
+    columns = [own for _, own in parts]
+    whole = {key: np.concatenate([own[key] for own in columns]) for key in columns[0]}
+    return [row for rows, _ in parts for row in rows], whole
 
 
 def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
@@ -249,6 +252,9 @@ FORMATS: dict[str, Callable[[Path], Iterator[ForeignRollout]]] = {
 }
 """By the names of a trainer's files; the first that a folder holds is read."""
 
+
+Part = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Completions of a trace, and the columns of their tokens."""
 
 Group = tuple[list[SampledCompletion], list[float]]
 """Completions of one prompt, and their old log-probabilities, as far as there are any."""
