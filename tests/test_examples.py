@@ -1,20 +1,19 @@
 """The examples run as written, and learn."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+import pytest
 
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(EXAMPLES / "loop.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+LOOP = str(Path(__file__).resolve().parents[1] / "examples" / "loop.py")
 
 
 def test_the_loop_learns():
-    result = run("--steps", "8", "--prompts", "16")
+    command = [sys.executable, LOOP, "--steps", "8", "--prompts", "16"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     rewards = [float(x) for x in re.findall(r"reward ([\d.]+)", result.stdout)]
     ratios = re.findall(r"ratio ([\d.]+) to ([\d.]+)", result.stdout)
@@ -22,6 +21,8 @@ def test_the_loop_learns():
     assert all(float(low) < 1 < float(high) for low, high in ratios), "the second update is off"
 
 
-def test_rows_that_need_more_than_a_loop_are_named():
-    result = run("--method", "8020")
-    assert result.returncode == 2 and "looks at the whole batch first" in result.stderr
+def test_rows_that_need_more_than_a_loop_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [LOOP, "--method", "8020"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(LOOP, run_name="__main__")
+    assert ended.value.code == 2 and "looks at the whole batch first" in capsys.readouterr().err

@@ -102,7 +102,7 @@ class AnnotatingHandler(Handler):
 @contextlib.contextmanager
 def annotating(behave: Behave = annotate_chain) -> Iterator[AnnotatingServer]:
     with AnnotatingServer(behave) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         try:
             yield server

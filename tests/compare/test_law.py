@@ -86,13 +86,17 @@ def known(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def known_answer(known):
+    return answer_of(known)
+
+
 def line_of(text, row):
     return next(line for line in text.splitlines() if line.startswith(f"| {row} |"))
 
 
-def test_a_known_threshold_is_found_and_held_against_other_settings(known):
-    text = answer_of(known)
-    line = line_of(text, "acpo")
+def test_a_known_threshold_is_found_and_held_against_other_settings(known, known_answer):
+    line = line_of(known_answer, "acpo")
     assert "rule, holds: use it where" in line and line.count("holds +") == 2, line
     settings = settings_of(known, law.FITTED)
     rule = fit_rule(settings, "acpo").rule
@@ -100,16 +104,15 @@ def test_a_known_threshold_is_found_and_held_against_other_settings(known):
     assert chosen == {"e0.2", "e0.5"} and rule.predictor in ("delta", "entropy", "score_variation")
 
 
-def test_a_row_that_always_helps_gets_no_threshold(known):
-    line = line_of(answer_of(known), "score_normalised")
+def test_a_row_that_always_helps_gets_no_threshold(known_answer):
+    line = line_of(known_answer, "score_normalised")
     assert "no rule; better on the whole, +" in line
 
 
-def test_claims_are_counted(known):
-    text = answer_of(known)
-    assert "ACPO where delta below 0.1: 32 settings, 24 below SAPO, 8 above" in text
-    assert "ACPO where delta from 0.1: 8 settings, 0 below SAPO, 8 above" in text
-    assert "score_normalised where that is below 0.2: 8 settings" in text
+def test_claims_are_counted(known_answer):
+    assert "ACPO where delta below 0.1: 32 settings, 24 below SAPO, 8 above" in known_answer
+    assert "ACPO where delta from 0.1: 8 settings, 0 below SAPO, 8 above" in known_answer
+    assert "score_normalised where that is below 0.2: 8 settings" in known_answer
 
 
 def test_without_a_law_there_is_no_rule(tmp_path):

@@ -47,7 +47,7 @@ def test_one_training_step_of_several(tmp_path, no_pdf):
     assert "has steps 0, 50" in run("alignment", path, "--step", 7, status=2).output
 
 
-def test_all_makes_one_page_that_nothing_escapes_from(tmp_path):
+def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
     trace = make_trace(
         tmp_path / "t", parts=1, length=30, header={"model": HOSTILE}, drop=("tail_p2",)
     ).path
@@ -89,7 +89,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     assert result.output.count("\n") == 1
 
 
-def test_names_do_not_reach_the_terminal_s_commands(tmp_path):
+def test_names_do_not_reach_the_terminal_s_commands(tmp_path, no_pdf):
     hostile = make_run(tmp_path / "run", method="acpo\x1b]0;owned\x07\x1b[2J")
     said = run("dynamics", hostile, "--output", tmp_path / "out").output
     assert "owned" in said and not {"\x1b", "\x07"} & set(said)

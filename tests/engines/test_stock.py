@@ -101,7 +101,7 @@ def rollout_with_tools(prompts, trainer):
 def gradients(trainer_class, config_class, folder, setting, *, steps=3, rewards=odd_tokens, **more):
     if setting.startswith("sampling ratio"):
         trainer_class = with_ratio(trainer_class, setting.split()[-1])
-    model = tiny_model()
+    model = tiny_model(layers=1)
     if more.get("beta"):
         model.save_pretrained(folder / "model")
         tiny_tokenizer().save_pretrained(folder / "model")

@@ -1,6 +1,8 @@
 """The Triton row step against the torch one. Run by test_triton.py in Triton's interpreter, and
 directly on a GPU: `pytest tests/head/kernel_cases.py`."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -18,9 +20,20 @@ VOCABS = (16, 300, 8192, 8200)
 WITHOUT_KERNEL = ["aspo", "kl_cov"]  # the coefficients of all such rows are torch's
 LOCAL = [row for row in ROWS[: ROWS.index("gmpo")] if not METHODS[row].sequence_level]
 LOCAL += [*WITHOUT_KERNEL, "simko"]
-
-
+PROJECTIONS = [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
+DTYPES = [torch.float32, torch.bfloat16]
+TERMS = {"plain": {}, "kl+bonus": {"beta": 0.1, "bonus": True}, "on-policy": {"on_policy": True}}
 CHUNK = 8 if DEVICE == "cuda" else 6  # the interpreter takes a row at a time
+
+
+def cases(*values):
+    """Every combination on a GPU; in the interpreter, which is slow, every pair of values."""
+    numbered = product(*map(enumerate, values))
+    return [
+        tuple(value for _, value in case)
+        for case in numbered
+        if DEVICE == "cuda" or sum(number for number, _ in case) % 2 == 0
+    ]
 
 
 def chunk(vocab, rows=CHUNK, dtype=torch.float32, seed=0):
@@ -65,11 +78,7 @@ def statistics_of(module, raw, tokens, projection):
     return stats
 
 
-@pytest.mark.parametrize("vocab", VOCABS)
-@pytest.mark.parametrize(
-    "projection", [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab", "projection", "dtype"), cases(VOCABS, PROJECTIONS, DTYPES))
 def test_statistics(vocab, projection, dtype):
     raw, tokens = chunk(vocab, dtype=dtype)
     ours = statistics_of(triton, raw.clone(), tokens, projection)
@@ -82,19 +91,13 @@ def test_statistics(vocab, projection, dtype):
         )
 
 
-@pytest.mark.parametrize("row", LOCAL)
-@pytest.mark.parametrize(
-    "extra",
-    [{}, {"beta": 0.1, "bonus": True}, {"on_policy": True}],
-    ids=["plain", "kl+bonus", "on-policy"],
-)
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("row", "extra", "narrow"), cases(LOCAL, TERMS, (False, True)))
 def test_policy_gradient(row, extra, narrow):
     vocab = 8200 if narrow else 300
     projection = Projection(0.8)
     raw, tokens = chunk(vocab)
     logp = statistics_of(chunked, raw.clone(), tokens, projection).logp
-    terms = terms_for(row, tokens, logp, **extra)
+    terms = terms_for(row, tokens, logp, **TERMS[extra])
     dtype = torch.bfloat16 if narrow else torch.float32
     results = []
     for module in (triton, chunked):
@@ -191,11 +194,7 @@ def test_scale_in_place():
     torch.testing.assert_close(x, 2.5 * torch.arange(10_000.0, device=DEVICE))
 
 
-@pytest.mark.parametrize("vocab", (1, *VOCABS))
-@pytest.mark.parametrize(
-    "projection", [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab", "projection", "dtype"), cases((1, *VOCABS), PROJECTIONS, DTYPES))
 def test_row_sums(vocab, projection, dtype):
     raw, tokens = chunk(vocab, dtype=dtype)
     raw[1] *= 8  # sharp, and sampled far from the mode: the sums are taken twice

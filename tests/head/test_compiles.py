@@ -55,7 +55,7 @@ def test_head(compiled, monkeypatch):
     raw, tokens = cases.chunk(300)
     empty = RowStats.empty(len(tokens), tokens.device, torch.float32)
     stats = RowStats(*(torch.zeros_like(column) for column in empty))
-    extras = [{}, {"beta": 0.1, "bonus": True}, {"on_policy": True}]
+    extras = list(cases.TERMS.values())
     rows = {cases.METHODS[row].gate: row for row in cases.LOCAL} | {"delta": "acpo"}
     for number, row in enumerate(rows.values()):
         terms = cases.terms_for(row, tokens, -torch.ones(len(tokens)), **extras[number % 3])

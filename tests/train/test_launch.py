@@ -19,6 +19,7 @@ def short_run(tmp_path_factory):
     """The quickstart, shorter and bolder."""
     folder = tmp_path_factory.mktemp("run")
     options = flags(output_dir=folder, max_steps=12, learning_rate=1e-3, held_out=400)
+    options += flags(max_problems=1000)
     result = CliRunner().invoke(app, ["train", str(QUICKSTART), *options])
     assert result.exit_code == 0, result.output
     return folder, result.output
@@ -63,6 +64,7 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     options = {
         "output_dir": tmp_path,
         "held_out": 50,
+        "max_problems": 100,
         "per_device_train_batch_size": 16,
         "steps_per_generation": 1,
         "save_strategy": "steps",
@@ -80,7 +82,12 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
 
 def test_held_out_groups_must_not_be_split(tmp_path):
     with pytest.raises(ACPOError, match="per_device_eval_batch_size=500"):
-        train(QUICKSTART, flags(output_dir=tmp_path, num_generations_eval=3, eval_strategy="no"))
+        train(
+            QUICKSTART,
+            flags(
+                output_dir=tmp_path, num_generations_eval=3, eval_strategy="no", max_problems=100
+            ),
+        )
 
 
 def test_bad_recipes_end_with_a_message():

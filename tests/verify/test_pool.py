@@ -148,29 +148,27 @@ def test_a_dead_server_is_started_again(processes):
         assert set(outcomes) <= {Outcome.CORRECT, Outcome.INFRA_ERROR}
 
 
-def test_many_threads_share_one_pool():
+def test_many_threads_share_one_pool(pool):
     found = []
-    with MathPool(2) as pool:
 
-        def ask(number):
-            text = f"\\boxed{{{number}x+{number}}}"
-            found.append(pool.verify(text, f"{number}(x+1)").result().correct)
+    def ask(number):
+        text = f"\\boxed{{{number}x+{number}}}"
+        found.append(pool.verify(text, f"{number}(x+1)").result().correct)
 
-        threads = [threading.Thread(target=ask, args=(n,)) for n in range(2, 42)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(2, 42)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
     assert found == [True] * 40
 
 
-def test_math_pool_from_asyncio():
-    async def main(pool):
+def test_math_pool_from_asyncio(pool):
+    async def main():
         jobs = [(f"\\boxed{{{n}x+{n}}}", f"{n}(x+1)") for n in range(2, 42)]
         return await asyncio.gather(*(pool.verify_async(*job) for job in jobs))
 
-    with MathPool(2) as pool:
-        assert all(verdict.correct for verdict in asyncio.run(main(pool)))
+    assert all(verdict.correct for verdict in asyncio.run(main()))
 
 
 def test_closing_leaves_no_process(processes):

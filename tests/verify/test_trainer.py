@@ -37,17 +37,20 @@ def trainer(folder, data, rewards, *, chat=False):
 SHAPES = ("body", "function", "program")
 
 
+def earned(built, rows, texts) -> int:
+    """How many texts earn their 1, by TRL's own way of calling rewards."""
+    prompts = [row["prompt"] for row in rows]
+    chat = [[{"role": "assistant", "content": text}] for text in texts]
+    given = texts if isinstance(prompts[0], str) else chat
+    values = built._calculate_rewards(rows, prompts, given, [[0]] * len(rows))
+    return int((values[:, 0] == 1.0).sum())
+
+
 def rewards_of(built, rows, completions, kinds=SHAPES) -> dict[str, int]:
-    """How many references earn their 1, per shape, by TRL's own way of calling rewards."""
-    earned = {}
-    for shape in kinds:
-        texts = [completion[shape] for completion in completions]
-        prompts = [row["prompt"] for row in rows]
-        chat = [[{"role": "assistant", "content": text}] for text in texts]
-        given = texts if isinstance(prompts[0], str) else chat
-        values = built._calculate_rewards(rows, prompts, given, [[0]] * len(rows))
-        earned[shape] = int((values[:, 0] == 1.0).sum())
-    return earned
+    return {
+        shape: earned(built, rows, [completion[shape] for completion in completions])
+        for shape in kinds
+    }
 
 
 def all_right(rows) -> dict[str, int]:
@@ -102,7 +105,11 @@ def test_through_a_recipe(tmp_path, humaneval):
         name: value for name, value in humaneval[0].items() if name != "prompt"
     }
     built = trainer(tmp_path, data.train, data.rewards, chat=True)
-    assert rewards_of(built, rows, [shapes(row) for row in humaneval]) == all_right(rows)
+    completions = [shapes(row) for row in humaneval]
+    for turn in range(3 if len(rows) < 20 else 1):  # many problems: one shape each
+        kinds = [SHAPES[(place + turn) % 3] for place in range(len(rows))]
+        texts = [made[kind] for made, kind in zip(completions, kinds, strict=True)]
+        assert earned(built, rows, texts) == len(rows)
 
 
 def test_a_missing_column_is_an_error_at_construction(tmp_path):

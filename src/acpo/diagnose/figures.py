@@ -228,6 +228,9 @@ def rendered(figure: "Figure", kind: str) -> bytes:
     stream = BytesIO()
     stamps = ("Software",) if kind == "png" else ("CreationDate", "Creator", "Producer")
     with matplotlib.rc_context(RC):
+        if figure.get_layout_engine() is not None:
+            figure.draw_without_rendering()
+            figure.set_layout_engine(None)  # else every file is laid out and drawn twice
         figure.savefig(stream, format=kind, metadata=dict.fromkeys(stamps))
     return stream.getvalue()
 

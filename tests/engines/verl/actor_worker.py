@@ -1,6 +1,5 @@
 """`ActorRolloutRefWorker` from a recipe's configuration: updates of mini-batches, weights saved."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,3 @@ def main(folder: Path) -> None:
         results[name] = {"before": before, "after": weights(worker), "metrics": metrics}
     torch.save(results, folder / "actor_worker1_0.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -1,6 +1,5 @@
 """One rank: every case through the FSDP2 engine and stock `ppo_loss`; loss and gradient saved."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,18 +121,16 @@ def whole_gradients(module: Any) -> dict[str, torch.Tensor]:
 def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     job = torch.load(folder / "job.pt", weights_only=False)
-    for case in job["cases"].values():  # the order of a worker: the actor's config, then its engine
+    world = dist.get_world_size()
+    cases = {name: case for name, case in job["cases"].items() if case.get("world", world) == world}
+    for case in cases.values():  # the order of a worker: the actor's config, then its engine
         actor_config(case)
     engine = build_engine(folder / "model")
     results = {
         name: run_case(engine, job["rollouts"][case.get("temperature", 1.0)], case)
-        for name, case in job["cases"].items()
+        for name, case in cases.items()
     }
     results["engine"] = type(engine).__name__
-    name = f"engine_worker{dist.get_world_size()}_{dist.get_rank()}.pt"
+    name = f"engine_worker{world}_{dist.get_rank()}.pt"
     torch.save(results, folder / name)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -3,7 +3,6 @@
 The model behind the head needs a GPU; the head, its process groups and verl's loss do not.
 """
 
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +95,3 @@ def main(folder: Path) -> None:
     }
     torch.save(results, folder / f"head_worker{dist.get_world_size()}_{dist.get_rank()}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

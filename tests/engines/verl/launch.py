@@ -1,6 +1,11 @@
-"""Runs a worker program as several processes that find each other over gloo."""
+"""Runs a worker program as several processes that find each other over gloo.
+
+`python -m engines.verl.launch PROGRAM FOLDER WORLD...` is the parent of the ranks: importing verl
+takes longer than most of what they do, so that one process imports it and forks them.
+"""
 
 import contextlib
+import importlib
 import os
 import socket
 import subprocess
@@ -45,8 +50,10 @@ def work(processes: list[subprocess.Popen[bytes]]) -> float:
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            times = psutil.Process(process.pid).cpu_times()
-            total += times.user + times.system
+            parent = psutil.Process(process.pid)
+            for running in (parent, *parent.children()):
+                times = running.cpu_times()
+                total += times.user + times.system
     return total
 
 
@@ -80,34 +87,50 @@ def wait_for(
 
 
 def run_ranks(
-    program: str, folder: Path, *, world: int, modules: tuple[str, ...] = ()
-) -> list[Any]:
-    """Run `engines.verl.<program>` in `world` processes; what each saved as `rank<i>.pt`.
+    program: str, folder: Path, *worlds: int, modules: tuple[str, ...] = ()
+) -> dict[int, list[Any]]:
+    """Run `engines.verl.<program>`; what each process saved, by the number of processes.
 
     Args:
         program: the module's name.
-        folder: of its job, its logs and its results.
-        world: how many processes.
+        folder: of its job, its log and its results.
+        worlds: how many processes, once for each number.
         modules: imported by verl before it loads plugins.
     """
-    port = str(free_port())
-    processes = []
-    for rank in range(world):
-        env = os.environ | ENVIRONMENT
-        env["VERL_USE_EXTERNAL_MODULES"] = ",".join([env["VERL_USE_EXTERNAL_MODULES"], *modules])
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, "-m", f"engines.verl.{program}", str(folder)]
-        log = (folder / f"{program}{world}_{rank}.log").open("w")
-        processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+    env = os.environ | ENVIRONMENT
+    env["VERL_USE_EXTERNAL_MODULES"] = ",".join([env["VERL_USE_EXTERNAL_MODULES"], *modules])
+    command = [sys.executable, "-m", "engines.verl.launch", program, str(folder)]
+    command += map(str, worlds)
+    file = folder / f"{program}.log"
+    with file.open("w") as log:
+        parent = subprocess.Popen(command, env=env, stdout=log, stderr=log)
     try:
-        codes = wait_for(processes)
+        (code,) = wait_for([parent])
     finally:
-        for process in processes:
-            process.kill()
-    logs = [(folder / f"{program}{world}_{rank}.log").read_text() for rank in range(world)]
-    assert not any(codes), "\n".join(log[-4000:] for log in logs)
-    return [
-        torch.load(folder / f"{program}{world}_{rank}.pt", weights_only=False)
-        for rank in range(world)
-    ]
+        parent.kill()
+    assert not code, file.read_text()[-8000:]
+    return {
+        world: [
+            torch.load(folder / f"{program}{world}_{rank}.pt", weights_only=False)
+            for rank in range(world)
+        ]
+        for world in worlds
+    }
+
+
+def run_rank(rank: int, main: Callable[[Path], None], folder: Path, world: int, port: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    main(folder)
+
+
+if __name__ == "__main__":
+    program, folder, *worlds = sys.argv[1:]
+    main = importlib.import_module(f"engines.verl.{program}").main
+    for world in map(int, worlds):
+        torch.multiprocessing.start_processes(
+            run_rank,
+            args=(main, Path(folder), world, str(free_port())),
+            nprocs=world,
+            start_method="fork",
+        )

@@ -1,5 +1,6 @@
 """Recipes pass verl's own validation; wrong combinations end there, with the remedy."""
 
+import json
 import os
 import subprocess
 import sys
@@ -272,14 +273,16 @@ def test_the_manual_lists_the_names_that_the_plugin_leans_on():
 
 
 BROKEN = """
-import sys
+import json, sys
 {breakage}
 import verl
 from verl.utils.config import validate_config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from engines.verl.recipes import configuration
-config = configuration(sys.argv[1:])
-validate_config(config, need_reference_policy(config), need_critic(config))
+for overrides in json.loads(sys.argv[1]):
+    config = configuration(overrides)
+    validate_config(config, need_reference_policy(config), need_critic(config))
+    print("valid", flush=True)
 """
 BREAKAGES = {
     "another verl": (
@@ -294,30 +297,24 @@ BREAKAGES = {
 @pytest.mark.parametrize(
     ("breakage", "library"), [("another verl", "null"), ("a missing dependency", "acpo.verl")]
 )
-def test_a_plugin_that_cannot_load_stops_the_run(tmp_path, breakage, library):
+def test_a_plugin_that_cannot_load_stops_the_run_and_leaves_others_alone(
+    tmp_path, breakage, library
+):
     line, reason = BREAKAGES[breakage]
-    overrides = arguments("qwen3-8b-base-acpo.sh", tmp_path)
-    overrides += [f"actor_rollout_ref.model.external_lib={library}"]
-    ours = _run(BROKEN.format(breakage=line), *overrides)
-    assert ours.returncode != 0
-    assert "acpo.verl, which this run needs, cannot be loaded" in ours.stderr
-    assert reason in ours.stderr
-
-
-def test_a_plugin_that_cannot_load_leaves_others_alone(tmp_path):
-    overrides = arguments("qwen3-8b-base-sapo.sh", tmp_path)
-    overrides += ["actor_rollout_ref.model.external_lib=null", "algorithm.adv_estimator=grpo"]
-    done = _run(BROKEN.format(breakage=BREAKAGES["another verl"][0]), *overrides)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def _run(program, *arguments):
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+    others = arguments("qwen3-8b-base-sapo.sh", tmp_path)
+    others += ["actor_rollout_ref.model.external_lib=null", "algorithm.adv_estimator=grpo"]
+    ours = arguments("qwen3-8b-base-acpo.sh", tmp_path)
+    ours += [f"actor_rollout_ref.model.external_lib={library}"]
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN.format(breakage=line), json.dumps([others, ours])],
         env=os.environ | ENVIRONMENT,
         capture_output=True,
         text=True,
     )
+    assert done.stdout.count("valid\n") == 1, "the first alone"
+    assert done.returncode != 0
+    assert "acpo.verl, which this run needs, cannot be loaded" in done.stderr
+    assert reason in done.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "doctor", "compare"])

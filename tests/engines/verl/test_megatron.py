@@ -56,7 +56,7 @@ def job(tmp_path_factory):
     tied = int(ends[1]) - 2
     logits[tied, 5] = logits[tied, VOCABULARY - 5] = top[tied]
     torch.save({"cases": CASES, "rollouts": rollouts, "logits": logits}, folder / "job.pt")
-    return rollouts, logits, run_ranks("head_worker", folder, world=2)
+    return rollouts, logits, run_ranks("head_worker", folder, 2)[2]
 
 
 def by_definition(rollouts, logits, case):

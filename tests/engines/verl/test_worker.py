@@ -79,7 +79,7 @@ def results(tmp_path_factory):
         model = save(folder / method, case["weights"])
         jobs[f"fixture {method}"]["overrides"] += [*ON_A_CPU, *GRADIENT, model]
     torch.save(jobs, folder / "jobs.pt")
-    return run_ranks("actor_worker", folder, world=1)[0]
+    return run_ranks("actor_worker", folder, 1)[1][0]
 
 
 @pytest.mark.parametrize("script", SHARED)
