@@ -83,7 +83,7 @@ def test_retry_after_holds_everyone_back():
 def test_gives_up_after_its_attempts_with_the_reason():
     with serving(echo) as server:
         server.faults = lambda number: "500" if number >= 5 else None
-        source = backend(server, concurrency=1, retries=2).sample(requests(20))
+        source = backend(server, concurrency=1, retries=2).sample(requests(6))
         kept = [next(source) for _ in range(5)]
         failed = next(source)
         assert isinstance(failed, Failure) and failed.key == 5

@@ -1,6 +1,7 @@
 """Whole runs by the command over real HTTP: oracles, kills, bad input."""
 
 import json
+import random
 import signal
 import threading
 import time
@@ -73,10 +74,11 @@ def test_gold_on_half_the_samples_scores_50(gold, shared_data, tmp_path):
     assert whole["average"]["low"] < 0.5 < whole["average"]["high"]
 
 
-def test_kill_minus_nine_five_times(tmp_path):
+def test_kill_minus_nine_ten_times(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 60)
     options = ("--benchmarks", data, "--k", 2, "--temperature", 0, "--concurrency", 2)
     options += ONE_WORKER
+    chance = random.Random(3)
     partial = 0
     with serving(add) as server:
         calm = ("eval", "tiny", "--base-url", server.url, *options, "--output", tmp_path / "calm")
@@ -85,12 +87,12 @@ def test_kill_minus_nine_five_times(tmp_path):
         path = tmp_path / "killed" / "sums.jsonl"
         killed = ("eval", "tiny", "--base-url", server.url, *options, "--output", path.parent)
         kept: dict[tuple, str] = {}
-        for pause in (0.0, 0.1, 0.2, 0.3, 0.5):
+        for _ in range(10):
             process = start(*killed)
             size = path.stat().st_size if path.exists() else 0
             while process.poll() is None and not (path.exists() and path.stat().st_size > size):
                 time.sleep(0.01)
-            time.sleep(pause)
+            time.sleep(chance.uniform(0.0, 0.5))
             process.send_signal(signal.SIGKILL)
             process.wait()
             drawn = [line for line in lines(path)[1:] if "completion" in line]
@@ -99,7 +101,7 @@ def test_kill_minus_nine_five_times(tmp_path):
             assert kept.items() <= now.items(), "a sample was lost"
             partial += len(kept) < len(now) < 120
             kept = now
-        assert partial >= 3, "the kills hit runs at work"
+        assert partial >= 5, "the kills hit runs at work"
         server.latency = 0.0
         assert acpo(*killed).returncode == 0
     assert timeless(path) == timeless(tmp_path / "calm" / "sums.jsonl")

@@ -43,14 +43,21 @@ FAILED = typer.Option(
 )
 FORMAT = typer.Option("markdown", "--format", help="What to print.")
 DATA_DIR = typer.Option(None, help="Folder with NAME.jsonl (default: download once).")
+BACKEND = typer.Option(
+    None, help="Who samples (default: openai with --base-url, else transformers)."
+)
+BATCH_SIZE = typer.Option(
+    None, min=1, help="Sequences at a time (default: transformers 32, vllm 256)."
+)
+UNSAFE_LOCAL = typer.Option(
+    False, "--unsafe-local", help="Run code without a sandbox, with your rights."
+)
 NAMED_ROWS = 20
 
 
 @eval_app.command("run")
 def run_eval(
-    model: str = typer.Argument(
-        help="Hub id, folder (an adapter's, too), .gguf, package:NAME/PATH, or a server's name."
-    ),
+    model: str = typer.Argument(help="Hub id, folder, .gguf, package:NAME/PATH, server's name."),
     benchmarks: str = BENCHMARKS,
     k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
     limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),
@@ -58,58 +65,36 @@ def run_eval(
     top_p: float = typer.Option(1.0, min=0.0, max=1.0, help="Mass of the nucleus."),
     max_tokens: int = typer.Option(8192, min=1, help="Longest completion."),
     stop: list[str] = typer.Option([], help="Text that ends a completion; repeatable."),
-    prompt_format: PromptFormat = typer.Option(
-        "chat", help="Under the chat template, or as plain text."
-    ),
+    prompt_format: PromptFormat = typer.Option("chat", help="Under the chat template, or plain."),
     system: str | None = typer.Option(None, help="System message."),
     seed: int = typer.Option(0, help="Every sample's own seed is made of it."),
     output: Path | None = typer.Option(None, help="Folder of the run (default: evals/MODEL)."),
     data_dir: Path | None = DATA_DIR,
-    backend: BackendName | None = typer.Option(
-        None,
-        help="Who samples (default: openai with --base-url, else transformers).",
-    ),
+    backend: BackendName | None = BACKEND,
     base_url: str | None = typer.Option(None, help="OpenAI-compatible server, up to /v1."),
     api_key_env: str = typer.Option("OPENAI_API_KEY", help="Variable that holds its key."),
     concurrency: int = typer.Option(64, min=1, help="openai: requests in flight."),
     timeout: float = typer.Option(1800.0, min=0.1, help="openai: seconds one request may take."),
     retries: int = typer.Option(6, min=0, help="openai: further attempts at a request."),
-    batch_size: int | None = typer.Option(
-        None, min=1, help="Sequences at a time (default: transformers 32, vllm 256)."
-    ),
+    batch_size: int | None = BATCH_SIZE,
     device: str | None = typer.Option(None, help="transformers: cuda, cpu, mps."),
-    trace: Path | None = typer.Option(
-        None, help="transformers: score the samples into a trace in this folder."
-    ),
+    trace: Path | None = typer.Option(None, help="transformers: folder of a trace of the samples."),
     failed: Failed = FAILED,
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
     remote: str | None = typer.Option(None, help="SandboxFusion-compatible server for code."),
-    unsafe_local: bool = typer.Option(
-        False, "--unsafe-local", help="Run code without a sandbox, with your rights."
-    ),
+    unsafe_local: bool = UNSAFE_LOCAL,
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
-    from acpo.errors import ACPOError
     from acpo.evaluate.backends import Sampling, make_backend
     from acpo.evaluate.terminal import evaluate
     from acpo.tasks.grading import Judges
     from acpo.verify import batch
 
-    chosen: BackendName = backend or ("openai" if base_url else "transformers")
-    if trace is not None and chosen != "transformers":
-        raise ACPOError(
-            f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
-            "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
-        )
-    options: dict[str, Any] = {"device": device} if chosen == "transformers" else {}
-    if chosen == "openai":
-        options = {"api_key_env": api_key_env, "concurrency": concurrency}
-        options |= {"timeout": timeout, "retries": retries}
-        options |= {"base_url": base_url} if base_url else {}
-    elif batch_size is not None:
-        options["batch_size"] = batch_size
     chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
+    server = {"api_key_env": api_key_env, "concurrency": concurrency, "base_url": base_url}
+    server |= {"timeout": timeout, "retries": retries}
+    chosen, options = _backend(backend, trace, server, device=device, batch_size=batch_size)
     _warn_of_equal_samples(temperature, k)
     plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
@@ -117,10 +102,32 @@ def run_eval(
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:
-        from acpo.evaluate.traces import trace_samples
+        _trace(model, folder, trace, plans, options)
 
-        golds = {(p.name, q.id): q.row.get("answer") for p in plans for q in p.questions}
-        trace_samples(model, folder, trace, answers=golds, **options)
+
+def _backend(
+    name: BackendName | None, trace: Path | None, server: dict[str, Any], **local: Any
+) -> tuple[BackendName, dict[str, Any]]:
+    """Who samples, and its own options, as far as they were given."""
+    from acpo.errors import ACPOError
+
+    chosen: BackendName = name or ("openai" if server["base_url"] else "transformers")
+    if trace is not None and chosen != "transformers":
+        raise ACPOError(
+            f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
+            "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
+        )
+    if chosen == "vllm":
+        del local["device"]
+    given = server if chosen == "openai" else local
+    return chosen, {option: value for option, value in given.items() if value is not None}
+
+
+def _trace(model: str, folder: Path, output: Path, plans: "list[Plan]", options: Any) -> None:
+    from acpo.evaluate.traces import trace_samples
+
+    golds = {(p.name, q.id): q.row.get("answer") for p in plans for q in p.questions}
+    trace_samples(model, folder, output, answers=golds, **options)
 
 
 def _plans(

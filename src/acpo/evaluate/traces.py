@@ -2,7 +2,7 @@
 
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ def trace_samples(
 
     The policy is the one at the evaluation's temperature (1 where it took the likeliest token).
     Questions have as many samples as the one with the fewest. Done again, the trace is replaced.
-
     A model other than the one that sampled leaves old log-probabilities out.
 
     Args:
@@ -49,44 +48,41 @@ def trace_samples(
     Raises:
         ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
     """
-    runs = _read(samples)
+    runs, row = _read(samples), get_method(method)
+    tolerance = float(row.options["align_tol"])
     settings = _shared_settings(samples, {name: run[0] for name, run in runs.items()})
     sampling = Sampling(**{name: settings[name] for name in Sampling._fields})
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     own = {k: settings.get(k) for k in ("model", "revision")}
     same = own == {k: source.settings().get(k) for k in own}
-    loaded, pieces, row = source.load(), Pieces(source.checkpoint.tokenizer), get_method(method)
+    loaded, pieces = source.load(), Pieces(source.checkpoint.tokenizer)
     temperature = sampling.temperature or 1.0
-    header = {
-        "source": "eval",
-        "model": model,
-        "vocab_size": loaded.get_output_embeddings().weight.shape[0],
-        "benchmarks": sorted(runs),
-        "temperature": temperature,
-        "max_tokens": sampling.max_tokens,
-        "top_k": top_k,
-        "method": method,
-        "seed": settings["seed"],
-    }
+    vocabulary = loaded.get_output_embeddings().weight.shape[0]
+    header = {"source": "eval", "model": model, "vocab_size": vocabulary}
+    header |= {"benchmarks": sorted(runs), "temperature": temperature, "top_k": top_k}
+    header |= {"max_tokens": sampling.max_tokens, "method": method, "seed": settings["seed"]}
+    scoring: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
     with TraceWriter(output, header) as writer:
         writer.drop_from(0)
-        names = _prompt_ids(runs)
-        for benchmark, (_, found) in runs.items():
-            golds = {question: (answers or {}).get((benchmark, question)) for question, _ in found}
-            rollouts, group = _rollouts(found, source, golds)
-            rollouts = [replace(r, prompt_id=names[benchmark, r.prompt_id]) for r in rollouts]
-            scored = score(
-                loaded,
-                rollouts,
-                temperature=temperature,
-                top_k=top_k,
-                align_tol=float(row.options["align_tol"]),
-                batch_size=batch_size,
-            )
+        for rollouts, group in _groups(runs, source, answers or {}):
+            scored = score(loaded, rollouts, align_tol=tolerance, **scoring)
             rows, columns = trace_rows(
                 rollouts, scored, pieces, method=row, group_size=group, sampled_by_scorer=same
             )
             writer.append(rows, columns)
+
+
+def _groups(
+    runs: Mapping[str, tuple[dict[str, Any], Samples]],
+    source: TransformersBackend,
+    answers: Mapping[tuple[str, str], Any],
+) -> Iterator[tuple[list[SampledCompletion], int]]:
+    """Each benchmark's completions, and how many a question has."""
+    names = _prompt_ids(runs)
+    for benchmark, (_, found) in runs.items():
+        golds = {question: answers.get((benchmark, question)) for question, _ in found}
+        rollouts, group = _rollouts(found, source, golds)
+        yield [replace(r, prompt_id=names[benchmark, r.prompt_id]) for r in rollouts], group
 
 
 def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
