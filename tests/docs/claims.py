@@ -324,6 +324,23 @@ def tiny_study(r):
     ]
 
 
+@claim("docs/results.md", "results/law/law.md")
+def sure_starts(text):
+    """The benefits of every setting, and what varies within groups."""
+    table = re.findall(r"^\| law-0.1m \| e([\d.]+) \| eight \|(.*)\|$", text, re.M)
+    cells = [(entropy, [cell.strip() for cell in rest.split("|")]) for entropy, rest in table]
+    (_, first), (_, second) = cells
+    return [
+        *(f"| {entropy} | {' | '.join(row[5:])} |" for entropy, row in cells),
+        f"({float(second[4]):.2f} against {float(first[4]):.2f})",
+    ]
+
+
+@claim("docs/results.md", "results/compare/law-0.1m/runs.jsonl")
+def sure_starts_runs(runs):
+    return [f"({len(runs)} of 1,720 runs"]
+
+
 @claim("docs/faq.md", TINY)
 def tiny_in_short(r):
     rows = {row["name"]: row for row in r["tasks"]["main"]["rows"]}
