@@ -6,6 +6,7 @@ import torch
 import yaml
 
 from acpo.compare.study_file import read_study
+from acpo.objectives import METHODS
 from acpo.tasks.registry import get_task
 from acpo.train.recipe import option_groups, read_recipe
 from docs.pages import DOCUMENTS, ROOT, blocks
@@ -26,6 +27,10 @@ SMALLER = {
 def inside(tmp_path, monkeypatch):
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
+    rows = dict(METHODS)
+    yield
+    METHODS.clear()  # of rows that a snippet added
+    METHODS.update(rows)
 
 
 @pytest.fixture(scope="module")

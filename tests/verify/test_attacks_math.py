@@ -323,11 +323,11 @@ def test_attack_42_one_hang_among_a_thousand():
 
 
 def test_attack_42_queue_time_is_not_billed():
-    """Hangs before an honest answer: it waits longer than its limit, and is still right."""
-    hangs = [("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")] * 8
+    """Twenty hangs before an honest answer: it waits, and is still right."""
+    hangs = [("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")] * 20
     with MathPool(1, cpu_seconds=0.2) as pool:
         verdicts = pool.verify_all([*hangs, ("\\boxed{x+x}", "2x")])
-    assert [v.outcome for v in verdicts[:-1]] == [Outcome.TIMEOUT] * 8
+    assert [v.outcome for v in verdicts[:-1]] == [Outcome.TIMEOUT] * 20
     assert verdicts[-1].correct
     assert verdicts[-1].seconds < 0.2
 

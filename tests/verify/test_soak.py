@@ -1,4 +1,4 @@
-"""Hundreds of hostile and honest jobs: nothing is left over, and memory stays flat."""
+"""Thousands of hostile and honest jobs: nothing is left over, and memory stays flat."""
 
 import os
 import random
@@ -12,7 +12,7 @@ from acpo.verify.code import CodePool
 from acpo.verify.proctree import children, tree_memory
 from verify.sandboxed import ADD, backend, sandbox_processes
 
-MATH_JOBS, CODE_JOBS = 1_350, 150
+MATH_JOBS, CODE_JOBS = 2_700, 300
 
 HONEST_MATH = [("\\boxed{%dx + %d}", "%d(x+1)"), ("\\boxed{%d/%d}", "1"), ("Answer: %d.%d", "7")]
 HOSTILE_MATH = [
@@ -42,7 +42,7 @@ HONEST_CODE = "def add(a, b): return a + b"
 
 
 def math_job(rng: random.Random, index: int) -> tuple[str, str]:
-    if index % 500 == 250:
+    if index % 1000 == 500:
         return HANG, "x+1"
     if rng.random() < 0.3:
         return rng.choice(HOSTILE_MATH), "x+1"
@@ -68,7 +68,7 @@ def leftovers() -> tuple[int, int, list[str], list[int]]:
 
 
 @pytest.mark.sandbox
-def test_fifteen_hundred_jobs(monkeypatch, tmp_path):
+def test_three_thousand_jobs(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rng = random.Random(5)
     box = backend()
@@ -84,7 +84,7 @@ def test_fifteen_hundred_jobs(monkeypatch, tmp_path):
                 source = rng.choice(HOSTILE_CODE) if hostile else HONEST_CODE
                 futures.append(code.verify(f"```python\n{source}\n```", ADD))
                 futures[-1].honest = not hostile
-            if index % 50 == 49:
+            if index % 100 == 99:
                 memory.append(tree_memory(os.getpid()))
         verdicts = [(future.result(), getattr(future, "honest", None)) for future in futures]
     print(f"\nsoak: {len(verdicts)} jobs in {time.monotonic() - start:.0f} s")
@@ -99,4 +99,4 @@ def test_fifteen_hundred_jobs(monkeypatch, tmp_path):
     third = len(memory) // 3
     early, late = max(memory[:third]), max(memory[-third:])
     print(f"soak: {early >> 20} MiB in the first third, {late >> 20} MiB in the last")
-    assert late - early < 50 << 20
+    assert late - early < 100 << 20

@@ -34,6 +34,9 @@ eval_app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at benchmark and training data.", no_args_is_help=True)
 
+MODEL = typer.Argument(
+    help="Hub id, folder (an adapter's, too), .gguf, package:NAME/PATH, or a server's name."
+)
 BENCHMARKS = typer.Option(
     PAPER_BENCHMARKS,
     help="Tasks, with commas: names, my_tasks.py:NAME, gym:NAME, data files.",
@@ -57,7 +60,7 @@ NAMED_ROWS = 20
 
 @eval_app.command("run")
 def run_eval(
-    model: str = typer.Argument(help="Hub id, folder, .gguf, package:NAME/PATH, server's name."),
+    model: str = MODEL,
     benchmarks: str = BENCHMARKS,
     k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
     limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),

@@ -9,12 +9,7 @@ from acpo.errors import ACPOError
 from acpo.objectives.batch import Batch, prepare_batch, row_and_rollout
 from acpo.objectives.loss import aggregation_weights, batch_objective, token_coefficients
 from acpo.objectives.method import Method
-from acpo.objectives.tokens import (
-    likeliest,
-    mean_top_logp,
-    scaled_log_probs,
-    stats_from_logits,
-)
+from acpo.objectives.tokens import likeliest, mean_top_logp, scaled_log_probs, stats_from_logits
 
 
 def dense_loss(
@@ -34,7 +29,7 @@ def dense_loss(
     Arguments as in `token_objective`, with the whole mini-batch in them: `advantages` is `[B]` with
     groups in consecutive rows, or `[B, T]` from outside, which the row shapes like any other.
     """
-    method, batch = _dense_batch(
+    batch, _, _ = _dense_batch(
         method,
         logits=logits,
         tokens=tokens,
@@ -46,7 +41,7 @@ def dense_loss(
         **rest,
     )
     value = batch_objective(batch, beta).value
-    weights = aggregation_weights(method, mask, dtype=value.dtype)
+    weights = aggregation_weights(batch.method, mask, dtype=value.dtype)
     return -(weights * value).sum()
 
 
@@ -64,7 +59,7 @@ def logit_gradient(
 ) -> Tensor:
     """∂ dense_loss / ∂ logits, `[B, T, V]`, in closed form. Arguments as in `dense_loss`."""
     with torch.no_grad():
-        method, batch = _dense_batch(
+        batch, logits, tokens = _dense_batch(
             method,
             logits=logits,
             tokens=tokens,
@@ -75,8 +70,8 @@ def logit_gradient(
             beta=beta,
             **rest,
         )
-        tokens = torch.where(mask.bool(), tokens, 0)
-        c = token_coefficients(method, **batch.policy, ref_logp=batch.ref_logp, beta=beta)
+        row = batch.method
+        c = token_coefficients(row, **batch.policy, ref_logp=batch.ref_logp, beta=beta)
         log_p = scaled_log_probs(logits, temperature)
         p = log_p.exp()
         mode = torch.where(batch.stats.is_mode, tokens, log_p.argmax(-1))
@@ -88,8 +83,8 @@ def logit_gradient(
         gradient.scatter_add_(-1, mode[..., None], bm[..., None])
         if c.top is not None:
             gradient -= c.top.sum(-1, keepdim=True) * p
-            gradient.scatter_add_(-1, likeliest(log_p, method.candidates, tokens), c.top)
-        weights = aggregation_weights(method, mask, dtype=gradient.dtype)[..., None]
+            gradient.scatter_add_(-1, likeliest(log_p, row.candidates, tokens), c.top)
+        weights = aggregation_weights(row, mask, dtype=gradient.dtype)[..., None]
         return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
 
 
@@ -105,9 +100,9 @@ def _dense_batch(
     beta: float,
     ref_logp: Tensor | None = None,
     **rest: Any,
-) -> tuple[Method, Batch]:
-    """The row with its options, and the mini-batch as it reads it."""
-    method, rollout = row_and_rollout(method, rest)
+) -> tuple[Batch, Tensor, Tensor]:
+    """The mini-batch as the row reads it; logits and tokens, made harmless where masked."""
+    row, rollout = row_and_rollout(method, rest)
     _check(logits, tokens, mask)
     logits = torch.where(mask.bool()[..., None], logits, 0.0)
     tokens = torch.where(mask.bool(), tokens, 0)
@@ -115,14 +110,14 @@ def _dense_batch(
         logits=logits,
         tokens=tokens,
         temperature=temperature,
-        align_tol=float(method.options["align_tol"]),
+        align_tol=float(row.options["align_tol"]),
     )
     top_logp = None
-    if method.candidates:
+    if row.candidates:
         log_probs = scaled_log_probs(logits, temperature)
-        top_logp = mean_top_logp(log_probs, method.candidates, tokens)
+        top_logp = mean_top_logp(log_probs, row.candidates, tokens)
     batch = prepare_batch(
-        method,
+        row,
         stats=stats,
         old_logp=old_logp,
         advantages=advantages,
@@ -133,7 +128,7 @@ def _dense_batch(
         top_logp=top_logp,
         **rollout,
     )
-    return method, batch
+    return batch, logits, tokens
 
 
 def _check(logits: Tensor, tokens: Tensor, mask: Tensor) -> None:

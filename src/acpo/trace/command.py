@@ -6,12 +6,15 @@ from typing import Any
 
 import typer
 
+MODEL = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH.")
+SAMPLES = typer.Option(
+    None, help="Score what this folder of `acpo eval` holds instead of sampling."
+)
+
 
 def trace(
-    model: str = typer.Argument(help="Hub id, folder (or adapter's), .gguf, package:NAME/PATH."),
-    samples: Path | None = typer.Option(
-        None, help="Score what this folder of `acpo eval` holds instead of sampling."
-    ),
+    model: str = MODEL,
+    samples: Path | None = SAMPLES,
     task: str = typer.Option("custom", help="A name, my_tasks.py:NAME, gym:NAME, or a data file."),
     data: str | None = typer.Option(None, help="File or hub id (default: the task's own)."),
     split: str = typer.Option("train", help="The hub data set's split."),
@@ -42,7 +45,8 @@ def trace(
     run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
         trace_samples(model, samples, folder, method=method, top_k=top_k, **run)
-        return print_trace(folder)
+        print_trace(folder)
+        return
     arguments = TaskArguments(
         task=task,
         data=data,
@@ -55,7 +59,7 @@ def trace(
         chain_steps=chain_steps,
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
-    return trace_and_print(model, folder, arguments, options, **run)
+    trace_and_print(model, folder, arguments, options, **run)
 
 
 def import_rollouts(
