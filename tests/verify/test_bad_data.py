@@ -1,7 +1,10 @@
 """Bad references are nobody's fault: no reward, a count, a named row, and nothing else lost."""
 
+import gc
 import json
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
@@ -127,3 +130,22 @@ def test_a_body_may_bring_functions_along():
         "test": "def check(c):\n    assert c(1) == 2\n",
     }
     assert judge("    return 2 * x\n\n\ndef f(x):\n    return helper(x)", row).correct
+
+
+def test_problems_are_read_in_many_threads():
+    """A collection inside `ast.parse` lets other threads in; CPython 3.11 does not bear it."""
+    row = {"entry_point": "add", "test": "assert add([[0, 1], [1, 0]], [[1]]) == 6\n" * 20}
+    threshold = gc.get_threshold()
+
+    def let_others_in(*_) -> None:
+        time.sleep(0)
+
+    gc.callbacks.append(let_others_in)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            problems = list(threads.map(read_problem, [row] * 400))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(let_others_in)
+    assert all(len(problem.cases) == 20 for problem in problems)

@@ -10,7 +10,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
+from acpo.verify.rewrite import Case, Untranslatable, cases_from_test, parsed
 
 # Tests of HumanEval Pro whose own reference answers an int where the test writes a float, or the
 # other way round. Everywhere else the types have to agree.
@@ -184,7 +184,7 @@ def code_in_prompt(prompt: str, entry_point: str) -> str:
 
 def _called_function(test: str) -> str:
     """The function a test is about: the first one it calls that Python does not bring along."""
-    for node in ast.walk(ast.parse(test)):
+    for node in ast.walk(parsed(test)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
             if not hasattr(builtins, name):

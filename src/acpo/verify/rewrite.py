@@ -3,6 +3,7 @@
 import ast
 import math
 import operator
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,17 @@ _WRAPPERS = frozenset({*_MAKERS, "sorted", "len", "round"})
 _CONSTANTS = {"math.pi": math.pi, "math.e": math.e, "math.inf": math.inf, "math.nan": math.nan}
 
 
+# CPython 3.11 and 3.12 count the depth of `ast.parse` in one place for all threads, and raise
+# SystemError where a garbage collection lets a second parse in.
+_PARSING = threading.Lock()
+
+
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of `source`, from whichever thread."""
+    with _PARSING:
+        return ast.parse(source)
+
+
 def cases_from_test(test: str, entry_point: str, *, numeric: bool = False) -> tuple[Case, ...]:
     """The asserts of `test` as cases: top-level ones, or those of a `check(candidate)`.
 
@@ -48,7 +60,7 @@ def cases_from_test(test: str, entry_point: str, *, numeric: bool = False) -> tu
         Untranslatable: Some statement is not an assert that compares a call with a constant.
     """
     cases: list[Case] = []
-    for statement in _asserts(ast.parse(test).body, entry_point):
+    for statement in _asserts(parsed(test).body, entry_point):
         condition = statement.test
         if isinstance(condition, ast.Constant) and condition.value is True:
             continue
