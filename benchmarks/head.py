@@ -16,26 +16,27 @@ import argparse
 import itertools
 import json
 import math
-import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from environment import environment
 from torch import Tensor
 
-from acpo.head import TokenTerms, fused_policy_loss
+from acpo.head import TokenTerms, fused_policy_loss, token_stats
 from acpo.head.reference import reference_policy_loss
 from acpo.objectives import get_method, stats_from_logits
 from acpo.objectives.loss import evaluate_tokens
 
 VOCAB = 151_936
+PEERS = ("trl", "liger_kernel", "cut_cross_entropy", "verl")
 
 
 @dataclass
@@ -129,6 +130,11 @@ def sapo(data: Data, logp: Tensor) -> Tensor:
     tau = torch.where(data.advantages > 0, 1.0, 1.05)
     gate = 4 / tau * torch.sigmoid(tau * (ratio - 1))
     return -(data.weights * data.advantages * gate).sum()
+
+
+def from_statistics(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
+    """A loss of one's own on our log-probabilities; entropy and p_max come with them."""
+    return sapo(data, token_stats(hidden, weight, data.tokens, differentiable=("logp",)).logp)
 
 
 def trl_head(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -270,6 +276,7 @@ CONTENDERS: dict[str, tuple[str, Contender]] = {
         ours(sparse=1e-5, logits_dtype=torch.bfloat16),
     ),
     "sapo, float32 logits": ("sapo", ours("sapo")),
+    "sapo from token_stats": ("sapo", from_statistics),
     "simko, float32 logits": ("simko", ours("simko")),
     "acpo_no_routing, float32 logits": ("acpo_no_routing", ours("acpo_no_routing")),
     "naive torch": ("acpo", naive),
@@ -417,53 +424,49 @@ def growth(width: int, sizes: tuple[int, ...]) -> dict[str, Any]:
     return table
 
 
-def cpu_peak(script: str) -> dict[str, float]:
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return json.loads(out.stdout.splitlines()[-1])
+CPU_SHAPE = (4096, 512, 32768)
 
 
-CPU_SCRIPT = """
-import json, resource, sys, time, torch
-sys.path.insert(0, {folder!r})
-import head
-torch.manual_seed(0)
-N, H, V = 4096, 512, 32768
-hidden, weight = torch.randn(N, H), torch.randn(V, H) / H**0.5
-data = head.Data(hidden, weight, torch.randint(V, (N,)), torch.randn(N) - 9, torch.randn(N),
-                 torch.full((N,), 1 / N))
-run = {call}
-times = []
-base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for _ in range(3):
-    h, w = data.leaves()
-    start = time.perf_counter()
-    run(data, h, w).backward()
-    times.append(time.perf_counter() - start)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
-print(json.dumps({{"seconds": min(times), "peak_MiB": peak / 1024}}))
-"""
+def cpu(shape: tuple[int, int, int] = CPU_SHAPE) -> dict[str, Any]:
+    """Each path in a process of its own, whose peak memory is then that path's."""
+    table = {}
+    for name, path in (("acpo", "ours()"), ("dense torch", "naive")):
+        call = f"import head, json; print(json.dumps(head.on_cpu(head.{path}, {shape})))"
+        run = subprocess.run(
+            [sys.executable, "-c", call],
+            cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        table[name] = json.loads(run.stdout.splitlines()[-1])
+        print(f"  {name:20s} {json.dumps(table[name])}")
+    return {"N={} H={} V={}".format(*shape): table}
 
 
-def cpu() -> dict[str, Any]:
-    folder = str(Path(__file__).parent)
-    table = {
-        name: cpu_peak(CPU_SCRIPT.format(folder=folder, call=call))
-        for name, call in {"acpo": "head.ours()", "dense torch": "head.naive"}.items()
-    }
-    for name, result in table.items():
-        print(f"  {name:20s} {json.dumps(result)}")
-    return {"N=4096 H=512 V=32768": table}
-
-
-def environment() -> dict[str, Any]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    for name in ("triton", "trl", "liger_kernel", "cut_cross_entropy", "verl"):
-        try:
-            versions[name] = version(name)
-        except ImportError:
-            versions[name] = "not installed"
-    return {"command": "python " + " ".join(sys.argv), "device": device, "versions": versions}
+def on_cpu(run: Callable[..., Tensor], shape: tuple[int, int, int]) -> dict[str, float]:
+    rows, width, vocab = shape
+    torch.manual_seed(
+        0
+    )  # drawn plainly: making data like a policy's takes more than what is measured
+    data = Data(
+        hidden=torch.randn(rows, width),
+        weight=torch.randn(vocab, width) / width**0.5,
+        tokens=torch.randint(vocab, (rows,)),
+        old_logp=torch.randn(rows) - 9,
+        advantages=torch.randn(rows),
+        weights=torch.full((rows,), 1 / rows),
+        marks=torch.zeros(rows),
+    )
+    times = []
+    base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(3):
+        hidden, weight = data.leaves()
+        began = time.perf_counter()
+        run(data, hidden, weight).backward()
+        times.append(time.perf_counter() - began)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base
+    return {"seconds": min(times), "peak_MiB": peak / 1024}
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -502,7 +505,7 @@ def main() -> None:
     if arguments.table:
         print(markdown(json.loads(arguments.table.read_text())))
         return
-    report: dict[str, Any] = {**environment(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
+    report: dict[str, Any] = {"environment": environment("torch", "triton", *PEERS)}
 
     def save() -> None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ def _early(curve: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """A logged number over the first updates; None where it was not logged."""
     found = [entry.get(name) for entry in curve if entry["step"] <= FIRST_UPDATES]
     known = [value for value in found if value is not None]
-    return fmean(known) if known and len(known) == len(found) else None
+    return fmean(known) if known else None
 
 
 def write_answer(settings: Sequence[Setting], out: Path) -> None:

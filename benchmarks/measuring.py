@@ -3,7 +3,8 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,19 +16,49 @@ CUDA = torch.cuda.is_available()
 def timed(
     update: Callable[[], None], *, repeats: int, prepare: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Median seconds and peak memory; `prepare` comes before each and is not counted."""
-    times = []
+    """Median seconds, those of Python's garbage collector, and peak memory.
+
+    `prepare` comes before each and is not counted.
+    """
+    times, collecting = [], []
     if CUDA:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(repeats):
         prepare()
         synchronize()
-        began = time.perf_counter()
-        update()
-        synchronize()
-        times.append(time.perf_counter() - began)
+        with collector_time() as collected:
+            began = time.perf_counter()
+            update()
+            synchronize()
+            times.append(time.perf_counter() - began)
+        collecting.append(sum(collected))
     peak = torch.cuda.max_memory_allocated() / 2**30 if CUDA else None
-    return {"seconds": statistics.median(times), "runs": times, "peak_gib": peak}
+    return {
+        "seconds": statistics.median(times),
+        "runs": times,
+        "collector_seconds": collecting,
+        "peak_gib": peak,
+    }
+
+
+@contextmanager
+def collector_time() -> Iterator[list[float]]:
+    """Seconds of each garbage collection inside the block."""
+    found: list[float] = []
+    began = 0.0
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        nonlocal began
+        if phase == "start":
+            began = time.perf_counter()
+        else:
+            found.append(time.perf_counter() - began)
+
+    gc.callbacks.append(watch)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(watch)
 
 
 def synchronize() -> None:

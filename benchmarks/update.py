@@ -2,6 +2,9 @@
 
     python benchmarks/update.py --out results/update.json           # CUDA, about five minutes
     python benchmarks/update.py --tiny --out /tmp/update.json       # CPU, seconds: does it run?
+    python benchmarks/update.py --without-trl --variants paper --prompt 1 --out FILE
+
+The last bounds from above what packs could gain that hold a group's prompt once.
 
 One update is the forward and backward passes of one optimizer step (no optimizer, no rollout):
 `GRPOTrainer` with loss_type="sapo" over its micro-batches, `ACPOTrainer` with method="sapo" over
@@ -305,6 +308,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=int, help="our tokens per pack [32768]")
     parser.add_argument("--logits-bytes", type=int, help="our memory for a chunk of logits")
+    for name, meaning in (
+        ("median", "a completion"),
+        ("cap", "the longest"),
+        ("prompt", "a prompt"),
+    ):
+        parser.add_argument(f"--{name}", type=int, help=f"tokens of {meaning} [{FULL[name]}]")
     parser.add_argument("--eager", action="store_true", help="ours without compiled layers")
     parser.add_argument("--without-trl", action="store_true", help="ours alone")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
@@ -312,6 +321,8 @@ def main() -> None:
     size: dict[str, Any] = TINY if args.tiny else FULL
     if args.tiny:
         args.dtype = "float32"
+    given = {k: getattr(args, k) for k in ("median", "cap", "prompt")}
+    size = size | {k: v for k, v in given.items() if v is not None}
     settings = {k: v for k, v in size.items() if k != "shape"}
     result: dict[str, Any] = {"environment": environment(*PACKAGES), "size": settings, "rows": []}
     args.out.parent.mkdir(parents=True, exist_ok=True)

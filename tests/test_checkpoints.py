@@ -1,8 +1,14 @@
+"""Models by name: files that are unpacked, and what is asked of a hub."""
+
+from types import SimpleNamespace
+
 import pytest
+import transformers
 
 from acpo import checkpoints
 from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.errors import ACPOError
+from acpo.train.checks import shape_of
 from train.standin import ascii_tokenizer, save_standin
 
 
@@ -57,3 +63,32 @@ def test_tokenizers_that_cannot_train(tmp_path):
     tokenizer.save_pretrained(tmp_path / "endless")
     with pytest.raises(ACPOError, match="no end-of-sequence token"):
         load_tokenizer(str(tmp_path / "endless"))
+
+
+def test_a_folder_of_another_file_is_not_taken_for_this_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "unpack_gguf", lambda file, folder: folder.mkdir(parents=True))
+    first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    first.write_bytes(b"a")
+    second.write_bytes(b"bb")
+    out = tmp_path / "run"
+    assert resolve_model(str(first), out) == str(out / "base-model")
+    assert resolve_model(str(first), out) == str(out / "base-model")
+    with pytest.raises(ACPOError, match="was unpacked from another file"):
+        resolve_model(str(second), out)
+    before = checkpoints.unpacked_to(str(first))
+    first.write_bytes(b"another")
+    assert checkpoints.unpacked_to(str(first)) != before
+    with pytest.raises(ACPOError, match="was unpacked from another file"):
+        resolve_model(str(first), out)
+
+
+def test_the_revision_that_trains_is_the_one_that_is_checked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        transformers.AutoConfig, "from_pretrained", lambda name, **given: asked.append(given)
+    )
+    config = SimpleNamespace(trust_remote_code=False)
+    for revision in ("v2", None):
+        model = SimpleNamespace(model_revision=revision)
+        shape_of(SimpleNamespace(config=config, model=model), "org/model")
+    assert [given["revision"] for given in asked] == ["v2", "main"]

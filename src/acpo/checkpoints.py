@@ -35,17 +35,32 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
     from accelerate import PartialState
 
     with PartialState().local_main_process_first():
+        source = folder / "gguf.txt"
         if not folder.is_dir():
             partial = folder.with_name("base-model.partial")
             unpack_gguf(file, partial)
+            (partial / source.name).write_text(_version(file), encoding="utf-8")
             partial.rename(folder)
+        elif source.is_file() and source.read_text(encoding="utf-8") != _version(file):
+            raise ACPOError(
+                f"{folder} was unpacked from another file than {name!r} is now: remove it, or give "
+                "another output_dir"
+            )
     return str(folder)
+
+
+def _version(file: Path) -> str:
+    """What tells a file from others, and from what stood there before."""
+    found = file.stat()
+    return f"{file.absolute()}\n{found.st_size}\n{found.st_mtime_ns}\n"
 
 
 def unpacked_to(name: str) -> Path:
     """Where a GGUF file is unpacked when no run has a folder for it: once per user and file."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acpo" / "gguf"
-    return home / hashlib.sha256(os.path.abspath(name).encode()).hexdigest()[:16]
+    file = Path(name)
+    mark = _version(file) if file.is_file() else name
+    return home / hashlib.sha256(mark.encode()).hexdigest()[:16]
 
 
 def _packaged(name: str) -> Path:

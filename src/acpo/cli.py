@@ -28,6 +28,12 @@ NO_TRL = (
 )
 
 
+def require_trl() -> None:
+    """Before anything is imported that takes seconds."""
+    if find_spec("trl") is None:
+        raise ModuleNotFoundError(name="trl")
+
+
 class OneLineErrors(TyperGroup):
     """Our own errors, and a missing TRL, as one line on stderr and exit status 2."""
 
@@ -165,6 +171,7 @@ def train(
     ),
 ) -> None:
     """Train what a recipe describes. Append `--key value` to change any option of it."""
+    require_trl()
     from acpo.train import launch
     from acpo.train.recipe import read_recipe, resolved
 
@@ -193,6 +200,7 @@ def doctor(
         return
     if recipe is None:
         raise ACPOError("doctor needs a recipe, or --plan TOKENS")
+    require_trl()
     from acpo.train.doctor import examine
 
     if not examine(recipe, context.args, processes=processes):
@@ -218,8 +226,8 @@ def compare(
     ),
 ) -> None:
     """Compare methods: one budget, several seeds, intervals. Resumes where it was stopped."""
-    if not report_only and find_spec("trl") is None:  # every run would find out for itself
-        raise ModuleNotFoundError(name="trl")
+    if not report_only:
+        require_trl()
     from acpo.compare.runner import compare as run_study
 
     run_study(

@@ -85,6 +85,16 @@ def test_survivors_are_no_verdict(study):
     assert re.search(r"failed runs are in no mean.*: ACPO\n", text)
 
 
+def test_no_verdict_where_nothing_was_learnt(study):
+    found = results(study)
+    _, rows = report(replace(study, least_gain=0.01), found)
+    assert rows["acpo"]["verdict"] == "better"
+    summary, rows = report(replace(study, least_gain=0.9), found)
+    assert rows["acpo"]["verdict"] == rows["grpo"]["verdict"] == ""
+    assert "**no verdicts**: rows are told apart only where" in markdown(summary)
+    assert "at least 90 points over the start" in markdown(summary)
+
+
 def test_missing_runs_and_other_models_are_told(study):
     found = results(study)
     assert "provisional" not in markdown(report(study, found)[0])

@@ -14,11 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import TrainerCallback
 from typer.testing import CliRunner
 
+from acpo import ACPOTrainer
 from acpo.cli import app
 from acpo.compare import runner
-from acpo.compare.execute import StepLengths, own_problems
+from acpo.compare.execute import StepLengths, curve, own_problems
 from acpo.compare.report import write_report
 from acpo.compare.runner import gpu_share, progress, run_missing
 from acpo.compare.store import read_results
@@ -120,6 +123,39 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
     page = (tmp_path / "out" / "page.html").read_text()
     assert "sabotaged" in page and "http" not in page.replace("http-equiv", "")
     assert "29.06" in (tmp_path / "out" / "table.tex").read_text()
+
+
+def test_entries_between_rollouts_are_kept():
+    """With more updates per rollout than per entry, every other one has no rewards."""
+    history = [
+        {"step": 4, "rewards/right/mean": 0.5, "ratio_max": 1.5, "entropy": 0.3},
+        {"step": 8, "ratio_max": 20.0, "entropy": 0.2},
+        {"step": 8, "eval_loss": 0.1},
+    ]
+    assert curve(history, "right") == [
+        {"step": 4, "accuracy": 0.5, "entropy": 0.3, "ratio_max": 1.5},
+        {"step": 8, "entropy": 0.2, "ratio_max": 20.0},
+    ]
+
+
+def test_a_policy_that_diverged_is_a_failed_run(tmp_path, inline, monkeypatch):
+    """And no refusal, which would end the study."""
+
+    class Spoiler(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **_):
+            with torch.no_grad():
+                next(model.parameters()).fill_(torch.nan)
+
+    added = ACPOTrainer.train
+
+    def train(self, *args, **kwargs):
+        self.add_callback(Spoiler())
+        return added(self, *args, **kwargs)
+
+    monkeypatch.setattr(ACPOTrainer, "train", train)
+    study = read_study(write_study(tmp_path, "  - sapo\n", updates=8, seeds="[0]"))
+    (run,) = run_all(study, tmp_path / "out", only=["*/study/sapo-*"]).values()
+    assert "not finite" in run["failed"] and run.get("accuracy") is None
 
 
 SWEEP = "sweep: {learning_rates: [1.0e-4, 1.0e-3], seeds: [50], updates: 4}\n"

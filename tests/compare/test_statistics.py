@@ -56,7 +56,7 @@ def compared(row, base):
 def verdicts(table):
     """Of all rows against the first."""
     found = {str(i): compared(row, table[0]) for i, row in enumerate(table) if i}
-    adjusted = holm({name: one["p_value"] for name, one in found.items()})
+    adjusted = holm({name: one["p_value"] for name, one in found.items()}, len(found))
     return [verdict(found[name], adjusted[name]) for name in found]
 
 
@@ -97,9 +97,9 @@ def test_equal_differences_of_a_few_seeds_show_nothing():
 def test_tests_by_hand():
     assert p_value([1.0, 2.0, 3.0]) == pytest.approx(0.07418, abs=1e-5)  # t = 3.4641, 2 degrees
     assert effect_size([1.0, 2.0, 3.0]) == pytest.approx(2.0 * (1 - 3 / 7))
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
-        {"a": 0.03, "c": 0.06, "b": 0.06}
-    )
+    found = {"a": 0.01, "b": 0.04, "c": 0.03}
+    assert holm(found, 3) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm(found, 7) == pytest.approx({"a": 0.07, "c": 0.18, "b": 0.2}), "four are to come"
     assert signed_rank_p([0.1, 0.2, 0.3, 0.4]) == 2 / 16
     assert signed_rank_p([-0.1, 0.2, 0.3, 0.4]) == 4 / 16  # 9 of 10: 0, 1, 9 and 10
     assert signed_rank_p([0.1, 0.1, 0.0]) == 2 / 4 and signed_rank_p([0.0]) == 1.0

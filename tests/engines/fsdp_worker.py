@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import fsdp_utils
+from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import fully_shard
 
 from acpo.engines.ranks import Ranks
-from acpo.engines.trl.forward import Attention, add_policy_forward
+from acpo.engines.trl import safety
+from acpo.engines.trl.forward import NAME, Attention, add_policy_forward
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.update import PackedUpdate, TokenTallies, UpdateSettings
 from acpo.head import TokenTerms
@@ -50,6 +52,53 @@ def rollout(rows: slice, on_policy: bool) -> dict[str, torch.Tensor]:
     return {**part, "num_items_in_batch": mask.sum()}
 
 
+def sharded_by_accelerate(model: Any, rank: int) -> Any:
+    """The model as `accelerate launch` with FSDP2 and bfloat16 prepares it."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, cpu_ram_efficient_loading=False, auto_wrap_policy="transformer_based_wrap"
+    )
+    plugin.set_mixed_precision("bf16")
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision="bf16",
+        is_main_process=rank == 0,
+        device=torch.device("cpu"),
+        torch_device_mesh=None,
+    )
+    return fsdp_utils.fsdp2_prepare_model(accelerator, model)
+
+
+def probed_with_adapters(rank: int, world: int) -> float:
+    """The trial of packing on sharded weights under LoRA, then an update: its gradient's norm."""
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = get_peft_model(tiny_model(), config)
+    policy = model.get_base_model()
+    add_policy_forward(policy)
+    model = sharded_by_accelerate(model, rank)
+    update = PackedUpdate(
+        UpdateSettings(get_method("acpo"), temperature=1.0, budget=64),
+        ranks=Ranks(torch.device("cpu")),
+        attention=Attention("packed", "test", NAME),
+    )
+    trainer = SimpleNamespace(
+        model=model,
+        policy=policy,
+        packed=update,
+        temperature=1.0,
+        args=SimpleNamespace(objective=get_method("acpo"), update_layout="auto"),
+        accelerator=SimpleNamespace(
+            device=torch.device("cpu"), autocast=nullcontext, mixed_precision="bf16"
+        ),
+    )
+    safety.require_packing(trainer)
+    share = 16 // world
+    batch = MiniBatch.read(rollout(slice(rank * share, (rank + 1) * share), True), share=1.0)
+    with update.ready(policy):
+        update.run(model, batch, backward=lambda loss: loss.backward())
+    grads = [p.grad.full_tensor() for p in model.parameters() if p.grad is not None]
+    return float(torch.cat([g.flatten() for g in grads]).norm())
+
+
 HALF_CASES = [(method, tied) for method in ("gspo", "acpo") for tied in (True, False)]
 
 
@@ -64,20 +113,7 @@ def in_bfloat16(method: str, tied: bool, wrapper: str, rank: int, world: int) ->
     add_policy_forward(model)
     no_sync: Any = nullcontext
     if wrapper == "fsdp2":
-        plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=2,
-            cpu_ram_efficient_loading=False,
-            auto_wrap_policy="transformer_based_wrap",
-        )
-        plugin.set_mixed_precision("bf16")
-        accelerator = SimpleNamespace(
-            state=SimpleNamespace(fsdp_plugin=plugin),
-            mixed_precision="bf16",
-            is_main_process=rank == 0,
-            device=torch.device("cpu"),
-            torch_device_mesh=None,
-        )
-        model = fsdp_utils.fsdp2_prepare_model(accelerator, model)
+        model = sharded_by_accelerate(model, rank)
     elif wrapper == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
         no_sync = model.no_sync
@@ -151,6 +187,8 @@ def main(folder: Path) -> None:
         result = gradient(*case, rank, world)
         if rank == 0:
             torch.save(result, folder / f"{'_'.join(map(str, case))}_{world}.pt")
+    if world > 1:
+        torch.save(probed_with_adapters(rank, world), folder / f"adapters_{rank}.pt")
     for wrapper in ("ddp", "fsdp2") if world > 1 else ("none",):
         for case in HALF_CASES:
             result = in_bfloat16(*case, wrapper, rank, world)

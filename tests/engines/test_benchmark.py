@@ -14,11 +14,13 @@ def test_tiny_benchmark(tmp_path):
     command = [sys.executable, str(ROOT / "benchmarks" / "update.py"), "--tiny", "--out", str(out)]
     paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command += ["--repeats", "1"]
+    command += ["--repeats", "1", "--prompt", "3"]
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
     result = json.loads(out.read_text())
+    assert result["size"]["prompt"] == 3
     assert len(result["rows"]) == 6 and result["environment"]["packages"]["trl"]
     for row in result["rows"]:
         assert "error" not in row, row
         assert row["gradient_cosine"] > 0.99999
+        assert len(row["acpo"]["collector_seconds"]) == 1
         assert row["acpo"]["trained_tokens"] <= row["trl"]["trained_tokens"]

@@ -63,7 +63,7 @@ def test_packed_and_padded_agree_in_bfloat16(tmp_path):
     _, padded = recorded(tmp_path, update_layout="padded", **ON_GPU)
     trainer, packed = recorded(tmp_path, compile_layers=False, **ON_GPU)
     assert cosine(packed[0], padded[0]) >= 0.999
-    assert second_sequence(trainer.packed, trainer.policy)[1] <= LEAK
+    assert second_sequence(trainer.packed, trainer.policy, trainer.model)[1] <= LEAK
 
 
 def test_the_static_sampler_is_on_policy(tmp_path):

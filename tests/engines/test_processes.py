@@ -90,6 +90,12 @@ def test_fsdp2_on_two_processes_equals_one(runs, case):
     assert relative(two, one) < 1e-5
 
 
+def test_packing_is_tried_on_weights_that_fsdp2_sharded_under_adapters(runs):
+    """Through the root: the model inside the adapters alone would be called with its shards."""
+    first, second = (torch.load(runs / f"adapters_{rank}.pt") for rank in range(2))
+    assert first == second > 1e-5
+
+
 @pytest.mark.parametrize("case", HALF_CASES, ids=lambda case: "-".join(map(str, case)))
 def test_bfloat16_under_accelerates_fsdp2_equals_one_process(runs, case):
     """FSDP2 casts what it can open to bfloat16; the loss's columns must come through in float32."""

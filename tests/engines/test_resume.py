@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from acpo import ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.errors import ACPOError
 from engines.resume_worker import killed, run
@@ -42,6 +43,26 @@ def test_killed_and_resumed_to_identical_weights(tmp_path, uninterrupted, place,
     assert [int(path.name.split("-")[1]) for path in found] == left
     assert not any(checkpoint.problem(path) for path in found)
     assert_identical(weights(run(tmp_path, resume=True)), uninterrupted[1])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "tokens"),
+    [
+        ({"max_tokens_per_pack": 4096}, {"max_tokens_per_pack": 32}, 32),  # after a lack of memory
+        ({}, {}, 1),  # as measured, so that packs are the same
+        ({}, {"gradient_checkpointing": True}, None),  # measured again
+    ],
+)
+def test_the_budget_of_packs_after_a_resumption(tmp_path, monkeypatch, first, then, tokens):
+    steps = {"save_strategy": "steps", "save_steps": 1}
+    trainer, _ = recorded(tmp_path, **steps, **first)
+    before = trainer.packed.settings.budget
+    measured = []
+    monkeypatch.setattr(ACPOTrainer, "_measure_budget", lambda self: measured.append(1) or 512)
+    resumed, _ = recorded(tmp_path, **steps, **then, max_steps=2, resume=True)
+    expected = {None: 512, 1: before}.get(tokens, tokens)
+    assert resumed.packed.settings.budget == expected
+    assert bool(measured) == (tokens is None)
 
 
 def test_a_truncated_checkpoint_is_recognised_and_the_one_before_used(tmp_path, uninterrupted):

@@ -97,7 +97,7 @@ def leak(model):
         ranks=Ranks(CPU, together=False),
         attention=Attention("packed", "test", NAME),
     )
-    return safety.second_sequence(update, model)[1]
+    return safety.second_sequence(update, model, model)[1]
 
 
 def test_state_that_runs_from_sequence_to_sequence_is_seen():
@@ -166,6 +166,7 @@ def launched(trainer, **changes):
         deepspeed_plugin=changes.get("deepspeed"),
         dynamo_plugin=types.SimpleNamespace(backend=changes.get("dynamo", "NO")),
         megatron_lm_plugin=changes.get("megatron"),
+        fsdp_plugin=changes.get("fsdp", types.SimpleNamespace(fsdp_version=2)),
     )
     precision = changes.get("precision", "no")
     return types.SimpleNamespace(
@@ -183,6 +184,7 @@ def launched(trainer, **changes):
         ({"deepspeed": object()}, "DeepSpeed was chosen by the launcher"),
         ({"precision": "fp16"}, "mixed_precision=fp16 was chosen by the launcher; use bf16"),
         ({"dynamo": "DynamoBackend.INDUCTOR"}, "dynamo_backend=.* was chosen by the launcher"),
+        ({"fsdp": types.SimpleNamespace(fsdp_version=1)}, "set fsdp_version: 2"),
         ({"megatron": object()}, "Megatron was chosen by the launcher"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
@@ -303,14 +305,16 @@ def test_packs_are_sized_for_the_shard_a_gpu_will_hold(monkeypatch):
     device = torch.device("cuda", 0)
     per_token = packing.activation_bytes(config, itemsize=2, checkpointing=True)
 
-    def budget(shards):
+    def budget(shards, **more):
         free = packing.free_bytes(
-            model, device, logits_bytes=None, optimizer_started=False, shards=shards
+            model, device, logits_bytes=None, optimizer_started=False, shards=shards, **more
         )
         return packing.pack_budget(free, per_token, device)
 
     assert budget(1) == 256
     assert budget(8) > 16_384
+    # Without exchanges FSDP2 keeps every gradient whole until the last pack.
+    assert budget(8, whole_gradients=True) < budget(8) / 1.5
 
 
 def test_the_budget_is_measured_on_the_model_as_wrapped(tmp_path, monkeypatch):

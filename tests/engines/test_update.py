@@ -129,6 +129,16 @@ def test_lora_trains_the_adapter_alone(tmp_path, checkpointing):
     assert trainer.state.log_history[-2]["kl"] > 0
 
 
+@pytest.mark.parametrize("method", ["acpo", "acpo_balanced", "kl_cov"])
+def test_on_policy_ratios_are_one_whatever_is_dropped_out(tmp_path, method):
+    """Rows that need statistics first have them from another pass, with another mask."""
+    config = LoraConfig(
+        r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, init_lora_weights=False
+    )
+    trainer, _ = recorded(tmp_path, method=method, peft_config=config)
+    assert trainer.state.log_history[0]["ratio_max"] == 1.0
+
+
 def test_gradient_checkpointing_recomputes_with_the_same_attention(tmp_path):
     settings = {"update_layout": "packed", "max_tokens_per_pack": 64}
     _, plain = recorded(tmp_path, gradient_checkpointing=False, **settings)

@@ -114,7 +114,7 @@ def recorded(folder: Path, model: Any = None, **more: Any) -> tuple[Any, list[to
 
     extra = {k: more.pop(k) for k in ("peft_config", "eval_dataset", "rollout_func") if k in more}
     rewards = more.pop("rewards", odd_tokens)
-    data = more.pop("data", None)
+    data, resume = more.pop("data", None), more.pop("resume", None)
     recorder, others = Recorder(), more.pop("callbacks", [])
     trainer = ACPOTrainer(
         tiny_model() if model is None else model,
@@ -125,5 +125,5 @@ def recorded(folder: Path, model: Any = None, **more: Any) -> tuple[Any, list[to
         callbacks=[recorder, *others],
         **extra,
     )
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume)
     return trainer, recorder.gradients

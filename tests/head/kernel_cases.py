@@ -142,6 +142,27 @@ def test_given_coefficients(softcap, narrow, candidates):
     assert (got - expected).norm() / expected.norm() < (NARROW if narrow else 1e-4)
 
 
+def test_what_the_likeliest_give_is_rounded_once():
+    """At the sampled token 500 goes and 500 comes: what is left has no rounding of 500 in it."""
+    raw, tokens = chunk(300)
+    tokens = raw.argsort(-1)[:, 100].contiguous()
+    zero = torch.zeros(len(tokens), device=DEVICE)
+    top = torch.full((len(tokens), 5), 100.0, device=DEVICE)
+    c = RowCoefficients(zero, zero + 0.01, zero, zero, top)
+    got, expected = (
+        module.gradient(
+            raw.new_empty(len(raw), raw.stride(0))[:, :300].copy_(raw),
+            tokens,
+            Projection(),
+            statistics_of(module, raw.clone(), tokens, Projection()),
+            c,
+            torch.bfloat16,
+        ).gather(1, tokens[:, None])
+        for module in (triton, chunked)
+    )
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=1e-4)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_non_finite_rows_give_zero_gradient(bad):
     raw, tokens = chunk(300)

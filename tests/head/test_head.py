@@ -8,6 +8,7 @@ import torch
 
 from acpo.errors import ACPOError
 from acpo.head import LanguageModelHead, TokenTerms, fused_policy_loss, token_stats
+from acpo.head.products import Gradients
 from acpo.head.reference import reference_policy_loss, reference_stats
 from acpo.objectives import (
     METHODS,
@@ -214,9 +215,16 @@ def test_frozen_head_and_frozen_backbone():
     torch.testing.assert_close(
         gradients(flat_call("acpo", hidden, only, batch, {}).loss, only)[0], expected[1]
     )
+
+
+def test_without_gradients_none_are_made(monkeypatch):
+    """Parameters require gradients in evaluation, too, and a head's is as large as the head."""
+    hidden, weight, batch = head_batch(2)
+    expected = flat_call("acpo", hidden, weight, batch, {}).loss
+    monkeypatch.setattr(Gradients, "add", lambda *_: pytest.fail("a product for a gradient"))
     with torch.no_grad():
-        loss = flat_call("acpo", hidden, weight, batch, {}).loss
-    assert not loss.requires_grad
+        found = flat_call("acpo", hidden, weight.requires_grad_(), batch, {}).loss
+    assert not found.requires_grad and torch.equal(found, expected)
 
 
 def test_upstream_scale_and_single_use():

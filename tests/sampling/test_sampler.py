@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from acpo.errors import ACPOError
 from acpo.head.projection import Projection
@@ -329,3 +330,9 @@ def test_a_model_with_a_state_of_its_own_is_refused():
     layer.__class__ = Remembering
     with pytest.raises(ACPOError, match=r"LlamaForCausalLM .* are \d+% from its own"):
         sampler(model).sample(PROMPTS, seed=(0,))
+
+
+def test_attention_that_does_not_go_through_the_cache_is_refused():
+    config = GPT2Config(vocab_size=23, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    with pytest.raises(ACPOError, match=r"of GPT2LMHeadModel does not go.*sampler='generate'"):
+        sampler(GPT2LMHeadModel(config)).sample(PROMPTS, seed=(0,))

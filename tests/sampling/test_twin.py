@@ -107,9 +107,8 @@ def test_parameters_that_move_are_found():
 
 def adapted(**options):
     torch.manual_seed(0)
-    config = LoraConfig(
-        r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, **options
-    )
+    given = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False, **options}
+    config = LoraConfig(r=4, **given)
     return get_peft_model(llama(), config).eval()
 
 
@@ -142,9 +141,22 @@ def test_adapters_are_merged_and_followed():
     assert mine < 2 * rounding, (mine, rounding)
 
 
-def test_adapters_that_do_not_merge_are_refused():
+def test_adapters_of_embeddings_are_merged():
+    model = adapted(target_modules=["q_proj", "embed_tokens"])
+    samples = sampler(model.get_base_model()).sample(PROMPTS, seed=(0,))
+    for prompt, tokens, logp in zip(PROMPTS, *samples, strict=True):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt + tokens])).logits[0]
+        wanted = logits.log_softmax(-1)[len(prompt) - 1 : -1]
+        wanted = wanted.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        torch.testing.assert_close(torch.as_tensor(logp), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("option", ["use_dora", "lora_bias"])
+def test_adapters_that_do_not_merge_are_refused(option):
+    model = adapted(**{option: True}).get_base_model()
     with pytest.raises(ACPOError, match="plain LoRA or sampler='generate'"):
-        sampler(adapted(use_dora=True).get_base_model(), eos=[EOS]).sample(PROMPTS, seed=(0,))
+        sampler(model, eos=[EOS]).sample(PROMPTS, seed=(0,))
 
 
 def test_what_training_did_to_its_layers_stays_there():

@@ -103,6 +103,29 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
         assert (cleaning.rows, cleaning.repeated) == (3, 1)
 
 
+def test_cells_of_a_csv_file_are_text(tmp_path):
+    file = tmp_path / "c.csv"
+    answers = ["9007199254740993", "0.5", "12:30", "true", "007"]
+    lines = "".join(f'"Line one,\nand {i}?",{gold}\n' for i, gold in enumerate(answers))
+    file.write_text("\ufeffproblem,answer\n" + lines * 20_000, encoding="utf-8")
+    problems, _ = load_problems(get_task("custom"), str(file))
+    assert [problem[1] for problem in problems] == answers
+    assert problems[0][0] == "Line one,\nand 0?"
+
+
+@pytest.mark.parametrize("name", ["bad.csv", "bad.json"])
+def test_other_encodings_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"problem,answer\nA caf\xe9?,1\n")
+    with pytest.raises(ACPOError, match=rf"{name}.*utf-8"):
+        load_problems(get_task("custom"), str(tmp_path / name))
+
+
+def test_rows_of_other_widths_are_refused(tmp_path):
+    (tmp_path / "c.csv").write_text("problem,answer\n1+1?,2\n2+2?,4,5\n")
+    with pytest.raises(ACPOError, match=r"row 2 has not as many cells"):
+        load_problems(get_task("custom"), str(tmp_path / "c.csv"))
+
+
 def test_conflicting_and_unanswered_rows_leave(tmp_path):
     rows = [
         {"problem": "a ", "answer": "1"},

@@ -4,7 +4,9 @@ import pytest
 
 from acpo.errors import ACPOError
 from acpo.tasks.chain import HELD_OUT_SEED, chain_problems
+from acpo.tasks.problems import Problem
 from acpo.tasks.tiny import chain_tokenizer
+from acpo.train import data as data_module
 from acpo.train.data import build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments
 from train.standin import ascii_tokenizer, write_problems
@@ -41,6 +43,28 @@ def test_a_held_out_file_is_removed_from_the_training_problems(tmp_path):
     data = build(tmp_path, held_out=5, held_out_data=held)
     assert (len(data.train), len(data.held_out)) == (25, 5)
     assert not set(map(str, data.train["prompt"])) & set(map(str, data.held_out["prompt"]))
+
+
+def test_a_held_out_file_is_not_trained_on_when_nothing_is_measured(tmp_path):
+    held = write_problems(tmp_path / "held.jsonl", 5)
+    data = build(tmp_path, held_out_data=held)
+    assert len(data.train) == 25 and data.held_out is None
+    assert any("0 of them used" in note for note in data.notes)
+
+
+def test_held_out_problems_are_of_the_same_configuration(tmp_path, monkeypatch):
+    asked = []
+
+    def load(task, source, *, config=None, split="train", columns=None):
+        asked.append((source, config, split))
+        rows = [Problem(f"{split} {i}", "1", {"problem": f"{split} {i}"}) for i in range(9)]
+        return rows, "cleaned"
+
+    monkeypatch.setattr(data_module, "load_problems", load)
+    given = {"data": "org/d", "data_config": "algebra", "held_out": 3, "held_out_split": "test"}
+    build(tmp_path, **given, held_out_data="org/d")
+    build(tmp_path, **given, held_out_data="org/other")
+    assert asked[1] == ("org/d", "algebra", "test") and asked[3] == ("org/other", None, "test")
 
 
 def test_long_prompts_leave_and_are_counted(tmp_path):

@@ -39,6 +39,7 @@ def test_it_says_so(short_run):
     assert f"before  {report['before']['value']:.1%}" in output
     assert f"after   {report['after']['value']:.1%}" in output
     assert "update 1/12  accuracy " in output
+    assert "update layout: padded (no variable-length attention on cpu)" in output
     assert "a held-out problem: " in output
     assert "wrong from step " in output
     assert output.index("try next:") < output.index("acpo train recipes/quickstart.yaml --method")

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from acpo.compare.plan import START, SWEEP, StudyRun
 from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json, write_json
-from acpo.errors import ACPOError
+from acpo.errors import NonFiniteError
 
 CURVES = {
     "entropy": "entropy",
@@ -63,9 +63,7 @@ def execute(run: StudyRun, folder: Path, *, threads: int, gpu_share: float = 1.0
     failed = None
     try:
         _train(run, recipe, folder, outcome)
-    except (FloatingPointError, ACPOError) as error:
-        if isinstance(error, ACPOError) and "max_nonfinite_steps" not in str(error):
-            raise
+    except NonFiniteError as error:
         failed = str(error)
     result = {
         "spec": run.spec(),
@@ -187,17 +185,18 @@ def own_problems(count: int, share: float, *, sweep: bool) -> list[int] | None:
 
 
 def curve(history: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, Any]]:
-    """The logged numbers a comparison needs, per log entry."""
+    """The logged numbers a comparison needs, per log entry; one without a rollout has some."""
     rows = []
     for entry in history:
-        if f"rewards/{reward}/mean" not in entry:
-            continue
-        row = {"step": entry["step"], "accuracy": round(entry[f"rewards/{reward}/mean"], 5)}
+        row = {"step": entry["step"]}
+        if f"rewards/{reward}/mean" in entry:
+            row["accuracy"] = round(entry[f"rewards/{reward}/mean"], 5)
         for name, logged in CURVES.items():
             value = entry.get(logged)
             if value is not None:
                 row[name] = float(f"{value:.5g}")
-        rows.append(row)
+        if len(row) > 1:
+            rows.append(row)
     return rows
 
 

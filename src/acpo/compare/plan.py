@@ -66,6 +66,7 @@ class Study:
     launcher: str | None = None
     matched: tuple[str, ...] = ()
     pass_at: tuple[int, int] | None = None
+    least_gain: float = 0.0
     note: str = ""
 
 

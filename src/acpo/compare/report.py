@@ -158,6 +158,12 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
         "Holm's p allows for that, and the verdict is its. The second interval draws seeds and "
         "problems anew; the effect size is Hedges' g of the paired differences.",
     ]
+    if task["unlearnt"]:
+        said.append(
+            f"- **no verdicts**: rows are told apart only where SAPO and GRPO gain at least "
+            f"{100 * task['least_gain']:g} points over the start, with intervals above 0; not so "
+            f"far: {', '.join(task['unlearnt'])}"
+        )
     for word, names in verdicts.items():
         if names or word in ("better", "worse", NOTHING):
             said.append(f"- {word}: {'; '.join(names) or 'none'}")

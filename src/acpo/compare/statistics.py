@@ -52,12 +52,15 @@ def p_value(differences: Sequence[float]) -> float:
     return 1 - student_probability(t, freedom)
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's adjustment: rejecting below 5% errs in 5% of families at most."""
+def holm(p_values: Mapping[str, float], family: int) -> dict[str, float]:
+    """Holm's adjustment: rejecting below 5% errs in 5% of families at most.
+
+    Of the `family` of comparisons that are planned, some may be still to come.
+    """
     adjusted: dict[str, float] = {}
     highest = 0.0
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        highest = max(highest, min(1.0, (len(p_values) - place) * p_values[name]))
+        highest = max(highest, min(1.0, (family - place) * p_values[name]))
         adjusted[name] = highest
     return adjusted
 

@@ -26,6 +26,7 @@ KEYS = {
     "sweep": "learning rates to choose from, on seeds and prompts of their own",
     "matched": "rows to run once more, with updates as long as SAPO's",
     "pass_at": "held-out problems, and samples of each, for pass@k",
+    "least_gain": "what SAPO and GRPO must gain over the start before rows are told apart",
     "keep_models": "whether study runs leave their model behind",
     "threads": "CPU threads of a run; part of what makes it repeatable",
     "launcher": "the command that starts a run of several processes",
@@ -142,6 +143,7 @@ class _Reader:
             launcher=self._value(("launcher",), "command", ""),
             matched=self._matched(tasks),
             pass_at=self._pass_at(tasks, options),
+            least_gain=self._value(("least_gain",), "share", 0.0),
             note=str(values.get("note") or ""),
         )
 

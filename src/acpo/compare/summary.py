@@ -134,6 +134,11 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
     matched[BASELINE] = tuned[BASELINE]
     with_matched = [row for row in task.rows if row.name in (*study.matched, BASELINE)]
     rows = _rows(task, task.rows, choices, tuned, starts)
+    again = _rows(task, with_matched, {}, matched, starts) if study.matched else []
+    unlearnt = _unlearnt(rows, study.least_gain)
+    for line in (*rows, *again):
+        if unlearnt and line["verdict"] != FAILED:
+            line["verdict"] = ""
     return {
         "seeds": list(task.seeds),
         "updates": task.updates,
@@ -146,9 +151,22 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
             if result.get("start_model")
         ),
         "comparisons": sum(row["p_holm"] is not None for row in rows),
+        "unlearnt": unlearnt,
+        "least_gain": study.least_gain,
         "rows": rows,
-        "matched": _rows(task, with_matched, {}, matched, starts) if study.matched else [],
+        "matched": again,
     }
+
+
+def _unlearnt(rows: Sequence[Mapping[str, Any]], least: float) -> list[str]:
+    """Which of the rows that everyone knows did not gain as much as a study that can tell needs."""
+    found = []
+    for row in rows:
+        gain = row["gain"] or {"value": -1.0, "low": None}
+        learnt = gain["value"] >= least and (gain["low"] or 0.0) > 0
+        if least and row["name"] in (BASELINE, "grpo") and not learnt:
+            found.append(row["title"])
+    return found
 
 
 def _results_by_seed(
@@ -170,7 +188,8 @@ def _rows(
     lines = [_row(row, choices.get(row.name), found, starts, len(task.seeds)) for row in rows]
     placed = ranks({line["name"]: line["accuracy"]["value"] for line in lines if line["accuracy"]})
     tested = {line["name"]: line["difference"] for line in lines if line["difference"]}
-    adjusted = holm({name: difference["p_value"] for name, difference in tested.items()})
+    family = sum(line["name"] != BASELINE for line in lines)
+    adjusted = holm({name: found["p_value"] for name, found in tested.items()}, family)
     for line in lines:
         line["rank"] = placed.get(line["name"])
         line["p_holm"] = adjusted.get(line["name"])
@@ -206,11 +225,11 @@ def _row(
         "gain": difference(runs, starts),
         "difference": difference(runs, found[BASELINE]) if row.name != BASELINE else None,
         "to_control": difference(runs, found[CONTROL]) if controlled else None,
-        "area": _mean_accuracy({seed: a for seed, r in runs.items() if (a := area(r)) is not None}),
+        "area": _mean_accuracy(dict(enumerate(a for r in whole if (a := area(r)) is not None))),
         "pass_at": pass_at_each(whole),
         "ends": {name: _end(whole, name) for name in ENDS},
         "tokens": sum(result.get("tokens") or 0 for result in runs.values()),
-        "curves": {name: band(list(runs.values()), name) for name in CURVES},
+        "curves": {name: band(whole, name) for name in CURVES},
         "paper": printed._asdict() if printed else None,
     }
 

@@ -56,7 +56,6 @@ def fused_policy_loss(
         The scalar loss, differentiable once.
     """
     head = LanguageModelHead.of(head)
-    projection = head.projection(terms.temperature)
     _refuse(terms, sparse)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
     if terms.beta and terms.corrects_kl:
@@ -66,12 +65,16 @@ def fused_policy_loss(
     settings = HeadSettings.make(
         hidden,
         local.tokens,
-        projection,
+        head.projection(terms.temperature),
         logits_dtype=logits_dtype,
         logits_bytes=logits_bytes,
         align_tol=terms.align_tol,
     )
-    loss = _FusedLoss.apply(hidden, head.weight, head.bias, settings, local, rows, sparse)
+    # Inside `apply` gradients are always off, and parameters require them all the same.
+    differentiated = torch.is_grad_enabled()
+    loss = _FusedLoss.apply(
+        hidden, head.weight, head.bias, settings, local, rows, sparse, differentiated
+    )
     terms.loss, terms.stats, terms.computed = loss.detach().float(), local.stats, local.computed
     terms.nonfinite = local.nonfinite + n_broken
     return loss
@@ -166,8 +169,9 @@ class _FusedLoss(torch.autograd.Function):
         terms: TokenTerms,
         rows: Tensor | None,
         sparse: float | None,
+        differentiated: bool,
     ) -> Tensor:
-        wanted = Wanted(*ctx.needs_input_grad[:3])
+        wanted = Wanted(*(differentiated and needed for needed in ctx.needs_input_grad[:3]))
         with gathered(weight, bias):
             head = settings.head(hidden, weight, bias)
             compute = _two_passes if _needs_statistics_first(terms) else _one_pass
@@ -185,7 +189,7 @@ class _FusedLoss(torch.autograd.Function):
                 "used; call it again instead of backpropagating twice"
             )
         gradients, ctx.gradients = ctx.gradients, None
-        return *(_scaled_(g, grad) for g in gradients), None, None, None, None
+        return *(_scaled_(g, grad) for g in gradients), *(None,) * 5
 
 
 def _scaled_(gradient: Tensor | None, by: Tensor) -> Tensor | None:

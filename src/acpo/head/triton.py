@@ -126,51 +126,69 @@ def gradient(
         return _select(raw, tokens, projection, stats, coefficients, dtype, sparsity)
     target = _gradient_view(raw, dtype)
     stages = Stages(gradient=True)
-    c, given = _taken_together(raw, tokens, projection, coefficients)
+    top = coefficients.top
+    if top is None:
+        _launch(raw, tokens, projection, stats, stages, c=coefficients, target=target)
+        return target
+    c = coefficients._replace(a=coefficients.a + top.sum(1), top=None)
+    rows = coefficients.gives().nonzero()[:, 0]
+    columns = _columns_given(raw, rows, tokens, projection, top.shape[1])
+    values = _values_at(columns, raw, rows, tokens, projection, stats, coefficients)
     _launch(raw, tokens, projection, stats, stages, c=c, target=target)
-    if given is not None:
-        at = given.rows[:, None], given.columns
-        target[at] = (target[at] + given.values).to(dtype)
+    target[rows[:, None], columns] = values.to(dtype)
     return target
 
 
-def _taken_together(
-    raw: Tensor, tokens: Tensor, projection: Projection, c: RowCoefficients
-) -> tuple[RowCoefficients, SparseGradient | None]:
-    """Coefficients without `top`, and what that adds at `columns[i]` of each row i it is for.
-
-    a (e_y - p) + Σ_k t_k (e_k - p) = (a + Σt) (e_y - p) + Σ_k t_k (e_k - e_y): the row kernel is
-    that of every other method.
-    """
-    if c.top is None:
-        return c, None
-    taken, top = c.top.sum(1, keepdim=True), c.top
-    c, rows = c._replace(a=c.a + taken[:, 0], top=None), c.gives().nonzero()[:, 0]
-    count, vocab = top.shape[1], raw.shape[1]
-    if rows.numel() == 0:
-        return c, None
+def _columns_given(
+    raw: Tensor, rows: Tensor, tokens: Tensor, projection: Projection, count: int
+) -> Tensor:
+    """`[rows, count + 1]`: the likeliest tokens of each of the rows, and the sampled one."""
     ids = torch.empty(rows.numel(), count, dtype=torch.int64, device=raw.device)
-    block = min(4096, max(128, triton.next_power_of_2(vocab)))
-    likeliest_kernel[(rows.numel(),)](
-        raw,
-        raw.stride(0),
-        rows,
-        tokens,
-        ids,
-        vocab,
-        Scaling.of(projection),
-        COUNT=count,
-        SOFTCAP=projection.softcap is not None,
-        BLOCK=block,
-        num_warps=max(1, block // 256),
+    block = min(4096, max(128, triton.next_power_of_2(raw.shape[1])))
+    if rows.numel():
+        likeliest_kernel[(rows.numel(),)](
+            raw,
+            raw.stride(0),
+            rows,
+            tokens,
+            ids,
+            raw.shape[1],
+            Scaling.of(projection),
+            COUNT=count,
+            SOFTCAP=projection.softcap is not None,
+            BLOCK=block,
+            num_warps=max(1, block // 256),
+        )
+    return torch.cat([ids, tokens[rows, None]], 1)
+
+
+def _values_at(
+    columns: Tensor,
+    raw: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    projection: Projection,
+    stats: RowStats,
+    c: RowCoefficients,
+) -> Tensor:
+    """The gradient at `columns[i]` of row `rows[i]`, whole and in float32.
+
+    Added to what the row kernel wrote there, terms that nearly cancel would leave the rounding of
+    a narrow gradient behind.
+    """
+    a, bm, h, entropy, top, log_total, mode, sampled = (
+        x[rows, None]
+        for x in (c.a, c.bm, c.h, stats.entropy, stats.top, stats.log_total, stats.mode, tokens)
     )
-    sampled, top, taken = tokens[rows, None], top[rows], taken[rows]
-    again = ids == sampled  # the same entry twice, so the same value twice
-    left = torch.where(again, top, 0.0).sum(1, keepdim=True) - taken
-    columns = torch.cat([ids, sampled], 1)
-    values = torch.cat([torch.where(again, left, top), left], 1)
-    slopes = projection.slope(raw[rows[:, None], columns].float())
-    return c, SparseGradient(rows, columns, values * slopes)
+    assert c.top is not None
+    given, products = c.top[rows], raw[rows[:, None], columns].float()
+    log_p = (projection.squash_(products.clone()) - top) * projection.factor - log_total
+    pull = a + bm + given.sum(1, keepdim=True) + h * (log_p.clamp(min=-1e30) + entropy)
+    # A sampled token among the likeliest stands twice: both entries get the same value.
+    own = torch.where(columns == sampled, a, 0.0) + torch.where(columns == mode, bm, 0.0)
+    own += torch.where(columns[:, :, None] == columns[:, None, :-1], given[:, None], 0.0).sum(2)
+    values = (own - log_p.exp() * pull) * projection.slope(products)
+    return torch.where(stats.finite()[rows, None], values, 0.0)
 
 
 def scale_(x: Tensor, by: Tensor) -> Tensor:

@@ -190,12 +190,7 @@ def sequences(
     **statistics: Tensor | None,
 ) -> Sequences:
     """A mini-batch as the method's shaping reads it: statistics constant under differentiation."""
-    one = GATES[method.gate].one_advantage
-    if one and advantages.dim() == 2 and bool((_spread_within(advantages, mask) > 1e-5).any()):
-        raise ACPOError(
-            f"advantages differ within a sequence: method {method.name!r} has one ratio per "
-            "sequence and takes one advantage for it"
-        )
+    require_one_advantage(method, advantages, mask)
     detached = {name: None if x is None else x.detach() for name, x in statistics.items()}
     return Sequences(
         advantages,
@@ -206,6 +201,16 @@ def sequences(
         tokens=tokens,
         **detached,
     )
+
+
+def require_one_advantage(method: Method, advantages: Tensor, mask: Tensor) -> None:
+    """Raise where a method with one ratio per sequence is given advantages that differ in one."""
+    one = GATES[method.gate].one_advantage
+    if one and advantages.dim() == 2 and bool((_spread_within(advantages, mask) > 1e-5).any()):
+        raise ACPOError(
+            f"advantages differ within a sequence: method {method.name!r} has one ratio per "
+            "sequence and takes one advantage for it"
+        )
 
 
 def _spread_within(advantages: Tensor, mask: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, NonFiniteError
 from acpo.head.projection import Projection, matmul
 from acpo.sampling.cache import StaticKV, refuse_attention
 from acpo.sampling.draw import NOTHING, draw, greedy, uniform_table
@@ -187,6 +187,13 @@ class StaticSampler:
             with torch.compiler.set_stance("force_eager"), self._autocast():
                 own = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
                 read = self._hidden(ids[:, :7], positions[:, :7], cache)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ACPOError(
+                f"sampler='static': the attention of {type(self.model).__name__} does not go "
+                f"through the static cache ({error}); use sampler='generate'"
+            ) from error
         finally:
             self.model.train(training)
         cache.stepping(nobodys, torch.full_like(nobodys, 7))
@@ -231,7 +238,7 @@ class StaticSampler:
         drawn, _, status = self._slots.numbers[2:].tolist()
         for slot, request in running.items():
             if status[slot] == NOT_FINITE:
-                raise ACPOError(
+                raise NonFiniteError(
                     f"prompts[{request.place}]: the logits after {drawn[slot]} new tokens are not "
                     "finite, so no token can be drawn; look for NaN in the weights, or for "
                     f"activations beyond the range of {self.dtype}"

@@ -94,7 +94,8 @@ class Twin:
 
     def _merged(self, layer: Any) -> Any:
         """The layer under an adapter, with the adapter in its weight."""
-        if not hasattr(layer, "get_delta_weight") or getattr(layer, "lora_variant", None):
+        biased = any(getattr(layer, "lora_bias", {}).values())
+        if not hasattr(layer, "get_delta_weight") or getattr(layer, "lora_variant", None) or biased:
             raise ACPOError(
                 f"sampler='static': adapters of type {type(layer).__name__} cannot be merged into "
                 "a copy of the weights; use plain LoRA or sampler='generate'"
@@ -104,7 +105,8 @@ class Twin:
 
         def weight() -> Tensor:
             adapters = [] if layer.disable_adapters or layer.merged else layer.active_adapters
-            deltas = [layer.get_delta_weight(name) for name in adapters if name in layer.lora_A]
+            known = {*layer.lora_A, *layer.lora_embedding_A}
+            deltas = [layer.get_delta_weight(name) for name in adapters if name in known]
             return sum(deltas, start=base.weight)
 
         linear = self._autocast is not None and isinstance(base, nn.Linear)

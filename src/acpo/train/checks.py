@@ -40,8 +40,11 @@ def shape_of(recipe: "Recipe", name: str) -> Any:
 
     from acpo.checkpoints import adapter_base
 
-    trusted = recipe.config.trust_remote_code
-    return AutoConfig.from_pretrained(adapter_base(name) or name, trust_remote_code=trusted)
+    trusted, base = recipe.config.trust_remote_code, adapter_base(name)
+    revision = recipe.model.model_revision if base is None else None
+    return AutoConfig.from_pretrained(
+        base or name, trust_remote_code=trusted, revision=revision or "main"
+    )
 
 
 def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:

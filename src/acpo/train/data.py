@@ -176,13 +176,21 @@ def _problems(
     notes.append(f"{task.title}: {cleaning}")
     held: list[Problem] = []
     own_split = task.held_out_split if arguments.data is None else None
-    if arguments.held_out and (arguments.held_out_data or own_split):
+    if arguments.held_out_data or (arguments.held_out and own_split):
         split = arguments.held_out_split or own_split or "test"
-        held, cleaning = load_problems(task, arguments.held_out_data, split=split, columns=columns)
-        held = split_off(held, arguments.held_out)[1] if arguments.held_out < len(held) else held
-        notes.append(f"held out: {cleaning}; {len(held)} of them used")
+        same = arguments.held_out_data in (None, arguments.data)
+        held, cleaning = load_problems(
+            task,
+            arguments.held_out_data,
+            config=arguments.data_config if same else None,
+            split=split,
+            columns=columns,
+        )
         texts = {problem.text for problem in held}
         problems = [problem for problem in problems if problem.text not in texts]
+        if arguments.held_out < len(held):
+            held = split_off(held, arguments.held_out)[1] if arguments.held_out else []
+        notes.append(f"held out: {cleaning}; {len(held)} of them used")
     elif arguments.held_out:
         problems, held = split_off(problems, arguments.held_out)
         notes.append(f"held out: {len(held)} of the problems")

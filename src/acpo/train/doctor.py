@@ -84,7 +84,8 @@ def examine(
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
     check_output_folder(str(recipe.output_dir))
     name = resolve_model(recipe.model_name, recipe.output_dir)
-    tokenizer = load_tokenizer(name, trust_remote_code=recipe.config.trust_remote_code)
+    trusted, revision = recipe.config.trust_remote_code, recipe.model.model_revision
+    tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trusted)
     check_model(recipe, name, tokenizer)
     check_files(name)
     used = prompts_used(recipe, processes)

@@ -105,7 +105,7 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     """
     run = prepare(read_recipe(path, overrides))
     config, trainer = run.recipe.config, run.trainer
-    for note in run.data.notes:
+    for note in (*run.data.notes, str(trainer.packed.attention)):
         trainer.accelerator.print(note)
     trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
     kept = Report.read(run.recipe.output_dir) if trainer.watch.finished else None

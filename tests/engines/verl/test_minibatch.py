@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from acpo.engines.verl import minibatch
+from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.minibatch import RolloutEntropy, _check_groups, _sequence_advantages
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
+from acpo.objectives.shaping import Alone
 from engines.verl.batches import verl_batch
 from engines.verl.rollouts import Rollouts
 
@@ -50,3 +53,48 @@ def test_entropies_are_found_by_their_sequence():
     assert kept.look_up(data).tolist() == [[2.0, 3.0, 4.0], [8.0, 9.0, 10.0]]
     with pytest.raises(ACPOError, match="was not in the log-probability pass"):
         kept.look_up(batch(3))
+
+
+class Seen(Exception):
+    pass
+
+
+def test_a_mini_batch_joins_the_models_outputs(monkeypatch):
+    """verl leaves it on the CPU: "meta" stands for a device that the CPU cannot be mixed with."""
+    monkeypatch.setattr(minibatch, "get_device_id", lambda: "meta")
+    monkeypatch.setattr(minibatch, "_sequence_advantages", lambda advantages, *_: advantages)
+    entropy = torch.zeros(2, 3, device="meta")
+
+    def devices(row, *tensors, **named):
+        found = [x for x in (*tensors, *named.values()) if isinstance(x, torch.Tensor)]
+        raise Seen({x.device.type for x in found})
+
+    monkeypatch.setattr(minibatch, "sequences", devices)
+    monkeypatch.setattr(minibatch, "entropy_maximum", devices)
+    with pytest.raises(Seen, match=r"^\{'meta'\}$"):
+        minibatch.shape_advantages(
+            batch(2), METHODS["8020"], group_size=2, seen={"entropy": entropy}, dp=None
+        )
+    with pytest.raises(Seen, match=r"^\{'meta'\}$"):
+        minibatch.mini_batch_entropy_max(batch(2), METHODS["shannon"], entropy=entropy, dp=None)
+
+
+def test_responses_without_a_verdict_are_not_shaped(monkeypatch):
+    monkeypatch.setattr(minibatch, "Ranks", lambda *_, **__: Alone())
+    row, data = METHODS["entropy_adv"](), batch(2)
+    scores = torch.zeros(2, 3)
+    scores[1, 2] = torch.nan
+    data["token_level_scores"], data["advantages"] = scores, torch.ones(2, 3)
+    entropy = torch.rand(2, 3) + 0.1
+    minibatch.shape_advantages(data, row, group_size=2, seen={"entropy": entropy}, dp=None)
+    assert (data["advantages"][0] != 0).all() and (data["advantages"][1] == 0).all()
+
+
+def test_one_ratio_takes_one_advantage():
+    zeros, mask = torch.zeros(1, 4), torch.ones(1, 4)
+    given = torch.tensor([[1.0, -1.0, 0.5, 0.0]])
+    with (
+        scored(MicroBatch(METHODS["gmpo"], zeros)),
+        pytest.raises(ACPOError, match="advantages differ within a sequence: method 'gmpo'"),
+    ):
+        policy_loss(zeros, zeros, given, mask)

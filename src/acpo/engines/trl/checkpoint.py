@@ -283,12 +283,21 @@ def save_trainer(trainer: Any, folder: str) -> None:
         "fresh_prompts": trainer.rollouts.fresh_prompts.position,
         "measured": trainer.rollouts.measured,
         "budget": trainer.packed.settings.budget,
+        "budget_under": _measured_under(trainer),
         "guard": trainer.guard.state(),
         "recorder": trainer.recorder and trainer.recorder.state(),
     }
     torch.save(state, _state_file(folder, trainer.accelerator.process_index))
     if trainer.args.should_save:
         identity.write(Path(folder), trainer.identity)
+
+
+def _measured_under(trainer: Any) -> list[Any]:
+    """What decides how many tokens fit a pass: with all of it equal, packs are what they were."""
+    args, device = trainer.args, trainer.accelerator.device
+    cuda = device.type == "cuda"
+    memory = torch.cuda.get_device_properties(device).total_memory if cuda else 0
+    return [bool(args.gradient_checkpointing), args.use_vllm, args.logits_bytes, memory]
 
 
 def load_trainer(trainer: Any, folder: str) -> None:
@@ -300,6 +309,8 @@ def load_trainer(trainer: Any, folder: str) -> None:
     if trainer.recorder and state.get("recorder"):
         trainer.recorder.load(state["recorder"])
     trainer.rollouts.fresh_prompts.position = state["fresh_prompts"]
-    trainer.packed.settings.budget = state["budget"]
+    if trainer.args.max_tokens_per_pack is None:
+        same = state.get("budget_under") == _measured_under(trainer)
+        trainer.packed.settings.budget = state["budget"] if same else None
     trainer.guard.load(state["guard"])
     trainer.rollouts.set_measured(state["measured"])

@@ -161,6 +161,9 @@ class Attention:
     def __init__(self, layout: Layout, reason: str, implementation: str | None = None) -> None:
         self.layout, self.reason, self.implementation = layout, reason, implementation
 
+    def __str__(self) -> str:
+        return f"update layout: {self.layout} ({self.reason})"
+
     @contextmanager
     def installed(self, *models: Any) -> Iterator[None]:
         """Use it for everything inside, backward passes that recompute the forward included."""

@@ -255,10 +255,12 @@ def free_bytes(
     logits_bytes: int | None,
     optimizer_started: bool,
     shards: int = 1,
+    whole_gradients: bool = False,
 ) -> int:
     """Memory for activations, once weights, gradients and optimizer states have taken theirs.
 
-    `shards` processes will share parameters that are not sharded yet.
+    `shards` processes will share parameters that are not sharded yet. With `whole_gradients` each
+    process holds the gradient of all of them until its last pack, as FSDP does without exchanges.
     """
     if device.type != "cuda":
         return CPU_BYTES
@@ -269,6 +271,8 @@ def free_bytes(
         size = _local_bytes(parameter) // shards
         if parameter.requires_grad and not optimizer_started:
             pending += 3 * size  # its gradient and Adam's two moments
+        if parameter.requires_grad and whole_gradients:
+            pending += parameter.numel() * parameter.element_size()
         if parameter.device.type != device.type:
             pending += size
     head = model.get_output_embeddings().weight

@@ -22,7 +22,7 @@ from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import HALF, Attention
 from acpo.engines.trl.packing import find_rows
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, NonFiniteError
 from acpo.head import language_model_head
 
 logger = logging.get_logger(__name__)
@@ -191,6 +191,11 @@ def refuse_built(trainer: Any) -> None:
     backend = str(getattr(getattr(state, "dynamo_plugin", None), "backend", "NO"))
     if not backend.upper().endswith("NO"):
         raise ACPOError(f"dynamo_backend={backend} was chosen by the launcher; leave it out")
+    if getattr(getattr(state, "fsdp_plugin", None), "fsdp_version", 2) != 2:
+        raise ACPOError(
+            "FSDP version 1 was chosen by the launcher, under which no update was ever checked; "
+            "set fsdp_version: 2 (recipes/accelerate)"
+        )
     if getattr(state, "megatron_lm_plugin", None) is not None:
         raise ACPOError("Megatron was chosen by the launcher; use FSDP2, or the verl plugin")
 
@@ -254,8 +259,11 @@ def probe_head(policy: Any) -> None:
 
 
 @torch.no_grad()
-def second_sequence(update: PackedUpdate, policy: Any) -> tuple[Tensor, float]:
-    """Log-probabilities of a sequence behind another, and how far they move with that other."""
+def second_sequence(update: PackedUpdate, policy: Any, model: Any) -> tuple[Tensor, float]:
+    """Log-probabilities of a sequence behind another, and how far they move with that other.
+
+    `model` is what training calls, the policy or a wrapper: FSDP gathers weights at its root alone.
+    """
     long, short = 9, 6
     ids = _probe_ids(policy, 2 * long).view(2, long).clone()
     attended = torch.ones_like(ids, dtype=torch.bool)
@@ -269,7 +277,7 @@ def second_sequence(update: PackedUpdate, policy: Any) -> tuple[Tensor, float]:
         found = []
         for _ in range(2):
             with update.ready(policy):
-                stats = update.statistics(policy, ids=ids, rows=rows, first=1)
+                stats = update.statistics(model, ids=ids, rows=rows, first=1)
             found.append(stats.logp[1, : short - 1])
             ids[0] = ids[0].flip(0)
     finally:
@@ -292,9 +300,9 @@ def packing_fault(trainer: Any, attention: Attention) -> str | None:
             autocast=accelerator.autocast,
         )
 
-    packed, leak = second_sequence(trial(attention), policy)
+    packed, leak = second_sequence(trial(attention), policy, trainer.model)
     # Nothing can leak where sequences are padded: what moves there is the model's rounding.
-    own, noise = second_sequence(trial(Attention("padded", "probe")), policy)
+    own, noise = second_sequence(trial(Attention("padded", "probe")), policy, trainer.model)
     name = type(policy).__name__
     if leak > max(LEAK, 4 * noise):
         return (
@@ -363,7 +371,7 @@ class NonFiniteGuard(TrainerCallback):
         for parameter in trained:
             parameter.grad = None
         if self.in_a_row >= self.most:
-            raise ACPOError(self._advice(state.global_step, float(norm)))
+            raise NonFiniteError(self._advice(state.global_step, float(norm)))
 
     def _advice(self, step: int, norm: float) -> str:
         what = "loss" if not self.loss_is_finite else f"gradient norm ({norm})"

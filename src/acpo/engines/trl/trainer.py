@@ -148,6 +148,8 @@ class ACPOTrainer(GRPOTrainer):
         args, policy, device = self.args, self.policy, self.accelerator.device
         half = self.accelerator.mixed_precision == "bf16" or policy.dtype in HALF
         self._itemsize = 2 if half else 4
+        exchanges = self.accelerator.gradient_state.plugin_kwargs
+        self._exchanges_each_pack = bool(exchanges.get("sync_each_batch", False))
         attention = choose_attention(
             policy, device=device, half_precision=half, wanted=args.update_layout
         )
@@ -167,7 +169,7 @@ class ACPOTrainer(GRPOTrainer):
                 attention = safety.probed_attention(self, attention)
         told = [attention.layout, attention.reason, attention.implementation]
         attention = Attention(*broadcast_object_list(told))
-        logger.info(f"update layout: {attention.layout} ({attention.reason})")
+        logger.info(str(attention))
         compiles = args.compile_layers
         if compiles is None:
             compiles = device.type == "cuda" and attention.layout == "packed"
@@ -197,16 +199,19 @@ class ACPOTrainer(GRPOTrainer):
         started = bool(self.optimizer is not None and self.optimizer.state)
         checkpointing = bool(self.args.gradient_checkpointing)
         budget = self._budget(shards=1, started=started, checkpointing=checkpointing)
-        logger.info(
-            f"packs of {budget} tokens, gradient checkpointing {'on' if checkpointing else 'off'}"
-        )
+        recomputing = "with" if checkpointing else "without"
+        logger.info(f"packs of {budget} tokens, {recomputing} gradient checkpointing")
         return budget
 
     def _budget(self, *, shards: int, started: bool, checkpointing: bool) -> int:
         device, policy = self.accelerator.device, self.policy
-        logits = self.args.logits_bytes
         free = packing.free_bytes(
-            policy, device, logits_bytes=logits, optimizer_started=started, shards=shards
+            policy,
+            device,
+            logits_bytes=self.args.logits_bytes,
+            optimizer_started=started,
+            shards=shards,
+            whole_gradients=self.is_fsdp_enabled and not self._exchanges_each_pack,
         )
         per_token = packing.activation_bytes(
             policy.config.get_text_config(), itemsize=self._itemsize, checkpointing=checkpointing
@@ -299,14 +304,13 @@ class ACPOTrainer(GRPOTrainer):
         inputs = self._prepare_inputs(inputs)
         updating = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1 / self.args.steps_per_generation)
-        each_pack = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
         no_sync = functools.partial(self.accelerator.no_sync, model)
         with self.packed.ready(self.policy):
             report = self.packed.run(
                 model,
                 batch,
                 backward=self.accelerator.backward,
-                **({} if each_pack else {"no_sync": no_sync}),
+                **({} if self._exchanges_each_pack else {"no_sync": no_sync}),
             )
         loss = self._log_update(report, len(batch), updating, mode="train")
         every = self.args.torch_empty_cache_steps

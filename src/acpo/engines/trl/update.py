@@ -173,8 +173,9 @@ class PackedUpdate:
         if method.needs or settings.off_policy_threshold is not None:
             stats = self.statistics(model, ids=batch.ids, rows=batch.rows, first=batch.first)
         old_logp = batch.columns.get("old_logp")
-        if old_logp is None and stats is not None:
-            old_logp = stats.logp
+        # On-policy the update's own pass is the rollout's policy: another pass would differ by its
+        # dropout and rounding, and ratios that are 1 would not be.
+        before = stats.logp if old_logp is None and stats is not None else old_logp
         shaped = method.shape(
             sequences(
                 method,
@@ -183,7 +184,7 @@ class PackedUpdate:
                 entropy=stats and stats.entropy,
                 log_pmax=stats and stats.log_pmax,
                 logp=stats and stats.logp,
-                old_logp=old_logp,
+                old_logp=before,
                 tokens=batch.ids[:, batch.first :],
                 group=batch.columns.get("group"),
             ),
@@ -194,7 +195,7 @@ class PackedUpdate:
             assert stats is not None
             maximum = entropy_maximum(method, stats.entropy, batch.mask, self.ranks)
         return {
-            "advantages": self._corrected(shaped.advantages, batch, stats, old_logp),
+            "advantages": self._corrected(shaped.advantages, batch, stats, before),
             "weights": self._weights(batch),
             "old_logp": old_logp,
             "ref_logp": batch.columns.get("ref_logp") if settings.beta else None,

@@ -72,6 +72,7 @@ def check_actor(actor: Any) -> Method:
             f"of {', '.join(STRATEGIES)}"
         )
     _check_clipping(actor, row, where)
+    _check_constants(actor, row, where)
     if actor.strategy == "megatron" and row.needs_whole_batch:
         _check_shared(actor.megatron, row, where)
     return row
@@ -106,6 +107,29 @@ def _check_clipping(actor: Any, row: Method, where: str) -> None:
             else "leave it out: the row does not clip there"
         )
         raise ACPOError(f"actor.{key}={value} with {where} has no effect; {remedy}")
+
+
+def _check_constants(actor: Any, row: Method, where: str) -> None:
+    """What the TRL trainer measures or knows, and verl has to be told."""
+    constant = AGGREGATION["fixed_length"]
+    if row.aggregation == "fixed_length" and actor.loss_agg_mode == constant:
+        length = row.options.get("max_length")
+        if actor.loss_scale_factor is None or length not in (None, actor.loss_scale_factor):
+            raise ACPOError(
+                f"actor.loss_scale_factor={actor.loss_scale_factor} with {where}: the row divides "
+                "by a constant, and verl without one by the longest response of each micro-batch; "
+                "set actor_rollout_ref.actor.loss_scale_factor=${data.max_response_length}"
+            )
+    for name in row.shaping.measured:
+        if row.options.get(name) == METHODS[row.name].options[name]:
+            warnings.warn(
+                f"{where}: {name}={row.options.get(name)} is not measured here; give the starting "
+                "policy's (actor/entropy of a first step), with "
+                "policy_loss._target_=acpo.verl.ACPOPolicyLossConfig and "
+                f"+policy_loss.options.{name}=VALUE",
+                ACPOWarning,
+                stacklevel=3,
+            )
 
 
 def asks_for_row(mode: Any, rows: Collection[str]) -> bool:

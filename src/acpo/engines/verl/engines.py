@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
-from verl.utils.device import get_device_name, get_vendor
+from verl.utils.device import get_device_id, get_device_name, get_vendor
 from verl.workers.engine import EngineRegistry
 from verl.workers.utils.padding import no_padding_2_padding
 
@@ -59,7 +59,7 @@ class RowLoss:
 
 def _no_loss(**_: Any) -> tuple[Tensor, dict[str, Any]]:
     """For a pass that only looks."""
-    return torch.zeros(()), {}
+    return torch.zeros((), device=get_device_id()), {}
 
 
 def asking_actor(loss_function: Any) -> Any:

@@ -15,6 +15,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss, register
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, TokenStats, token_objective
+from acpo.objectives.batch import require_one_advantage
 from acpo.objectives.tokens import is_policy_mode
 
 LOGGED = ("aligned", "delta", "saturated", "ratio")
@@ -85,6 +86,7 @@ def policy_loss(
             "actor_rollout_ref.model.external_lib=acpo.verl, so that the engine is extended before "
             "it is built"
         )
+    require_one_advantage(batch.row, advantages, response_mask.bool())
     objective = token_objective(
         batch.row,
         stats=batch.stats(log_prob),

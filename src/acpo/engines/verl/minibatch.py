@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
 from acpo.engines.ranks import Ranks
@@ -92,10 +93,20 @@ def shape_advantages(
         **current,
     )
     shaped = row.shape(batch, ranks)
-    nested = data["response_mask"].is_nested
+    kept, judged = data["response_mask"], _judged(data, mask)
     for name, column in (("advantages", shaped.advantages), (MARKS, shaped.marks)):
         if column is not None:
-            data[name] = response_to_nested(column, data["response_mask"]) if nested else column
+            column = torch.where(judged, column, 0.0).to(kept.device)
+            data[name] = response_to_nested(column, kept) if kept.is_nested else column
+
+
+def _judged(data: TensorDict, mask: Tensor) -> Tensor:
+    """`[B, 1]`: responses without a verdict have a reward of NaN, and nothing to learn from."""
+    unjudged = torch.zeros_like(mask[:, :1])
+    for name in ("token_level_scores", "rm_scores"):
+        if name in data:
+            unjudged |= _padded(data, name).isnan().any(1, keepdim=True)
+    return ~unjudged
 
 
 def read_marks(data: TensorDict) -> Tensor | None:
@@ -154,8 +165,9 @@ def _check_groups(names: Tensor, group_size: int, row: Method) -> None:
 
 
 def _padded(data: TensorDict, name: str) -> Tensor:
-    """A per-response field, `[B, T]`."""
-    return data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
+    """A per-response field, `[B, T]`, on the model's device: verl leaves batches on the CPU."""
+    padded = data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
+    return padded.to(get_device_id())
 
 
 def _gather(x: Tensor, dp: Any) -> Tensor:
