@@ -107,6 +107,19 @@ def test_missing_runs_and_other_models_are_told(study):
     assert rows["acpo"]["difference"]["seeds"] == 2 and len(rows["acpo"]["seeds"]) == 3
 
 
+def test_other_problems_under_the_same_name_are_told(study):
+    found = results(study)
+    for name, run in found.items():
+        run["held_out"] = "changed" if name == "a/study/acpo-lr0.0001-seed2" else "h"
+    summary, rows = report(study, found)
+    assert "measured on 2 different sets of held-out problems" in markdown(summary)
+    assert rows["acpo"]["difference"]["seeds"] == 2 and rows["grpo"]["difference"]["seeds"] == 3
+    for run in found.values():  # runs from before it was written down
+        run.pop("held_out")
+    found["a/study/acpo-lr0.0001-seed2"]["held_out"] = "h"
+    assert report(study, found)[1]["acpo"]["difference"]["seeds"] == 3
+
+
 def test_rows_without_runs_are_not_counted_as_compared(study):
     found = results(study)
     every = report(study, found)[0]["tasks"]["a"]["comparisons"]
@@ -239,7 +252,7 @@ def test_the_place_of_data_and_model_is_no_part_of_a_run(study):
 
 def test_damaged_verdicts_are_refused():
     verdicts = [[True, False], [], [True]]
-    assert unpack_verdicts(pack_verdicts(verdicts)) == [[True, False], [True]]
+    assert unpack_verdicts(pack_verdicts(verdicts)) == [[True, False], [], [True]]
     for packed in ("x", "AAAA", "é"):
         with pytest.raises(ACPOError, match="damaged"):
             unpack_verdicts(packed)

@@ -21,13 +21,15 @@ from typer.testing import CliRunner
 from acpo import ACPOTrainer
 from acpo.cli import app
 from acpo.compare import runner
-from acpo.compare.execute import StepLengths, curve, own_problems
+from acpo.compare.execute import StepLengths, curve, measured, own_problems
+from acpo.compare.plan import matched_runs
 from acpo.compare.report import write_report
 from acpo.compare.runner import gpu_share, progress, run_missing
-from acpo.compare.store import read_results
+from acpo.compare.store import read_results, unpack_verdicts
 from acpo.compare.study_file import read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
+from acpo.train.accuracy import Sample
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 OPTIONS = """\
@@ -123,6 +125,16 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
     page = (tmp_path / "out" / "page.html").read_text()
     assert "sabotaged" in page and "http" not in page.replace("http-equiv", "")
     assert "29.06" in (tmp_path / "out" / "table.tex").read_text()
+
+
+def test_verdicts_stand_in_the_order_of_the_problems():
+    """Each seed evaluates them in an order of its own; the bootstrap draws problems."""
+    prompts = ["a", [{"role": "system", "content": "s"}, {"role": "user", "content": "b"}], "c"]
+    samples = [Sample(p, "", p != "b") for p in ("b", "a", "b", "a")]
+    for order in (samples, samples[::-1]):
+        found = measured(order, prompts)
+        assert unpack_verdicts(found["verdicts"]) == [[True, True], [False, False], []]
+        assert (found["value"], found["problems"], found["samples"]) == (0.5, 2, 4)
 
 
 def test_entries_between_rollouts_are_kept():
@@ -243,6 +255,20 @@ def test_updates_of_a_matched_row_are_as_long_as_the_baselines(tmp_path, inline)
     assert [row["name"] for row in table["matched"]] == ["sapo", "grpo"]
     assert set(table["rows"][0]["pass_at"]) == {"1", "2", "4", "8"}
     assert table["matched"][1]["difference"]["seeds"] == 1
+
+
+def test_a_matched_row_keeps_its_own_seeds(tmp_path):
+    rows = "  - sapo\n  - {name: again, method: grpo, seed_offset: 1000}\n"
+    more = "matched: [again]\n"
+    study = read_study(write_study(tmp_path, rows, seeds="[0, 1]", more=more))
+    (task,) = study.tasks
+    again = next(row for row in task.rows if row.name == "again")
+    base = {f"main/study/sapo-seed{seed}": {"step_lengths": [0.1 + seed]} for seed in (0, 1)}
+    runs = list(matched_runs(study, task, again, base))
+    assert [(place, run.seed, run.step_lengths) for place, run in runs] == [
+        (0, 1000, [0.1]),
+        (1, 1001, [1.1]),
+    ]
 
 
 def test_steps_get_the_length_asked_for(tmp_path):

@@ -13,7 +13,8 @@ from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
 from acpo.annotate.propose import propose
 from acpo.cli import app
-from acpo.diagnose.blame import REGIONS, blame
+from acpo.diagnose.blame import REGIONS, Shares, _rows, blame
+from acpo.diagnose.clusters import effect
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, group_advantages, stats_from_logits
 from acpo.records import Trace, TraceWriter
@@ -180,6 +181,16 @@ def test_even_blame_is_chance_and_a_planted_gap_is_found(finding):
     facts = " ".join(finding.facts)
     assert "acpo: " in facts and "less than chance" in facts
     assert "acpo less sapo, at the error: -" in facts
+
+
+def test_chance_is_that_of_the_completions_a_method_blames():
+    """A completion that a method does not push down counts in neither of the two."""
+    even = Shares(*(np.array(x) for x in ([0.5, 0.1], [0.3, 0.1], [0.2, 0.8])))
+    some = Shares(*(np.array(x) for x in ([0.4, np.nan], [0.4, np.nan], [0.2, np.nan])))
+    key = ("acpo", "update")
+    rows = _rows({key: some}, {key: effect(some.at - even.at, ["a", "b"])}, even, ["a", "b"])
+    assert [row["chance"] for row in rows] == [0.5, 0.3, 0.2]
+    assert [row["completions"] for row in rows] == [1, 1, 1]
 
 
 def test_what_a_trace_cannot_give_is_named(case, tmp_path):

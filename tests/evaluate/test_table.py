@@ -53,9 +53,10 @@ def test_every_k_has_its_pass_and_majority():
     assert all(v["low"] <= v["value"] <= v["high"] for v in entry["pass"].values())
 
 
-def write(folder, accuracy, *, questions=60, model="m", name="aime24", data="x"):
+def write(folder, accuracy, *, questions=60, model="m", name="aime24", data="x", **settings):
     """Questions of which the first so many are right."""
-    with SampleFile(folder / f"{name}.jsonl", {"model": model, "data": data}) as file:
+    given = {"model": model, "data": data, **settings}
+    with SampleFile(folder / f"{name}.jsonl", given) as file:
         for number in range(questions):
             verdict = "correct" if number < accuracy * questions else "incorrect"
             file.append((str(number), 0), {"completion": "", "verdict": verdict})
@@ -77,6 +78,18 @@ def test_bold_only_where_told_apart(tmp_path):
     close = table(*(tmp_path / name for name in ("sapo", "acpo", "grpo")))
     assert "| acpo | 80.0 [" in close, "60 questions do not tell 80 from 75"
     assert "**" not in close
+
+
+def test_runs_that_were_not_asked_alike_are_told(tmp_path):
+    write(tmp_path / "sapo", 0.4, temperature=1.0, max_tokens=8192)
+    write(tmp_path / "acpo", 0.8, temperature=0.6, max_tokens=8192, questions=50)
+    write(tmp_path / "other", 0.8, temperature=0.2, max_tokens=8192)
+    runs = [f"Q/sapo={tmp_path / 'sapo'}", f"Q/acpo={tmp_path / 'acpo'}"]
+    told = "AIME24 of Q: the runs differ in questions, temperature."
+    for form in ("markdown", "latex", "csv"):
+        done = acpo("eval", "table", *runs, f"R/acpo={tmp_path / 'other'}", "--format", form)
+        assert told in (done.stdout if form == "markdown" else done.stderr)
+    assert "differ" not in table(runs[0], f"R/acpo={tmp_path / 'other'}")
 
 
 def test_models_methods_and_forms(tmp_path):

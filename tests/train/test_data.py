@@ -55,7 +55,7 @@ def test_a_held_out_file_is_not_trained_on_when_nothing_is_measured(tmp_path):
 def test_held_out_problems_are_of_the_same_configuration(tmp_path, monkeypatch):
     asked = []
 
-    def load(task, source, *, config=None, split="train", columns=None):
+    def load(task, source, *, config=None, split="train", columns=None, template=None):
         asked.append((source, config, split))
         rows = [Problem(f"{split} {i}", "1", {"problem": f"{split} {i}"}) for i in range(9)]
         return rows, "cleaned"
@@ -65,6 +65,18 @@ def test_held_out_problems_are_of_the_same_configuration(tmp_path, monkeypatch):
     build(tmp_path, **given, held_out_data="org/d")
     build(tmp_path, **given, held_out_data="org/other")
     assert asked[1] == ("org/d", "algebra", "test") and asked[3] == ("org/other", None, "test")
+
+
+def test_rows_that_differ_in_what_the_template_shows_are_all_kept(tmp_path):
+    rows = [{"problem": "Which?", "choices": one, "answer": one} for one in ("a b", "c d", "c d")]
+    file = tmp_path / "choices.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"data": str(file), "chat": False, "template": "{problem} {choices}"}
+    assert build(tmp_path, **options).train["prompt"] == ["Which? a b", "Which? c d"]
+    held = build(tmp_path, **options, held_out_data=str(file), held_out=1)
+    assert len(held.held_out) == 1
+    with pytest.raises(ACPOError, match="3 rows of 1 problems with conflicting answers"):
+        build(tmp_path, data=str(file), chat=False, template="{problem}")
 
 
 def test_long_prompts_leave_and_are_counted(tmp_path):

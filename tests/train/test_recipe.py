@@ -48,6 +48,11 @@ def test_yaml_overrides_and_every_grpo_option(tmp_path):
         (MINIMAL, ["--method", "acop"], "did you mean 'acpo'"),
         (MINIMAL, ["--learning_rate", "fast"], "invalid float value"),
         (MINIMAL, ["--num_generations", "1"], "at least 2"),
+        (
+            MINIMAL + "reward_weights: 1.0\n",
+            [],
+            r"reward_weights=1.0 must be a list, as in \[1.0\]",
+        ),
         ("- a\n- b\n", [], "must be a mapping"),
         ("a: [\n", [], "is not YAML"),
         ("method: acpo\nuse_cpu: true\n", [], "model_name_or_path is missing"),
@@ -70,6 +75,11 @@ def test_options_of_a_row_on_the_command_line(tmp_path):
     options = ["--method", "simko", "--method_options", '{"alpha": 0.02, "candidates": 5}']
     method = read_recipe(recipe, options).config.objective
     assert (method.options["alpha"], method.candidates) == (0.02, 5)
+
+
+def test_one_reward_needs_no_brackets(tmp_path):
+    recipe = write(tmp_path / "one.yaml", MINIMAL + "reward_funcs: my_rewards.exact\n")
+    assert read_recipe(recipe).task.reward_funcs == ["my_rewards.exact"]
 
 
 def test_missing_recipe():

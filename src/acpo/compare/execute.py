@@ -6,13 +6,13 @@ A launcher starts it as `LAUNCHER -m acpo.compare.execute FOLDER THREADS`.
 import dataclasses
 import gc
 import hashlib
+import json
 import os
 import platform
 import random
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +23,7 @@ from transformers import TrainerCallback
 from acpo.compare.plan import START, SWEEP, StudyRun
 from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json, write_json
 from acpo.errors import NonFiniteError
+from acpo.train.accuracy import Sample, question
 
 CURVES = {
     "entropy": "entropy",
@@ -105,6 +106,9 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
     if probe is not None:  # start runs measure the model as it comes, once per seed
         trainer.remove_callback(probe)
     outcome["start_model"] = fingerprint(trainer.policy)
+    outcome["problems"] = problems_hash(trainer.train_dataset)
+    if probe is not None:
+        outcome["held_out"] = problems_hash(probe.held_out)
     outcome["parameters"] = trainer.policy.num_parameters()
     if run.phase != START:
         resumes = any(folder.glob("checkpoint-*"))
@@ -121,11 +125,11 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
         outcome["tokens"] = int(state.num_input_tokens_seen)
         outcome["train_seconds"] = round(prepared.clock.seconds, 2)
     if probe is not None:
-        outcome["accuracy"] = measured(probe.measure())
+        outcome["accuracy"] = measured(probe.measure(), probe.held_out["prompt"])
     if probe is not None and run.pass_at:
         problems, trainer.num_generations_eval = run.pass_at
         probe.held_out = probe.held_out.select(range(min(problems, len(probe.held_out))))
-        outcome["pass_at"] = measured(probe.measure())
+        outcome["pass_at"] = measured(probe.measure(), probe.held_out["prompt"])
     if run.keeps_model:
         trainer.save_model(str(folder))
 
@@ -200,15 +204,18 @@ def curve(history: Sequence[Mapping[str, Any]], reward: str) -> list[dict[str, A
     return rows
 
 
-def measured(samples: Sequence[Any]) -> dict[str, Any]:
-    """mean@k of held-out completions, problems weighed equally, and every verdict."""
-    groups: dict[str, list[bool]] = defaultdict(list)
+def measured(samples: Sequence[Sample], prompts: Iterable[Any]) -> dict[str, Any]:
+    """mean@k of held-out completions, problems weighed equally, and every verdict.
+
+    Verdicts are in the order of `prompts`, not in that of the evaluation, which each seed shuffles.
+    """
+    groups: dict[str, list[bool]] = {question(prompt): [] for prompt in prompts}
     for sample in samples:
         groups[sample.prompt].append(bool(sample.correct))
-    shares = [sum(group) / len(group) for group in groups.values()]
+    shares = [sum(group) / len(group) for group in groups.values() if group]
     return {
         "value": sum(shares) / len(shares),
-        "problems": len(groups),
+        "problems": len(shares),
         "samples": len(samples),
         "correct": sum(sample.correct for sample in samples),
         "verdicts": pack_verdicts(groups.values()),
@@ -223,6 +230,14 @@ def fingerprint(model: Any) -> str:
         some = values[:: max(1, values.numel() // 65_536)]
         digest.update(f"{name} {list(parameter.shape)}".encode())
         digest.update(some.float().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def problems_hash(problems: Any) -> str:
+    """A short hash of what is asked and expected: a data file may change under its name."""
+    digest = hashlib.sha256()
+    for prompt, answer in zip(problems["prompt"], problems["answer"], strict=True):
+        digest.update(json.dumps([prompt, answer]).encode())
     return digest.hexdigest()[:12]
 
 

@@ -152,6 +152,7 @@ def matched_runs(
     for (place, theirs), seed in zip(study_runs(study, task, base, rate), task.seeds, strict=True):
         found = results.get(theirs.name, {})
         if found.get("step_lengths") and not found.get("failed"):
+            seed += row.seed_offset
             run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
             yield place, replace(run, step_lengths=found["step_lengths"])
 

@@ -210,6 +210,11 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
             f"- runs started from {len(task['start_models'])} different models; only those that "
             "started from the same are paired"
         )
+    if len(task["held_out_sets"]) > 1:
+        said.append(
+            f"- runs were measured on {len(task['held_out_sets'])} different sets of held-out "
+            "problems; only those measured on the same are paired"
+        )
     return said
 
 

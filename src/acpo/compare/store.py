@@ -101,7 +101,7 @@ def unpack_verdicts(packed: str) -> list[list[bool]]:
         text = zlib.decompress(base64.b64decode(packed)).decode()
     except (ValueError, zlib.error) as error:
         raise ACPOError(f"verdicts={packed[:40]!r} are damaged: {error}") from error
-    return [[letter == "1" for letter in group] for group in text.split()]
+    return [[letter == "1" for letter in group] for group in text.split(" ")]
 
 
 def read_json(path: Path) -> dict[str, Any]:

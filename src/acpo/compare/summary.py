@@ -144,12 +144,15 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "updates": task.updates,
         "options": dict(task.options),
         "start": _mean_accuracy(_accuracies(starts)),
-        "start_models": _distinct(
-            result["start_model"]
-            for runs in tuned.values()
-            for result in runs.values()
-            if result.get("start_model")
-        ),
+        **{
+            name: _distinct(
+                result[key]
+                for runs in tuned.values()
+                for result in runs.values()
+                if result.get(key)
+            )
+            for name, key in (("start_models", "start_model"), ("held_out_sets", "held_out"))
+        },
         "comparisons": sum(row["p_holm"] is not None for row in rows),
         "unlearnt": unlearnt,
         "least_gain": study.least_gain,
@@ -248,7 +251,7 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     pairs = {
         seed: (ours[seed], theirs[seed])
         for seed in a
-        if seed in b and ours[seed].get("start_model") == theirs[seed].get("start_model")
+        if seed in b and _alike(ours[seed], theirs[seed])
     }
     if not pairs:
         return None
@@ -266,6 +269,12 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     }
 
 
+def _alike(a: Result, b: Result) -> bool:
+    """Whether two runs of a seed started from one model and read the same problems."""
+    known = [key for key in ("problems", "held_out") if key in a and key in b]
+    return all(a.get(key) == b.get(key) for key in ("start_model", *known))
+
+
 def _bootstrap(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any] | None:
     """Over seeds and problems, where every run kept its verdicts on the same problems."""
     table = []
@@ -280,8 +289,9 @@ def _bootstrap(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any] | None:
 
 
 def _shares(accuracy: Mapping[str, Any]) -> list[float]:
+    """Of each problem; none where they are not known, or a problem has no verdict."""
     groups = unpack_verdicts(accuracy["verdicts"]) if "verdicts" in accuracy else []
-    return [sum(group) / len(group) for group in groups]
+    return [sum(group) / len(group) for group in groups] if all(groups) else []
 
 
 def area(result: Result) -> float | None:
@@ -308,7 +318,7 @@ def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
     found: dict[str, list[float]] = {}
     for result in runs:
         kept = result.get("pass_at") or result.get("accuracy") or {}
-        groups = unpack_verdicts(kept["verdicts"]) if "verdicts" in kept else []
+        groups = list(filter(None, unpack_verdicts(kept["verdicts"]))) if "verdicts" in kept else []
         k = 1
         while groups and k <= min(map(len, groups)):
             values = [pass_probability(len(group), sum(group), k) for group in groups]

@@ -12,7 +12,7 @@ from acpo.diagnose.clusters import Effect, cluster_means, effect, interval
 from acpo.diagnose.figures import letter, look, panels
 from acpo.diagnose.geometry import TokenScalars, local_norm2
 from acpo.diagnose.report import Finding, Table, percent
-from acpo.diagnose.tokens import describe
+from acpo.diagnose.tokens import annotated, describe
 from acpo.errors import ACPOError
 from acpo.method_columns import MethodColumns, method_columns
 from acpo.objectives import METHODS
@@ -60,6 +60,7 @@ class Wrong(NamedTuple):
 
 def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOUND) -> Finding:
     """Where every method's negative update and credit fall, beside the first error."""
+    trace = annotated(trace, annotations)
     selection = select(trace, step=annotations.step)
     places, outcomes = error_places(selection, annotations, accept)
     starts = trace.starts.tolist()
@@ -159,6 +160,7 @@ def _rows(
     for key, found in shares.items():
         for region, values, even in zip(REGIONS, found, chance, strict=True):
             low, high = interval(values, prompts)
+            even = np.where(np.isfinite(values), even, np.nan)
             share, chances = (float(cluster_means(x, prompts).mean()) for x in (values, even))
             row: dict[str, Any] = {"method": key[0], "quantity": key[1], "region": region}
             row |= {"share": share, "low": low, "high": high, "chance": chances}

@@ -180,7 +180,10 @@ def table(
     """The paper's main table: methods x benchmarks x models, with intervals."""
     from acpo.evaluate.table import read_table
 
-    typer.echo(read_table(runs, failed=failed).render(form), nl=False)
+    table = read_table(runs, failed=failed)
+    typer.echo(table.render(form), nl=False)
+    for warning in table.warnings() if form != "markdown" else ():
+        typer.echo(warning, err=True)
 
 
 @data_app.command("show")

@@ -1,6 +1,7 @@
 """From samples on disk to the numbers of one run."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,11 +132,7 @@ def compare_runs(a: Path, b: Path, *, failed: str = "exclude") -> dict[str, Any]
         )
         if result is None:
             continue
-        differing = sorted(
-            key
-            for key in settings_a.keys() | settings_b.keys()
-            if key != "model" and settings_a.get(key) != settings_b.get(key)
-        )
+        differing = unlike([settings_a, settings_b])
         differences.append(result.difference)
         entry = {**result._asdict(), "difference": _plain(result.difference)}
         compared[name] = {**entry, "settings_that_differ": differing}
@@ -143,6 +140,13 @@ def compare_runs(a: Path, b: Path, *, failed: str = "exclude") -> dict[str, Any]
         raise ACPOError(f"{a} and {b} share no benchmark with samples: nothing to compare")
     average = _plain(statistics.average(differences))
     return {"a": str(a), "b": str(b), "benchmarks": compared, "average": average}
+
+
+def unlike(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What runs of one benchmark were set to differently, but for the model."""
+    names = sorted({name for one in settings for name in one} - {"model", "revision"})
+    first = settings[0]
+    return [name for name in names if any(one.get(name) != first.get(name) for one in settings)]
 
 
 def _plain(estimate: Estimate | None) -> dict[str, float] | None:

@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
 from acpo.evaluate.report import latex_text, markdown_table, tabular, title
 from acpo.evaluate.statistics import QuestionCounts
-from acpo.evaluate.summary import question_counts, read_run
+from acpo.evaluate.summary import question_counts, read_run, unlike
 from acpo.intervals import Estimate
 from acpo.tasks import BENCHMARKS, PAPER
 
@@ -34,12 +34,12 @@ class Cell(NamedTuple):
 @dataclass(frozen=True)
 class Line:
     """One evaluation: what was trained from and with; per benchmark, what became of each question,
-    and the checksum of the questions. Lines of one model are compared."""
+    and how it was asked. Lines of one model are compared."""
 
     model: str
     method: str
     counts: dict[str, list[QuestionCounts]]
-    data: dict[str, str]
+    settings: dict[str, dict[str, Any]]
 
     def score(self, benchmark: str) -> Estimate | None:
         counts = self.counts.get(benchmark)
@@ -85,7 +85,22 @@ class ResultTable:
         rows = [
             [line.model, line.method, *map(_markdown_cell, self.cells(line))] for line in self.lines
         ]
-        return "\n".join([*markdown_table(heads, rows), "", NOTE, ""])
+        return "\n".join([*markdown_table(heads, rows), "", NOTE, *self.warnings(), ""])
+
+    def warnings(self) -> list[str]:
+        """Where lines of one model were not asked alike."""
+        found = []
+        for model in dict.fromkeys(line.model for line in self.lines):
+            lines = [line for line in self.lines if line.model == model]
+            for name in self.benchmarks:
+                own = [line for line in lines if line.counts.get(name)]
+                asked = [
+                    {**line.settings[name], "questions": len(line.counts[name])} for line in own
+                ]
+                if asked and (differing := unlike(asked)):
+                    where = " of ".join(filter(None, (title(name), model)))
+                    found.append(f"{where}: the runs differ in {', '.join(differing)}.")
+        return found
 
     def _csv(self) -> str:
         text = io.StringIO()
@@ -132,8 +147,8 @@ def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:
         seen[line.model, line.method] = run
     data: dict[str, set[str]] = defaultdict(set)
     for line in lines:
-        for name, checksum in line.data.items():
-            data[name].add(checksum)
+        for name, settings in line.settings.items():
+            data[name].add(str(settings.get("data")))
     for name, sums in data.items():
         if len(sums) > 1:
             raise ACPOError(f"{name}: the runs were asked different questions: they do not compare")
@@ -152,8 +167,7 @@ def _line(run: str, failed: str) -> Line:
         before, _, method = label.rpartition("/")
         model = before or model
     counts = {name: question_counts(samples, failed=failed) for name, (_, samples) in found.items()}
-    data = {name: str(entry.get("data")) for name, (entry, _) in found.items()}
-    return Line(model, method, counts, data)
+    return Line(model, method, counts, {name: entry for name, (entry, _) in found.items()})
 
 
 def _origin(model: str, name: str) -> tuple[str, str]:

@@ -10,14 +10,18 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks.sources import column, has_column, mappings, read_rows
 from acpo.tasks.task import Columns, Row, Task
-from acpo.tasks.templates import DAPO, fill, get_template, strip
+from acpo.tasks.templates import DAPO, fill, get_template, shown_columns, strip
 
 MOST_REPEATS = 20
 """Endless problems that repeat this often for each new one have run out."""
 
 
 class Problem(NamedTuple):
-    """What is asked, without the template; its gold, empty where a grader needs none; its row."""
+    """What tells it from others; its gold, empty where a grader needs none; its row.
+
+    What tells it is the question, without the template; where the template shows more columns of
+    the row than that one, such as choices or a passage, it is the template filled.
+    """
 
     text: str
     answer: str
@@ -50,10 +54,12 @@ def load_problems(
     config: str | None = None,
     split: str = "train",
     columns: Columns | None = None,
+    template: str | None = None,
 ) -> tuple[list[Problem], Cleaning]:
     """The distinct problems of a task's data, compared without the white space around them.
 
-    `data` (a file or hub id), its `config` and its `columns` are the task's own where not given.
+    `data` (a file or hub id), its `config`, its `columns` and the `template` are the task's own
+    where not given.
 
     Raises:
         ACPOError: for data that is missing, empty, or without the columns.
@@ -75,9 +81,10 @@ def load_problems(
     layout = find_layout(
         rows, (columns,) if columns else task.columns, source=source, needed=task.needs_gold
     )
+    template = template or task.template
     kept, cleaning = clean(
         (
-            _problem(row, layout, task, f"data={source!r}, row {number}")
+            _problem(row, layout, task, template, f"data={source!r}, row {number}")
             for number, row in enumerate(rows, 1)
         ),
         needs_gold=task.needs_gold,
@@ -88,7 +95,12 @@ def load_problems(
 
 
 def endless_problems(
-    task: Task, count: int, *, seed: int, exclude: Collection[str] = ()
+    task: Task,
+    count: int,
+    *,
+    seed: int,
+    exclude: Collection[str] = (),
+    template: str | None = None,
 ) -> list[Problem]:
     """`count` distinct problems of a task that makes them on the fly, the same for the same seed.
 
@@ -104,7 +116,9 @@ def endless_problems(
         if not isinstance(row, Mapping):
             raise ACPOError(f"{where}: its problems gave {row!r}; each must be a mapping")
         layout = _fitting(row, task.columns, needed=task.needs_gold)
-        problem = _problem(row, layout, task, f"{where}, problem {number}")
+        problem = _problem(
+            row, layout, task, template or task.template, f"{where}, problem {number}"
+        )
         if problem.text not in banned:
             found.setdefault(problem.text, problem)
         if len(found) == count:
@@ -162,15 +176,18 @@ def _fitting(row: Row, columns: Sequence[Columns], *, needed: bool) -> Columns |
     return next(fitting, next(partly, None))
 
 
-def _problem(row: Row, layout: Columns | None, task: Task, where: str) -> Problem:
+def _problem(row: Row, layout: Columns | None, task: Task, template: str, where: str) -> Problem:
     clean_row = canonical(row, layout, where, needed=task.needs_gold)
     if task.template == "dapo":  # upstream ships its prompts with the template around them
         clean_row["problem"] = strip(DAPO, clean_row["problem"])
-    text = clean_row.get("problem") if layout else fill(get_template(task.template), clean_row)
+    if layout and not clean_row["problem"]:
+        raise ACPOError(f"{where}: {layout.problem!r} is empty; remove the row")
+    shown = get_template(template)
+    alone = layout and shown_columns(shown) <= {"problem"}
+    text = clean_row["problem"] if alone else fill(shown, clean_row)
     if not text:
-        name = layout.problem if layout else "prompt"
-        raise ACPOError(f"{where}: {name!r} is empty; remove the row")
-    return Problem(str(text), str(clean_row.get("answer", "")), clean_row)
+        raise ACPOError(f"{where}: the prompt is empty; remove the row")
+    return Problem(text, str(clean_row.get("answer", "")), clean_row)
 
 
 def clean(

@@ -45,12 +45,17 @@ def get_template(template: str) -> str:
         ACPOError: for an unknown name, or a text in which no column stands.
     """
     text = TEMPLATES.get(template, template)
-    if not any(match[2] for match in _NAMES.finditer(text)):
+    if not shown_columns(text):
         raise ACPOError(
             f"template={template!r} is neither one of {', '.join(TEMPLATES)} nor a text that "
             "contains {problem} or another column"
         )
     return text
+
+
+def shown_columns(template: str) -> set[str]:
+    """The columns that stand in a template's text."""
+    return {match[2] for match in _NAMES.finditer(template) if match[2]}
 
 
 def fill(template: str, row: Row) -> str:

@@ -24,6 +24,11 @@ class Sample(NamedTuple):
     correct: bool
 
 
+def question(prompt: Any) -> str:
+    """What a prompt asks: itself, or the last message of a conversation."""
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
+
+
 def accuracy(samples: Sequence[Sample]) -> Estimate | None:
     """The share of correct completions, averaged over prompts. None without any."""
     groups: dict[str, list[bool]] = defaultdict(list)
@@ -50,8 +55,8 @@ class Recorder:
         prompts, completions = columns["prompts"], columns["completions"]
         for prompt, completion, value in zip(prompts, completions, values, strict=False):
             if isinstance(value, (int, float)):
-                text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-                self.samples.append(Sample(text, completion_text(completion), value > 0))
+                said = completion_text(completion)
+                self.samples.append(Sample(question(prompt), said, value > 0))
         return values
 
 

@@ -1,6 +1,7 @@
 """A recipe's problems as the prompts the trainer reads."""
 
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def _problems(
         config=arguments.data_config,
         split=arguments.data_split,
         columns=columns,
+        template=arguments.template,
     )
     notes.append(f"{task.title}: {cleaning}")
     held: list[Problem] = []
@@ -185,6 +187,7 @@ def _problems(
             config=arguments.data_config if same else None,
             split=split,
             columns=columns,
+            template=arguments.template,
         )
         texts = {problem.text for problem in held}
         problems = [problem for problem in problems if problem.text not in texts]
@@ -206,12 +209,11 @@ def _endless(
             f"task={task.reference!r} never runs out of problems: set max_steps, or max_problems "
             "for passes over so many"
         )
+    make = functools.partial(endless_problems, task, template=arguments.template)
     held: list[Problem] = []
     if arguments.held_out:
-        held = endless_problems(task, arguments.held_out, seed=task.held_out_seed)
-    training = endless_problems(
-        task, count, seed=TRAINING_SEEDS + seed, exclude={problem.text for problem in held}
-    )
+        held = make(arguments.held_out, seed=task.held_out_seed)
+    training = make(count, seed=TRAINING_SEEDS + seed, exclude={problem.text for problem in held})
     notes.append(
         f"{task.title}, made on the fly: {len(training)} to train on, {len(held)} held out"
     )

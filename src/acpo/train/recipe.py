@@ -51,6 +51,11 @@ class TaskArguments:
         metadata={"help": "Commands to suggest at the end: the first that has not been run."},
     )
 
+    def __post_init__(self) -> None:
+        for name in ("reward_funcs", "try_next"):
+            if isinstance(value := getattr(self, name), str):  # one, without the brackets
+                setattr(self, name, [value])
+
 
 class Recipe(NamedTuple):
     """A parsed recipe; `given` are the options set in the file or on the command line."""

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -28,6 +29,8 @@ def check_types(values: dict[str, Any], actions: dict[str, Any], where: str) -> 
             raise ACPOError(f"{where}{key}={value} must be a whole number")
         if kind in (int, float) and not many and isinstance(value, (list, dict, bool)):
             raise ACPOError(f"{where}{key}={value!r} must be a number")
+        if kind in (int, float) and many and not isinstance(value, (list, NoneType)):
+            raise ACPOError(f"{where}{key}={value!r} must be a list, as in [{value}]")
 
 
 def check_ranges(values: Mapping[str, Any]) -> None:
