@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check \
 	-c constraints.txt
 export HF_HUB_OFFLINE ?= 1
+# Tests start many processes; each would compile again what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test test-gpu test-verl check pytest docs clean
 

@@ -62,13 +62,13 @@ def _setting(study: str, task: str, runs: Mapping[tuple[str, str, int], Any]) ->
     if not base:
         return None
     benefits: dict[str, dict[str, dict[int, float]]] = {STUDY: {}, MATCHED: {}}
-    failed = set()
+    failed: dict[str, set[str]] = {STUDY: set(), MATCHED: set()}
     for (phase, row, seed), run in sorted(runs.items()):
         theirs = base.get(seed)
         if row == BASELINE or theirs is None or theirs["start_model"] != run["start_model"]:
             continue
         if run.get("failed"):
-            failed.add(row)
+            failed[phase].add(row)
             continue
         difference = run["accuracy"]["value"] - theirs["accuracy"]["value"]
         benefits[phase].setdefault(row, {})[seed] = difference
@@ -77,8 +77,9 @@ def _setting(study: str, task: str, runs: Mapping[tuple[str, str, int], Any]) ->
         values = [_early(run["curve"], name) for _, run in sorted(base.items())]
         if all(value is not None for value in values):
             predictors[name] = fmean(value for value in values if value is not None)
+    matched = {row: kept for row, kept in benefits[MATCHED].items() if row not in failed[MATCHED]}
     return Setting(
-        study, start, ratio, predictors, benefits[STUDY], benefits[MATCHED], frozenset(failed)
+        study, start, ratio, predictors, benefits[STUDY], matched, frozenset(failed[STUDY])
     )
 
 
@@ -174,6 +175,15 @@ def _missing(settings: Sequence[Setting]) -> Iterator[str]:
                 "failed, which have no benefit there."
             )
             yield ""
+    whole = max((len(kept) for one in settings for kept in one.tuned.values()), default=0)
+    for one in settings:
+        short = [f"{row} {len(kept)}" for row, kept in one.tuned.items() if len(kept) < whole]
+        if short:
+            yield (
+                f"{one.study}, {one.start}, {one.ratio} is provisional: of {whole} seeds, paired "
+                f"so far {', '.join(short)}."
+            )
+            yield ""
 
 
 def _claims(settings: Sequence[Setting]) -> Iterator[str]:
@@ -226,7 +236,7 @@ def _table(settings: Sequence[Setting], rows: Sequence[str]) -> Iterator[str]:
         cells += [
             f"{one.predictors[name]:.3g}" if name in one.predictors else "" for name in PREDICTORS
         ]
-        cells += [_benefit(one.tuned, row, one) for row in rows]
+        cells += ["failed" if row in one.failed else _benefit(one.tuned, row) for row in rows]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -241,13 +251,11 @@ def _matched(settings: Sequence[Setting]) -> Iterator[str]:
     for one in settings:
         if one.matched:
             cells = [one.study, one.start, one.ratio]
-            cells += [_benefit(one.matched, row, one) for row in rows]
+            cells += [_benefit(one.matched, row) for row in rows]
             yield f"| {' | '.join(cells)} |"
 
 
-def _benefit(found: Mapping[str, Mapping[int, float]], row: str, one: Setting) -> str:
-    if row in one.failed:
-        return "failed"
+def _benefit(found: Mapping[str, Mapping[int, float]], row: str) -> str:
     return points(mean_over_seeds([*found[row].values()])) if found.get(row) else ""
 
 

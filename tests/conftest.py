@@ -1,5 +1,6 @@
 """Shared test settings."""
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from viewer.browser import Browser
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+with contextlib.suppress(ImportError):  # verl's environment is without
+    from hypothesis import settings
+
+    settings.register_profile("acpo", derandomize=True, deadline=None)
+    settings.load_profile("acpo")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -49,7 +49,7 @@ ALLOWED = {
         "method_columns",
     },
     "compare": {
-        *("errors", "intervals", "jsonl", "objectives", "sampling"),
+        *("errors", "intervals", "jsonl", "linefile", "objectives", "sampling"),
         *("verify", "tasks", "engines", "evaluate", "train", "checkpoints"),
     },
     "methods_table": {"errors", "objectives"},

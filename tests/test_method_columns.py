@@ -121,3 +121,13 @@ def test_what_cannot_be_computed_is_refused(tmp_path):
     write_trace(tmp_path / "t")
     with pytest.raises(ACPOError, match="entropy of the policy that sampled"):
         method_columns(Trace.open(tmp_path / "t"), "gtpo_entropy")
+
+
+def test_more_than_memory_holds_is_refused(tmp_path, monkeypatch):
+    write_trace(tmp_path / "t", prompts=1, length=40)
+    trace = Trace.open(tmp_path / "t")
+    monkeypatch.setattr("acpo.scoring.credit.MOST_CELLS", 4 * 40)
+    method_columns(trace, "acpo")
+    monkeypatch.setattr("acpo.scoring.credit.MOST_CELLS", 4 * 40 - 1)
+    with pytest.raises(ACPOError, match="4 completions of one step, padded to 40 tokens"):
+        method_columns(trace, "acpo")

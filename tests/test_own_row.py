@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from acpo.head import TokenTerms, fused_policy_loss
-from acpo.objectives import METHODS, Method, aggregation_weights, dense_loss, token_advantages
+from acpo.objectives import METHODS, Method, aggregation_weights, dense_loss, shape_tokens
 from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping
 from engines.own_row import OWN
 from engines.tiny import recorded, relative
@@ -25,7 +25,7 @@ def test_the_definition_and_the_fused_head(own_row):
     (expected,) = torch.autograd.grad(dense, logits)
     log_p = torch.log_softmax(logits.detach(), -1)
     entropy = -(log_p.exp() * log_p).sum(-1)
-    advantages = token_advantages(
+    advantages = shape_tokens(
         own_row,
         advantages=batch["advantages"],
         mask=batch["mask"],
@@ -35,7 +35,7 @@ def test_the_definition_and_the_fused_head(own_row):
         group_size=batch["group_size"],
         log_pmax=log_p.max(-1).values,
         sharpness=2.0,
-    )
+    ).advantages
     rows, columns = batch["tokens"].shape
     weights = aggregation_weights(own_row, batch["mask"], dtype=torch.float64)
     hidden = logits.detach().flatten(0, 1).requires_grad_()

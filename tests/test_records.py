@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from acpo.records import Trace, TraceError, TraceWriter, has_begun
+from acpo.records import Trace, TraceError, TraceWriter, has_begun, run_states
 
 HEADER = {"model": "tiny", "temperature": 1.0, "vocab_size": 16}
 
@@ -282,3 +282,23 @@ def test_killed_at_any_moment_a_trace_is_whole(tmp_path):
 
 def committed_parts(path: Path) -> int:
     return len(Trace.open(path).parts) if has_begun(path) else 0
+
+
+@pytest.mark.parametrize("name", ["part", "step", "rollouts", "tokens", "update"])
+def test_numbers_no_trace_can_hold_are_refused(tmp_path, name):
+    write(tmp_path / "t", (1,))
+    header = tmp_path / "t" / "header.jsonl"
+    first, part = header.read_text().splitlines()
+    header.write_text(f"{first}\n{json.dumps(json.loads(part) | {name: 2**53})}\n")
+    with pytest.raises(TraceError, match="2 is not a line"):
+        Trace.open(tmp_path / "t")
+
+
+def test_states_of_a_run_are_the_finished_one_and_checkpoints_from_the_newest_on(tmp_path):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x", "checkpoint-2", "."):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "trainer_state.json").touch()
+    (tmp_path / "checkpoint-11").mkdir()
+    found = [str(file.parent.relative_to(tmp_path)) for file in run_states(tmp_path)]
+    assert found == [".", "checkpoint-10", "checkpoint-9", "checkpoint-2"]
+    assert run_states(tmp_path / "nowhere") == []

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import secrets
 import threading
 from pathlib import Path
 from typing import Any, Self
@@ -116,3 +117,14 @@ def flush_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, and the folder it is in, so that others see all of it or what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # whoever writes the same
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

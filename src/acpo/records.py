@@ -38,20 +38,23 @@ __all__ = [
     "HEADER",
     "ROLLOUT_COLUMNS",
     "RUN_LOG",
+    "RUN_STATE",
     "RUN_TRACE",
     "TOKEN_COLUMNS",
     "Trace",
     "TraceError",
     "TraceWriter",
     "has_begun",
+    "json_line",
+    "run_states",
 ]
 
 FORMAT = "acpo-trace"
 VERSION = 1
 HEADER = "header.jsonl"
 
-RUN_LOG, RUN_TRACE = "log.jsonl", "trace"
-"""What a training run keeps in its folder: its log, line by line, and its recorded rollouts."""
+RUN_LOG, RUN_TRACE, RUN_STATE = "log.jsonl", "trace", "trainer_state.json"
+"""What a training run keeps in its folder: log, recorded rollouts, and the trainer's state."""
 
 
 class TraceWriter(Closing):
@@ -110,7 +113,7 @@ class TraceWriter(Closing):
         write_table(columns, _token_file(self.path, number))
         line = {"part": number, "step": step, "rollouts": len(rows), "tokens": total}
         line |= {"update": update} if update else {}
-        self._lines.append(_line(line))
+        self._lines.append(json_line(line))
         self.parts.append(line)
 
     def drop_from(self, step: int, update: int = 0) -> None:
@@ -118,12 +121,12 @@ class TraceWriter(Closing):
         kept = [p for p in self.parts if (p["step"], p.get("update", 0)) < (step, update)]
         if len(kept) == len(self.parts):
             return
-        self._lines.replace(b"".join(_line(row) for row in (self.header, *kept)))
+        self._lines.replace(b"".join(json_line(row) for row in (self.header, *kept)))
         self.parts = kept
 
     def _resume(self) -> list[dict[str, Any]]:
         # Half a first line in a trace's own folder is a writer's that died: nobody else's.
-        text = self._lines.resume(_line(self.header), own=True)
+        text = self._lines.resume(json_line(self.header), own=True)
         header, parts = _parse_header(self.path / HEADER, text)
         self._lines.trim(len(text))
         for name in sorted(header.keys() | self.header.keys()):
@@ -145,6 +148,14 @@ def has_begun(path: Path | str) -> bool:
             return file.readline().endswith(b"\n")
     except OSError:
         return False
+
+
+def run_states(folder: Path) -> list[Path]:
+    """The trainer's state of a finished run, then those of its checkpoints, newest first."""
+    steps = {own.name.removeprefix("checkpoint-"): own for own in folder.glob("checkpoint-*")}
+    newest = sorted((int(step), own) for step, own in steps.items() if step.isdecimal())[::-1]
+    files = (own / RUN_STATE for own in (folder, *(own for _, own in newest)))
+    return [file for file in files if file.is_file()]
 
 
 @dataclass(frozen=True)
@@ -238,7 +249,7 @@ class Trace:
         """Tokens in the trace."""
         return sum(part["tokens"] for part in self.parts)
 
-    def require(self, *names: str, command: str = "acpo trace") -> None:
+    def require(self, *names: str) -> None:
         """Refuse a trace without these token columns, or without any token.
 
         Raises:
@@ -249,7 +260,7 @@ class Trace:
         missing = [name for name in names if name not in self.columns]
         if missing:
             raise TraceError(
-                f"{self.path} has no {', '.join(missing)}: `{command}` writes traces that have"
+                f"{self.path} has no {', '.join(missing)}: `acpo trace` writes traces that have"
             )
 
     def tokens(self, *names: str) -> dict[str, np.ndarray]:
@@ -303,7 +314,7 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
             else:
                 counts = [row[name] for name in ("part", "step", "rollouts", "tokens")]
                 counts.append(row.get("update", 0))
-                is_ours = all(type(count) is int and count >= 0 for count in counts)
+                is_ours = all(type(count) is int and 0 <= count < 2**53 for count in counts)
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
@@ -317,7 +328,8 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
     return lines[0], lines[1:]
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of a file of lines."""
     return json.dumps(row).encode() + b"\n"
 
 

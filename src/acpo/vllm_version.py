@@ -1,6 +1,5 @@
 """Which versions of vLLM work here; stated once, for training and for evaluation."""
 
-import importlib.util
 from importlib.metadata import PackageNotFoundError, version
 
 from acpo.errors import ACPOError
@@ -20,14 +19,11 @@ def require_vllm(option: str) -> str:
     """
     from packaging.version import Version
 
-    if importlib.util.find_spec("vllm") is None:
-        raise ACPOError(f"{option}: vllm is not installed; pip install vllm, or leave it out")
     try:
         found = version("vllm")
     except PackageNotFoundError as error:
         raise ACPOError(
-            f"{option}: the vllm in this environment has no version, so that nothing says whether "
-            f"it works; install vllm {OLDEST} to {NEWEST}"
+            f"{option}: vllm is not installed; pip install vllm, or leave it out"
         ) from error
     # Without the local part: 0.25.1+cu129 is 0.25.1.
     if not Version(OLDEST) <= Version(Version(found).base_version) <= Version(NEWEST):

@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from acpo.annotate.annotations import (
+    MAX_TEXT,
     AnnotationError,
     Annotations,
     AnnotationWriter,
@@ -162,3 +163,30 @@ def test_agreement_by_hand(tmp_path):
     assert errors.distance == pytest.approx((0 + 3 + 40) / 3)
     assert errors.by_chance == pytest.approx(11 / 100)
     assert (others.both, others.exact, others.by_chance) == (1, 1.0, 6 / 100)
+
+
+def test_what_an_annotator_says_is_cut_to_what_can_be_read(tmp_path):
+    rows = [
+        {"prompt_id": "q", "prompt": "q" * 5000, "sample": i, "completion": text, "reward": reward}
+        for i, (text, reward) in enumerate([("5", 1.0), ("6", 0.0)])
+    ]
+    selection = select(Trace.open(write_texts(tmp_path / "long", rows)))
+
+    class Talker(ExactAnnotator):
+        def first_error(self, wrong):
+            return super().first_error(wrong)._replace(rationale="because " * 1000)
+
+    with AnnotationWriter(tmp_path / "long.jsonl", selection) as writer:
+        propose(selection, [Talker()], writer)
+    said = Annotations.read(tmp_path / "long.jsonl").items[Item("q", 1)].proposals["exact"]
+    assert said.status is Status.NOT_COMPUTABLE
+    assert len(said.rationale) == MAX_TEXT and said.rationale.startswith("because because")
+
+
+def test_the_first_line_names_the_trace_and_nothing_else(path, selection):
+    header = {"format": "acpo-annotations", "version": 1, "trace": selection.fingerprint, "step": 0}
+    assert lines_of(path)[0] == header
+    older = {**header, "selection": selection.counts}
+    path.write_text("\n".join([json.dumps(older), *path.read_text().splitlines()[1:], ""]))
+    with AnnotationWriter(path, selection) as writer:
+        assert len(writer.annotations.items) == 4 + 8

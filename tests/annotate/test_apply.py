@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
 from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.apply import Merged, ReviewError, apply
-from acpo.annotate.evidence import Accept, Evidence, aligned_pairs
+from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
 from acpo.cli import app
@@ -268,6 +268,21 @@ def test_models_are_not_believed_unless_asked_to(tmp_path):
         aligned_pairs(selection, annotations, Accept.SOUND)
     pairs, _ = aligned_pairs(selection, annotations, Accept.ALL_PROPOSALS)
     assert [pair.evidence for pair in pairs] == [Evidence.PROPOSED] * 4
+
+
+def test_the_remedy_is_one_that_is_not_in_force(tmp_path):
+    selection = select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(1)))))
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        writer.add_annotator("m", {"kind": "model"})
+        annotations = writer.annotations
+    for find in (aligned_pairs, error_places):
+        with pytest.raises(ACPOError, match=r"--all-proposals to `acpo diagnose blame` or `first-"):
+            find(selection, annotations, Accept.SOUND)
+        with pytest.raises(ACPOError, match="leave --verified-only out") as verified:
+            find(selection, annotations, Accept.VERIFIED_ONLY)
+        with pytest.raises(ACPOError, match="ask another annotator") as every:
+            find(selection, annotations, Accept.ALL_PROPOSALS)
+        assert "--all-proposals" not in f"{verified.value}{every.value}"
 
 
 def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from acpo.annotate.annotations import AnnotationWriter, Item
-from acpo.annotate.annotators import ArithmeticAnnotator, Status, equations
+from acpo.annotate.annotations import Annotations, AnnotationWriter, Item
+from acpo.annotate.annotators import ArithmeticAnnotator, Status
+from acpo.annotate.arithmetic import equations
 from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.models import parse_annotators
 from acpo.annotate.pairs import Span, select
@@ -18,7 +19,7 @@ CASES = {
     "12 x 3 = 37.": [False],
     "1,000 + 5 = 1,005": [True],
     "20/8 = 2.5.": [True],
-    "10/3 = 3.33 and 10/3 = 3.4": [True, True],
+    "10/3 = 3.33 or 10/3 = 3.4": [True, True],
     "7/2 = 3": [True],
     "10/3 = 3.44": [False],
     "16 - 3 - 4 = 9": [True],
@@ -35,15 +36,100 @@ CASES = {
     "3 apples + 4 apples = 8 apples": [],
     "7 = 8": [],
 }
+FORMS = {
+    "9 * 2 = $18": [True],
+    "$5.00 * 3 = $15.10": [False],
+    "1/2 * 10 = 5": [True],
+    "**5 + 3 = 9**": [False],
+    "**Total:** 5 + 3 = 9 eggs": [False],
+    "1. 5 + 3 = 9": [False],
+    "Step 1: 5 + 3 = 9": [False],
+    "a total of 5 + 3 = 9": [False],
+    "`5+3=9`": [False],
+    "5 − 7 = −2": [True],
+    r"\[ 16 - 3 = 14 \]": [False],
+    r"\( 2 \times 3 = 7 \)": [False],
+    r"$16 \div 4 = 5$": [False],
+    r"\$5 \cdot 3 = \$16": [False],
+    r"\frac{1}{2} \times 10 = 5": [True],
+    r"\frac{1}{2} \times 10 = 6": [False],
+    r"20 - 3 &= 16 \\": [False],
+    r"5 + 3 = 9 \text{ eggs}": [False],
+    "5 + 3 = 8 * 2 = 17": [False],
+}
+IN_DOUBT = (
+    *("2^3 + 1 = 9", "√16 + 2 = 6", "2**3 + 1 = 9", "2 **3 + 1 = 9", "x **2 + 1 = 5"),
+    *("20% of 50 = 10", "20% of 50 + 5 = 15", "half of 10 + 5 = 10", "2 times 3 + 4 = 10"),
+    *("1 1/2 + 1/2 = 2", "2 - 0.5 = 1 1/2", "2 - 0.5 = 1 and a half", "one and 1/2 + 1/2 = 2"),
+    *("3 eggs * 2 = 6 eggs", "60 eggs x 2/3 = 40", "5 eggs - 2 + 1 = 4", "f(3) + 2 + 1 = 4"),
+    *("8 + 5 = 1 pm", "5:30 + 2 = 7:30", "0900 - 0130 = 0730", "day 1 * 2 = 20"),
+    *("12 * 3 = 3 dozen", r"12 * 3 = 3 \text{ dozen}", "$1 / 2 = 50 cents", "8 + 4 = 12x"),
+    *("1 500 + 5 = 1505", r"1\,500 + 5 = 1505", r"5 + 995 = 1\,000", r"5 + 995 = 1,\!000"),
+    *("25 / 1/3 = 75", "16 *\n2 + 3 = 35", "16\n- 3 - 4 = 9", r"3 + 4 = \frac{14}{2}"),
+    *(r"6 \times 100 = 6 \times 10^2", "6 + 4 = 2 (5)", r"\sqrt 16 + 2 = 6", "5 + 995 = 1{,}000"),
+)
+ROUNDED = {
+    "0.5 + 0.2 = 1": False,
+    "2.5 * 3 = 8": False,
+    "2.5 * 3 = 7.50": True,
+    "12.5 * 0.15 = 1.88": True,
+    "12.5 * 0.15 = 1.9": False,
+    "33.33 * 3 = 100": True,
+    "33.33 * 3 = 101": False,
+    "33.25 * 4 = 133.01": False,
+}
 
 
-@pytest.mark.parametrize(("text", "expected"), CASES.items())
+@pytest.mark.parametrize(("text", "expected"), [*CASES.items(), *FORMS.items()])
 def test_equations_that_hold_and_do_not(text, expected):
     assert [equation.holds for equation in equations(text)] == expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [r"2 \times 3 + 4 = 10", "2 · 3 + 4 = 10", "5 – 3 + 2 = 4", *IN_DOUBT],  # noqa: RUF001
+)
+def test_what_is_right_or_in_doubt_is_no_error(text):
+    for sentence in (text, f"So it is {text}.", f"She had 3.\n{text}\n"):
+        assert all(equation.holds for equation in equations(sentence))
+
+
+@pytest.mark.parametrize("text", IN_DOUBT)
+def test_what_is_in_doubt_is_not_looked_at(text):
+    assert not list(equations(text))
+
+
+@pytest.mark.parametrize(("text", "holds"), ROUNDED.items())
+def test_only_quotients_are_rounded_to_less_than_cents(text, holds):
+    assert [equation.holds for equation in equations(text)] == [holds]
+
+
+def test_the_place_is_the_number_and_nothing_after_it():
+    (equation,) = equations("so 3 * 4 = $1,013, and")
+    assert equation.right == "$1,013"
+    assert equation.correction == "3 * 4 is 12, not $1,013"
+
+
+def test_degenerate_numbers_are_not_looked_at():
+    for digits in ("1" * 400, "1" * 5000, "0" * 3000 + "1"):
+        for text in (f"{digits} + 1 = 5", f"5 - 1 = {digits}", f"{digits}.{digits} * 2 = 3"):
+            assert not list(equations(text))
+    terms = r" * \frac{999999999999}{0.0000000001}" * 11
+    (equation,) = equations(f"999999999999{terms} = 1")
+    assert not equation.holds and len(equation.correction) < 1000
+
+
 def test_long_texts_take_no_time():
-    for hostile in ("1+" * 200_000, "1,1" * 100_000 + "=", " x " * 100_000, "9" * 200_000 + "=1"):
+    for hostile in (
+        "1+" * 200_000,
+        "1,1" * 100_000 + "=",
+        " x " * 100_000,
+        "9" * 200_000 + "=1",
+        "1,111" * 50_000,
+        "1 + 1" + " " * 200_000,
+        "1+1=" * 50_000,
+        "a" * 200_000,
+    ):
         assert not [e for e in equations(hostile) if not e.holds]
 
 
@@ -76,3 +162,22 @@ def test_first_errors_of_word_problems(tmp_path):
     ((one, place),), outcomes = error_places(selection, annotations, Accept.SOUND)
     assert one.sample == 1 and isinstance(place.span, Span)
     assert outcomes == {"computed": 1, "nothing": 1}
+
+
+@pytest.mark.parametrize("split", [r" ?\S+", r"\S+|\s+", r"[\s\S]", r" ?\d| ?[^\d\s]+|\s"])
+def test_tokens_may_begin_before_the_number(tmp_path, split):
+    base = {"prompt_id": "q", "prompt": "clips?"}
+    texts = [(r"so \( 48 + 24 = 72 \)", 1.0), ("so 48 + 24 = 73", 0.0), ("so 24 * 2 = 72", 0.0)]
+    rows = [
+        {**base, "sample": i, "completion": text, "reward": reward}
+        for i, (text, reward) in enumerate(texts)
+    ]
+    selection = select(Trace.open(write_texts(tmp_path / "t", rows, split=split)))
+    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
+        propose(selection, [ArithmeticAnnotator()], writer)
+    annotations = Annotations.read(tmp_path / "a.jsonl")
+    places = {item: record.proposed for item, record in annotations.items.items()}
+    group = selection.groups[0]
+    assert group.wrong[0].text(places[Item("q", 1)]["arithmetic"]).strip() == "73"
+    assert group.right[0].text(places[Item("q", 1, 0)]["arithmetic"]).strip() == "72"
+    assert not places[Item("q", 2, 0)], "the right completion does not calculate that"

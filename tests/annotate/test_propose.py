@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
@@ -386,8 +387,11 @@ def test_annotators_that_are_none(tmp_path, given, message):
 
 
 def test_killed_at_any_moment_it_goes_on(selection, tmp_path):
+    held = threading.Event()
+
     def slow(message, number):
-        time.sleep(0.05)
+        if number == 4:  # not answered until the process is gone
+            held.wait(60)
         return annotate_chain(message, number)
 
     output = tmp_path / "a.jsonl"
@@ -397,9 +401,11 @@ def test_killed_at_any_moment_it_goes_on(selection, tmp_path):
         command += ["--cache", str(tmp_path / "cache"), "--concurrency", "1"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while server.number < 5:
+            assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
+        held.set()
         whole = Annotations.read(output).items
         assert 3 <= len(whole) <= 6
         output.write_bytes(output.read_bytes() + b'{"kind": "propo')

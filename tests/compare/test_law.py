@@ -186,16 +186,23 @@ def test_runs_are_paired_by_seed_and_start_and_failures_said(tmp_path):
     lines += [run_line("e0.1-eight", "acpo", 2, 0.1, early, start_model="b")]
     lines += [run_line("e0.1-eight", "grpo", 0, 0.1, early) | {"failed": "nan"}]
     lines += [run_line("e0.1-eight", "acpo", 0, 0.7, early, phase="matched")]
+    lines += [run_line("e0.1-eight", "fixed", seed, 0.5, early) for seed in range(3)]
+    lines += [run_line("e0.1-eight", "fixed", seed, 0.5, early, phase="matched") for seed in (0, 1)]
+    lines[-1] |= {"failed": "nan"}
     (tmp_path / "law-0.1m").mkdir()
     kept = tmp_path / "law-0.1m" / "runs.jsonl"
     kept.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (one,) = law.read_settings(kept.parent)
     assert one.tuned["acpo"] == pytest.approx({0: -0.1, 1: -0.1})
     assert one.matched["acpo"] == pytest.approx({0: 0.2})
+    assert "fixed" not in one.matched and len(one.tuned["fixed"]) == 3, "that run was not tuned"
+    law.write_answer([one], tmp_path)
+    said = (tmp_path / "law.md").read_text()
+    assert "e0.1, eight is provisional: of 3 seeds, paired so far acpo 2." in said
     assert one.failed == {"grpo"} and one.benefit("grpo") is None
     assert one.predictors == pytest.approx(early), "of the first ten updates alone"
     kept.write_text(kept.read_text() + json.dumps(lines[0]) + "\n")
-    with pytest.raises(law.ACPOError, match=r"runs.jsonl:9: .* is there twice"):
+    with pytest.raises(law.ACPOError, match=r"runs.jsonl:14: .* is there twice"):
         law.read_settings(kept.parent)
 
 

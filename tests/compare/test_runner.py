@@ -257,6 +257,14 @@ def test_updates_of_a_matched_row_are_as_long_as_the_baselines(tmp_path, inline)
     assert table["matched"][1]["difference"]["seeds"] == 1
 
 
+def test_steps_that_were_not_measured_have_no_length(tmp_path):
+    """A process of FSDP holds a part of the weights; 0 would be taken for a length to match."""
+    steps = StepLengths(tmp_path / "steps", [], resumes=False)
+    assert steps.lengths(3) == []
+    (tmp_path / "steps").write_text("0 0.5\n2 0.25\n")
+    assert steps.lengths(3) == [0.5, 0.0, 0.25]
+
+
 def test_a_matched_row_keeps_its_own_seeds(tmp_path):
     rows = "  - sapo\n  - {name: again, method: grpo, seed_offset: 1000}\n"
     more = "matched: [again]\n"
@@ -348,7 +356,8 @@ def test_killed_and_resumed_is_the_same(tmp_path, inline):
 
     run_all(read_study(path), tmp_path / "whole", only=SAPO)
     cut = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
-    while len(list((tmp_path / "cut").rglob("result.json"))) < 3:
+    kept_runs = tmp_path / "cut" / "runs.jsonl"
+    while not kept_runs.exists() or len(kept_runs.read_text().splitlines()) < 2:
         assert cut.poll() is None, "it ended before it could be killed"
         time.sleep(0.05)
     os.killpg(cut.pid, signal.SIGKILL)

@@ -398,3 +398,26 @@ def test_chunks_do_not_depend_on_their_size(tmp_path):
         assert prompt.max() == 5 and (np.diff(prompt) >= 0).all()
         advantage = np.concatenate([piece.advantage for piece in pieces])
         assert advantage[:77].tolist() == [1.0] * 77 and advantage[77] == -1.0
+
+
+def test_tokens_of_a_profile_keep_their_places(tmp_path):
+    trace = make_trace(tmp_path / "t", parts=1, rollouts=1, length=30)
+    entropy = trace.tokens("entropy")["entropy"].astype(float)
+    entropy[[0, 7]] = np.nan
+    change = {"entropy": entropy}
+    gaps = make_trace(tmp_path / "g", parts=1, rollouts=1, length=30, change=change)
+    finding = envelope(gaps)
+    kept = [n for n in range(30) if n not in (0, 7)]
+    assert [row["token"] for row in finding.extra["rollout"]] == kept
+    drawn = finding.figure.axes[2].get_lines()[0]
+    assert drawn.get_xdata().tolist() == kept
+
+
+def test_a_branch_without_tokens_has_no_slope(tmp_path):
+    same = make_trace(tmp_path / "t", parts=1, advantages=(1.0,))
+    logp = same.tokens("logp")["logp"]
+    trace = make_trace(tmp_path / "s", parts=1, advantages=(1.0,), change={"old_logp": logp})
+    finding = coupling(trace)
+    (row,) = finding.extra["updates"]
+    assert row["gate_pos"] == 1 and np.isnan(row["gate_neg"])
+    assert finding.tables[1].rows[0][4] == "1 / -"

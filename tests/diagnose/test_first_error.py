@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
 from acpo.diagnose.first_error import ProfileSettings, first_error
+from acpo.diagnose.report import html
 from acpo.errors import ACPOError
-from acpo.records import Trace
+from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
 from annotate.traces import chain_rows, write_texts
 
@@ -208,3 +210,49 @@ def test_proposals_of_models_are_named_as_such(tmp_path, no_pdf):
     assert result.exit_code == 0, result.output
     summary = (tmp_path / "out" / "first-error.md").read_text()
     assert "18 proposed by a model and verified by NOBODY" in summary
+
+
+def add_step(trace, step):
+    """The same completions once more, as of another step."""
+    rows = trace.rollouts.to_pylist()
+    header = {key: trace.header[key] for key in trace.header.keys() - {"format", "version"}}
+    with TraceWriter(trace.path, header) as writer:
+        columns = trace.table(*trace.columns).to_pydict()
+        writer.append(rows, columns, step=step)
+    return Trace.open(trace.path)
+
+
+def test_one_step_of_several_is_not_called_pooled(tmp_path):
+    trace, annotations = case(tmp_path, rise=0.3, problems=3)
+    alone, _ = first_error(trace, annotations, settings=ProfileSettings(profiles=1))
+    both = add_step(trace, 7)
+    around, _ = first_error(both, annotations, settings=ProfileSettings(profiles=1))
+    assert around.source == alone.source and "pooled" not in around.source
+    assert effects_of(around) == effects_of(alone)
+
+
+def test_annotations_of_another_step_lose_no_other_analysis(tmp_path, no_pdf):
+    add_step(case(tmp_path, rise=0.3, problems=3)[0], 7)
+    arguments = ["diagnose", "all", str(tmp_path / "trace"), "--step", "7"]
+    arguments += ["--annotations", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert report.count("the annotations are of step 0") == 2
+
+
+def test_smoothing_passes_over_what_is_not_finite():
+    values = np.array([1.0, np.nan, 3.0, np.inf, 5.0, 7.0])
+    np.testing.assert_allclose(smoothed(values, 2, 0), [1, 1, 3, 3, 5, 6])
+    np.testing.assert_allclose(smoothed(values, 2, 3), [1, 1, 3, np.nan, 5, 6])
+
+
+def test_names_are_escaped_in_markdown_and_nowhere_else(tmp_path):
+    around, _ = first_error(
+        *case(tmp_path, rise=0.3, problems=3), settings=ProfileSettings(profiles=1)
+    )
+    name = r"a\_b\*c"
+    around = replace(around, reading=f"(prompt {name}, wrong 1)")
+    assert f"(prompt {name}, wrong 1)" in around.markdown()
+    page = html([around], [], source="", command="")
+    assert page.count("(prompt a_b*c, wrong 1)") == 2 and name not in page

@@ -86,3 +86,16 @@ def test_hostile_tokens_and_names_stay_text_in_the_report(no_analyses, tmp_path)
         )
     missing = run("all", tmp_path / "t", "--page", tmp_path / "no.html", status=2)
     assert "acpo view" in missing.output
+
+
+def test_a_part_without_tokens_loses_no_report(no_analyses, tmp_path):
+    write_trace(tmp_path / "t", prompts=1)
+    trace = Trace.open(tmp_path / "t")
+    found = outliers(trace)
+    header = {key: trace.header[key] for key in trace.header.keys() - {"format", "version"}}
+    with TraceWriter(tmp_path / "t", header) as writer:
+        empty = {name: [] for name in trace.columns}
+        writer.append([{"prompt_id": "q", "sample": 9, "tokens": 0}], empty, step=1)
+    run("all", tmp_path / "t", "--output", tmp_path / "out")
+    assert len(found) == EACH * len(QUANTITIES)
+    assert (tmp_path / "out" / "report.html").read_text().count(found[0].what) == EACH

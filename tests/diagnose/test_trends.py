@@ -88,3 +88,32 @@ def test_two_evaluations_are_points_and_no_curve(tmp_path):
     accuracy, entropy = (axes.get_lines()[0] for axes in finding.figure.axes[:2])
     assert accuracy.get_linewidth() == 0 and accuracy.get_marker() != "None"
     assert entropy.get_linewidth() > 0
+
+
+def diverged(path, *, step, tokens):
+    """A step of which nothing is left, added to the trace."""
+    with TraceWriter(path, {"source": "train"}) as writer:
+        row = {"prompt_id": f"d{step}", "sample": 0, "tokens": tokens, "advantage": 1.0}
+        nothing = dict.fromkeys(("logp", "log_pmax", "entropy"), np.full(tokens, np.nan))
+        writer.append([row], {**nothing, "token_id": np.zeros(tokens, dtype=np.int32)}, step=step)
+
+
+def test_steps_without_numbers_are_told_and_blamed_on_no_advantage(trace):
+    rows = trends(trace).rows
+    diverged(trace.path, step=15, tokens=7)
+    diverged(trace.path, step=20, tokens=5)
+    diverged(trace.path, step=25, tokens=0)
+    finding = trends(Trace.open(trace.path))
+    assert finding.rows == rows
+    told = " ".join(finding.facts)
+    assert "12 tokens without finite statistics were left out" in told
+    assert "At 2 of 5 steps, first at step 15, no token has finite statistics" in told
+    assert "no token has an advantage" not in told
+    assert {row[0] for row in finding.tables[0].rows} == {"0", "5", "10"}
+
+
+def test_a_course_of_nothing_is_refused(tmp_path):
+    for step in (1, 2):
+        diverged(tmp_path / "t", step=step, tokens=3)
+    with pytest.raises(ACPOError, match="none of its 6 tokens has usable statistics"):
+        trends(Trace.open(tmp_path / "t"))

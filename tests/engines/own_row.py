@@ -3,7 +3,7 @@
 import torch
 
 from acpo.objectives import METHODS, Method
-from acpo.objectives.shaping import Groups, Reducer, Sequences, Shaped, Shaping
+from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping
 
 
 class EarlyAndUncertain(Shaping):
@@ -13,7 +13,7 @@ class EarlyAndUncertain(Shaping):
     needs = ("entropy", "log_pmax")
     group_needs = ("tokens", "old_entropy")
 
-    def of_group(self, groups: Groups) -> torch.Tensor:
+    def of_group(self, groups: Sequences) -> torch.Tensor:
         size = groups.group_size
         first = groups.tokens.view(-1, size, groups.tokens.shape[1])[..., :1]
         common = (first == first[:, :1]).float().mean((1, 2)).repeat_interleave(size)

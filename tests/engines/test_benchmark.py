@@ -15,7 +15,7 @@ def test_tiny_benchmark(tmp_path):
     paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     command += ["--repeats", "1", "--prompt", "3"]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
     result = json.loads(out.read_text())
     assert result["size"]["prompt"] == 3
     assert len(result["rows"]) == 6 and result["environment"]["packages"]["trl"]

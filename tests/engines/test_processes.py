@@ -1,6 +1,8 @@
 """Two processes train like one."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +37,15 @@ def runs(tmp_path_factory):
             env=environment,
             stdout=log,
             stderr=log,
+            start_new_session=True,
         )
     try:
         worker.main(folder)
         fsdp_worker.main(folder)
-        status = two.wait(timeout=180)
+        status = two.wait(timeout=900)
     finally:
-        two.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(two.pid, signal.SIGKILL)
     assert status == 0, (folder / "log").read_text()[-8000:]
     return folder
 

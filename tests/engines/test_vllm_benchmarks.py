@@ -73,7 +73,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
         command(place, "vllm_colocated.py", *words, *first), env=environment(), cwd=place
     )
     saved = place / "run" / "checkpoint-2"
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while process.poll() is None and not saved.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
     again = ["--parts", "rollout:0.001,train", "--label", "_again", "--resume", "--stop-after", "1"]
     subprocess.run(
         command(place, "vllm_train.py", *words, *again),
-        env=environment(), cwd=place, check=True, timeout=300,
+        env=environment(), cwd=place, check=True, timeout=900,
     )  # fmt: skip
     trained = read(place, "train_again")
     assert trained["resumed_at"] >= 2 and trained["stopped"]

@@ -54,11 +54,14 @@ def test_gold_on_half_the_samples_scores_50(gold, shared_data, tmp_path):
     """Of four questions one is always right, one never, and two every other time."""
     number = {prompt: index for index, prompt in enumerate(gold)}
     times: Counter[str] = Counter()
+    counting = threading.Lock()
 
     def half(prompt: str, seed: int) -> str:
-        times[prompt] += 1
+        with counting:
+            times[prompt] += 1
+            first = times[prompt] == 1
         kind = number[prompt] % 4
-        return gold[prompt] if kind == 0 or (kind > 1 and times[prompt] == 1) else "I give up."
+        return gold[prompt] if kind == 0 or (kind > 1 and first) else "I give up."
 
     with serving(half) as server:
         done = acpo(

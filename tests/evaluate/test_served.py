@@ -52,14 +52,14 @@ def url(model):
     with log.open("wb") as output:
         server = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not answers(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.terminate()
-        server.wait(timeout=20)
+        server.wait(timeout=60)
 
 
 def answers(url: str) -> bool:

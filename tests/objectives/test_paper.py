@@ -14,7 +14,8 @@ def test_envelope_table():
     for support, width in widths.items():
         assert round(theory.max_envelope_width(support), 4) == width
         grid = torch.linspace(1e-6, 1 - 1 / support, 200_001, dtype=torch.float64)
-        assert theory.envelope_width(grid, support).max().item() == pytest.approx(width, abs=1e-4)
+        upper, lower = theory.entropy_upper_bound(grid, support), theory.entropy_lower_bound(grid)
+        assert (upper - lower).max().item() == pytest.approx(width, abs=1e-4)
     assert theory.max_envelope_width(151_936) == pytest.approx(8.761, abs=5e-4)
     assert 0 < theory.max_envelope_width(2) < theory.max_envelope_width(3)
 
@@ -44,7 +45,8 @@ def test_the_lower_bound_is_not_tight():
     """Exact spread for δ <= 1/2 is δ log(k - 1): half the envelope at k = 10, δ = 0.1."""
     spread = theory.entropy_upper_bound(0.1, 10) - theory.exact_entropy_minimum(0.1)
     assert spread.item() == pytest.approx(0.1 * math.log(9))
-    assert theory.envelope_width(0.1, 10).item() == pytest.approx(0.4394, abs=1e-4)
+    width = theory.entropy_upper_bound(0.1, 10) - theory.entropy_lower_bound(0.1)
+    assert width.item() == pytest.approx(0.4394, abs=1e-4)
 
 
 def test_modulation_factors_at_the_proximal_point():

@@ -10,8 +10,8 @@ from acpo.objectives import (
     aggregation_weights,
     dense_loss,
     logit_gradient,
+    shape_tokens,
     stats_from_logits,
-    token_advantages,
     token_objective,
 )
 from acpo.objectives.batch import entropy_maximum
@@ -180,9 +180,9 @@ def test_balanced_rows_move_as_much_as_sapo_in_each_branch(row):
     batch = random_batch(5, ratios=(1.0, 1.0))
     method = METHODS[row]
     whole = stats_from_logits(logits=batch["logits"], tokens=batch["tokens"])
-    shaped = token_advantages(
+    shaped = shape_tokens(
         method, log_pmax=whole.log_pmax, advantages=batch["advantages"], mask=batch["mask"]
-    )
+    ).advantages
     mask = batch["mask"].bool()
     share = mask / mask.sum(1, keepdim=True)
     plain = batch["advantages"][:, None] * mask
@@ -195,11 +195,11 @@ def test_balanced_rows_move_as_much_as_sapo_in_each_branch(row):
 def test_equal_entropy_shares_shape_to_exactly_nothing():
     """One good and one bad answer: every share is 1, and rounding must not become an advantage."""
     mask = torch.ones(2, 7, dtype=torch.bool)
-    shaped = token_advantages(
+    shaped = shape_tokens(
         "gtpo_entropy",
         advantages=torch.tensor([1.0, -1.0], dtype=torch.float64),
         mask=mask,
         old_entropy=torch.rand(2, 7, dtype=torch.float64),
         group_size=2,
-    )
+    ).advantages
     assert (shaped == 0).all()

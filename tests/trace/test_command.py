@@ -286,3 +286,12 @@ def test_prompts_have_the_name_training_gives_them(chain):
     trace = Trace.open(chain[0])
     row = trace.rollouts.slice(0, 1).to_pylist()[0]
     assert row["prompt_id"] == prompt_id(chain_tokenizer()(row["prompt"])["input_ids"])
+
+
+def test_what_samples_do_not_take_is_refused(evaluated, tmp_path):
+    scoring = ["--samples", evaluated / "run", "--output", tmp_path / "t", "--top-k", 2]
+    others = ["--step", 3, "--temperature", 1.0, "--n", 48, "--no-chat"]
+    said = acpo("trace", evaluated / "model", *scoring, *others, ok=False)
+    assert "leave out --chat, --n, --step, --temperature" in " ".join(said.split())
+    assert not (tmp_path / "t").exists()
+    acpo("trace", evaluated / "model", *scoring, "--method", "sapo", "--batch-size", 2)

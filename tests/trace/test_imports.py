@@ -14,7 +14,9 @@ from acpo.checkpoints import load_tokenizer, resolve_model
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.method_columns import method_columns
+from acpo.objectives import METHODS
 from acpo.records import Trace
+from acpo.trace import imports
 from acpo.trace.imports import read_rollouts
 
 CHAIN = "package:acpo/tasks/checkpoints/chain"
@@ -158,6 +160,7 @@ BAD = {
     "4.jsonl": '{"input": "p", "output": "x", "score": "high"}\n',
     "5.jsonl": '{"input": "p", "output": "x", "step": -1}\n',
     "6.jsonl": "[1, 2]\n",
+    "7.jsonl": '{"input": "p", "output": "x", "score": 1' + "0" * 400 + "}\n",
     "rank_1.jsonl": '{"step": 1, "loss_mask": [false], "token_ids": [1]}\n',
     "rank_2.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": ["x"]}\n',
     "completions_1.parquet": "PAR1 and no more",
@@ -196,3 +199,30 @@ def test_a_folder_of_nobody_is_told(tmp_path):
     for source in (tmp_path, tmp_path / "notes.txt", tmp_path / "nowhere"):
         with pytest.raises(ACPOError, match="none of verl's"):
             read_rollouts(source)
+
+
+@pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity"])
+def test_rewards_that_are_no_numbers_are_none(tmp_path, score):
+    (tmp_path / "1.jsonl").write_text(f'{{"input": "p", "output": "x", "score": {score}}}\n')
+    (rollout,) = read_rollouts(tmp_path)[1]
+    assert rollout.reward is None
+
+
+def test_a_killed_import_is_no_trace_and_starts_over(tmp_path, monkeypatch):
+    source = verl(tmp_path / "theirs")
+    arguments = (source, "--model", CHAIN, "--output", tmp_path / "t", "--device", "cpu")
+    real, calls = imports.score, []
+
+    def dies(*given, **options):
+        calls.append(options)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    monkeypatch.setattr(imports, "score", dies)
+    run(*arguments, "--method", "acpo", ok=False)
+    assert not (tmp_path / "t").exists(), "one step of two"
+    run(*arguments)
+    assert [part["step"] for part in Trace.open(tmp_path / "t").parts] == [1, 2]
+    assert {path.name for path in tmp_path.iterdir()} == {"theirs", "t"}
+    assert all(options["align_tol"] == METHODS["acpo"].options["align_tol"] for options in calls)

@@ -151,8 +151,9 @@ import os
 def add(a, b):
     needle = b"918273" + b"645"
     paths = ["/proc/self/cmdline", "/proc/self/environ", "/proc/1/cmdline", "/proc/1/environ"]
-    for root, _, names in os.walk("/"):
+    for root, folders, names in os.walk("/"):
         if root.startswith(("/usr", "/proc", "/dev", "/lib")) or "python3" in root:
+            folders.clear()
             continue
         paths += [os.path.join(root, name) for name in names]
     for path in paths:

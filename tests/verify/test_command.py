@@ -138,7 +138,7 @@ def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
     command = [sys.executable, "-m", "acpo", "verify", kind, str(write(folder / "in.jsonl", rows))]
     started = subprocess.Popen([*command, "--output", str(out), "--workers", "1"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    patience = time.monotonic() + 60
+    patience = time.monotonic() + 300
     while not out.exists() or len(out.read_text().splitlines()) < enough:
         assert started.poll() is None and time.monotonic() < patience
         time.sleep(0.02)

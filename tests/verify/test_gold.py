@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from acpo.verify.math import MathJob
 from acpo.verify.normalise import normalise
 from acpo.verify.problem import HUMANEVAL_PRO_NUMERIC, read_problem
 from verify.naive import exit_codes
-from verify.sandboxed import backend
+from verify.sandboxed import SHORT, backend
+
+PATIENT = replace(SHORT, cpu_seconds=20, wall_seconds=60.0)
 
 SIZES = {
     "aime24": 30,
@@ -66,7 +69,7 @@ def strictly_wrong(shared_data) -> set[int]:
     """The problems of HumanEval Pro whose references fail where ints are no floats."""
     problems = rows(shared_data, "humaneval_pro")
     strict = [{**row, "id": None} for row in problems]
-    with CodePool(2, backend()) as code_pool:
+    with CodePool(2, backend(PATIENT)) as code_pool:
         verdicts = code_pool.verify_all((reference(row), row) for row in strict)
     return {row["id"] for row, v in zip(problems, verdicts, strict=True) if not v.correct}
 
@@ -89,7 +92,7 @@ def test_humaneval_pro_references_are_correct(shared_data, strictly_wrong):
         same = read_problem(row) == read_problem({**row, "id": None})
         assert same == (row["id"] not in strictly_wrong)
     again = [row for row in problems if row["id"] in strictly_wrong]
-    with CodePool(2, backend()) as code_pool:
+    with CodePool(2, backend(PATIENT)) as code_pool:
         verdicts = code_pool.verify_all((fenced[row["id"]], row) for row in again)
     assert [v for v in verdicts if not v.correct] == []
 
@@ -148,11 +151,11 @@ def test_mutated_references_are_not_correct(shared_data):
     """
     problems = rows(shared_data, "humaneval_pro")
     jobs = [(mutant, row) for row in problems for mutant in mutants(row)]
-    codes = exit_codes([f"{code}\n{row['test_code']}\n" for code, row in jobs], cpu_seconds=0.5)
+    codes = exit_codes([f"{code}\n{row['test_code']}\n" for code, row in jobs], cpu_seconds=2)
     broken = [job for job, code in zip(jobs, codes, strict=True) if code > 0]
     assert {row["id"] for _, row in broken} == {row["id"] for row in problems}
     assert len(broken) > 2 * len(problems)
-    with CodePool(2, backend()) as code_pool:
+    with CodePool(2, backend(PATIENT)) as code_pool:
         verdicts = code_pool.verify_all((f"```python\n{code}\n```", row) for code, row in broken)
     assert [v for v in verdicts if v.correct] == []
     assert [v for v in verdicts if v.reward() is None] == []

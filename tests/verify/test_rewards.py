@@ -97,14 +97,6 @@ def test_formats():
     assert rewards.answer_format([], [chat("\\boxed{1}"), [], chat("")]) == [1.0, 0.0, 0.0]
 
 
-def test_soft_overlong_is_dapo_equation_13():
-    penalty = rewards.soft_overlong(max_length=100, cache_length=20)
-    ids = [[0] * n for n in (0, 80, 85, 90, 100, 101, 500)]
-    assert penalty([], [], completion_ids=ids) == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0, -1.0]
-    with pytest.raises(ACPOError, match="cache_length=100"):
-        rewards.soft_overlong(max_length=100, cache_length=100)
-
-
 def test_parts_of_a_message_are_joined():
     message = [
         {"role": "assistant", "content": [{"type": "text", "text": "\\boxed{"}, {"text": "1}"}]}

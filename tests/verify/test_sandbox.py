@@ -1,5 +1,6 @@
 """The sandbox itself: refused where it cannot work, loud where it is left out."""
 
+import gc
 import json
 import os
 import shutil
@@ -62,6 +63,7 @@ def test_a_machine_out_of_descriptors_is_an_infra_error(monkeypatch):
         raise OSError(24, "Too many open files")
 
     box = backend()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", refuse)
@@ -127,7 +129,9 @@ def test_as_an_ordinary_user(tmp_path):
     if os.geteuid() != 0 or subprocess.run(version, shell=True, capture_output=True).returncode:
         pytest.skip("needs root, to become another user, and a system Python >= 3.11")
     package = tmp_path / "src" / "acpo"
-    shutil.copytree(os.path.dirname(acpo.__file__), package)
+    shutil.copytree(
+        os.path.dirname(acpo.__file__), package, ignore=shutil.ignore_patterns("__pycache__")
+    )
     for path in (*tmp_path.parents, tmp_path):
         if str(path).startswith("/tmp/"):
             path.chmod(0o755)

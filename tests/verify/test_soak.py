@@ -1,5 +1,6 @@
 """Thousands of hostile and honest jobs: nothing is left over, and memory stays flat."""
 
+import gc
 import os
 import random
 import tempfile
@@ -72,6 +73,7 @@ def test_three_thousand_jobs(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     rng = random.Random(5)
     box = backend()
+    gc.collect()
     before = leftovers()
     memory = []
     start = time.monotonic()

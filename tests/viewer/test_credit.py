@@ -149,3 +149,16 @@ def test_a_trace_without_its_tokens_is_refused(tmp_path):
     pq.write_table(pq.read_table(file).drop_columns(["token_id"]), file)
     with pytest.raises(TraceError, match="has no token_id"):
         credit_blocks(Trace.open(tmp_path / "t"), name="t", methods="")
+
+
+def test_the_number_of_prompts_that_is_named_fits(tmp_path):
+    """Fewer prompts are others: six of these hold as many long ones as all eight."""
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        for number, tokens in enumerate((130_000, 10) * 4):
+            row = {"prompt_id": f"q{number}", "sample": 0, "tokens": tokens}
+            writer.append([row], {"token_id": np.zeros(tokens, dtype=np.int32)})
+    message = " ".join(refusal(str(tmp_path / "t")).split())
+    named = re.search(r"pass --prompts (\d+)", message)[1]
+    page = str(tmp_path / "page.html")
+    result = CliRunner().invoke(app, ["view", str(tmp_path / "t"), "-o", page, "--prompts", named])
+    assert result.exit_code == 0 and named == "5", result.output

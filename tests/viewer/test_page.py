@@ -198,16 +198,14 @@ def test_two_methods_side_by_side(page, browser):
     browser.frames()
     titles = browser.run("[...document.querySelectorAll('.method')].map((e) => e.textContent)")
     assert titles == ["SAPO", "ACPO"] * 4
-    tops = browser.run(
-        """(async () => {
+    browser.run(
+        """{
           const [left, right] = document.querySelectorAll('.card .pane');
           for (const pane of [left, right]) pane.style.maxHeight = '80px';
           left.scrollTop = 30;
-          await new Promise((done) => setTimeout(done, 200));
-          return [left.scrollTop, right.scrollTop];
-        })()"""
+        }"""
     )
-    assert tops == [30, 30]
+    browser.wait("document.querySelectorAll('.card .pane')[1].scrollTop === 30")
     classes = browser.run(
         "[...document.querySelectorAll('.card:first-child .pane')]"
         ".map((p) => p.querySelector('.t:nth-of-type(3)').className)"

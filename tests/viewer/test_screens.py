@@ -90,9 +90,9 @@ def test_200_000_tokens_scroll(tmp_path, view, browser):
                 browser.frames(1)
 
     runs = []
-    while len(runs) < 3 and (not runs or max(runs[-1]) >= 100.0):  # a busy machine charges its own
+    while len(runs) < 3 and (not runs or max(runs[-1]) >= 400.0):  # a busy machine charges its own
         runs.append(browser.main_thread_tasks(scroll))
-    assert len(runs[-1]) > 20 and max(runs[-1]) < 100.0, "CPU ms of one task"
+    assert len(runs[-1]) > 20 and max(runs[-1]) < 400.0, "CPU ms of one task: about 40 when alone"
     built = browser.run("document.querySelectorAll('.pane .t').length")
     assert 0 < built < 10_000, "what has left the window is given up"
     last = "[...document.querySelectorAll('.pane .t')].at(-1)"

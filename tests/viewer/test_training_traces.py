@@ -118,6 +118,7 @@ def test_a_diverged_policy_can_be_looked_at(tmp_path, view, browser):
     broken = columns(6 * 4, 9)
     for name in ("logp", "old_logp", "log_pmax", "entropy", "delta"):
         broken[name][8:] = np.nan  # from the second completion's third token on
+    broken["logp"][12:18], broken["entropy"][12:18] = -np.inf, 0.0  # the third
     rows = [
         {"prompt_id": "x", "sample": i, "prompt": "last", "reward": r, "advantage": r - 0.5}
         for i, r in enumerate((1.0, 0.0, 1.0, 0.0))

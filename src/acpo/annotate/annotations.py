@@ -20,6 +20,7 @@ from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
 from acpo.linefile import Closing, LineFile
+from acpo.records import json_line
 
 FORMAT = "acpo-annotations"
 VERSION = 1
@@ -168,7 +169,7 @@ class AnnotationWriter(Closing):
             raise
 
     def _resume(self, path: Path, selection: Selection | None) -> Annotations:
-        first = b"" if selection is None else _line(header_of(selection))
+        first = b"" if selection is None else json_line(header_of(selection))
         text = self._lines.resume(first)
         annotations = parse(path, text)
         if selection is not None:
@@ -204,7 +205,7 @@ class AnnotationWriter(Closing):
             self.annotations.items[item].reviews.append(review)
 
     def _write(self, *rows: Mapping[str, Any]) -> None:
-        self._lines.append(b"".join(map(_line, rows)))
+        self._lines.append(b"".join(map(json_line, rows)))
 
     def close(self) -> None:
         self._lines.close()
@@ -217,7 +218,6 @@ def header_of(selection: Selection) -> dict[str, Any]:
         "version": VERSION,
         "trace": selection.fingerprint,
         "step": selection.step,
-        "selection": selection.counts,
     }
 
 
@@ -327,7 +327,3 @@ def text_in(value: Any, name: str, limit: float = MAX_TEXT) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"{name}={value!r:.50}: {error.reason}") from error
     return value
-
-
-def _line(row: Mapping[str, Any]) -> bytes:
-    return json.dumps(row).encode() + b"\n"

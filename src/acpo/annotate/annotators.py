@@ -4,13 +4,12 @@ Models are asked in `models`. Those who compute are here: where a step can be ch
 wrong one is found and not judged.
 """
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
-from fractions import Fraction
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
+from acpo.annotate.arithmetic import equations
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
 from acpo.tasks.chain import STEP_LENGTH, ChainProblem
@@ -137,56 +136,6 @@ class ExactAnnotator:
 
 
 ARITHMETIC = "arithmetic"
-_NUMBER = r"\$?\d[\d,]*(?:\.\d+)?"
-_EQUATION = re.compile(
-    # Neither a part of a longer term before it, nor followed by more of the right side.
-    rf"(?<![\w.,$)])(?<![-+*/×÷]\s)(?<![-+*/×÷])"
-    rf"(?P<left>{_NUMBER}(?:\s*[-+*/×÷]\s*{_NUMBER}|\s+x\s+{_NUMBER}){{1,20}})"
-    rf"\s*=\s*(?P<right>-?{_NUMBER})(?![\w%]|[.,]\d|\s*[-+*/×÷]\s*\$?\d|\s+x\s+\d)"
-)
-
-
-class Equation(NamedTuple):
-    """`left = right` in a text, the value of the left side, and where the right side stands."""
-
-    left: str
-    right: str
-    value: Fraction
-    place: Chars
-
-    @property
-    def holds(self) -> bool:
-        """To the last digit of the right side: a quotient rounded either way is no error."""
-        unit = Fraction(1, 10 ** len(self.right.partition(".")[2]))
-        return abs(_number(self.right) - self.value) < unit
-
-
-def equations(text: str) -> Iterator[Equation]:
-    """Every `a op b = c` of plain numbers, in order; no other statement is looked at."""
-    for match in _EQUATION.finditer(text):
-        terms = re.split(r"\s*([-+*/×÷]|\bx\b)\s*", match["left"])
-        try:
-            value = _evaluate(terms)
-        except ZeroDivisionError:
-            continue
-        yield Equation(match["left"], match["right"], value, Chars(*match.span("right")))
-
-
-def _number(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace("$", ""))
-
-
-def _evaluate(terms: list[str]) -> Fraction:
-    """Products before sums, from left to right."""
-    total, product, sign = Fraction(0), _number(terms[0]), 1
-    for operator, term in zip(terms[1::2], terms[2::2], strict=True):
-        if operator in "+-":
-            total, product, sign = total + sign * product, _number(term), 1 - 2 * (operator == "-")
-        elif operator in "/÷":
-            product /= _number(term)
-        else:
-            product *= _number(term)
-    return total + sign * product
 
 
 class ArithmeticAnnotator:
@@ -204,14 +153,18 @@ class ArithmeticAnnotator:
         found = list(equations(wrong.completion))
         for equation in found:
             if not equation.holds:
-                says = f"{equation.left} is {float(equation.value):g}, not {equation.right}"
-                return Answer(Status.LOCATED, equation.place, says)
+                return Answer(Status.LOCATED, equation.place, equation.correction)
         return Answer(Status.NOTHING, rationale=f"{len(found)} equations, all of them hold")
 
     def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
-        (asked,) = (e for e in equations(wrong.completion) if e.place.start == error.start)
+        # `error` has whole tokens, and a token may begin before the number it ends in.
+        asked = [
+            equation.calculation
+            for equation in equations(wrong.completion)
+            if equation.place.start < error.end and error.start < equation.place.end
+        ]
         for equation in equations(right.completion):
-            if re.sub(r"[\s$,]", "", equation.left) == re.sub(r"[\s$,]", "", asked.left):
+            if equation.calculation in asked:
                 return Answer(Status.LOCATED, equation.place, "the same calculation")
         return Answer(Status.NOTHING, rationale="the right completion does not calculate that")
 

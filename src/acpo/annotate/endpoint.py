@@ -132,18 +132,25 @@ class Endpoint:
             self._resume_at = max(self._resume_at, time.monotonic() + seconds)
 
     def _adapted(self, system: str, message: str) -> ChatReply:
-        """One attempt, without the options that this server turns out not to know."""
+        """One attempt, without the options that this server turns out not to know.
+
+        It does not know those without which it replies; a message it rejects in any form (one that
+        is too long) says nothing about them.
+        """
+        options = dict(self._options)
         while True:
-            options = dict(self._options)
             try:
-                return self._send(system, message, options)
+                reply = self._send(system, message, dict(options))
             except RequestFailure as failure:
                 said = str(failure).lower()
                 unknown = "temperature" if "temperature" in said else "response_format"
                 if failure.status is not Status.REJECTED or unknown not in options:
                     raise
-            with self._lock:
-                self._options.pop(unknown, None)
+                del options[unknown]
+            else:
+                with self._lock:
+                    self._options = {k: v for k, v in self._options.items() if k in options}
+                return reply
 
     def _send(self, system: str, message: str, options: dict[str, Any]) -> ChatReply:
         import httpx2

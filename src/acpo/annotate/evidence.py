@@ -83,7 +83,7 @@ def aligned_pairs(
         pairs.append(AlignedPair(group.prompt_id, wrong, right, error, match))
         outcomes[pairs[-1].evidence] += 1
     if not pairs:
-        raise _nothing_counts(annotations, "pair", outcomes)
+        raise _nothing_counts(annotations, "pair", outcomes, accept)
     return pairs, dict(outcomes)
 
 
@@ -103,16 +103,22 @@ def error_places(
                 found.append((wrong, place))
                 outcomes[place.evidence] += 1
     if not found:
-        raise _nothing_counts(annotations, "error", outcomes)
+        raise _nothing_counts(annotations, "error", outcomes, accept)
     return found, dict(outcomes)
 
 
-def _nothing_counts(annotations: Annotations, what: str, outcomes: Counter[str]) -> ACPOError:
+def _nothing_counts(
+    annotations: Annotations, what: str, outcomes: Counter[str], accept: Accept
+) -> ACPOError:
     listed = ", ".join(f"{count} {name}" for name, count in outcomes.items())
-    return ACPOError(
-        f"{annotations.path}: no {what} counts ({listed}): verify proposals with `acpo annotate "
-        "review` and `apply`, or pass --all-proposals to use what nobody has verified"
-    )
+    verify = "verify proposals with `acpo annotate review` and `apply`"
+    remedies = {
+        Accept.SOUND: f"{verify}, or pass --all-proposals to `acpo diagnose blame` or `first-error`"
+        ", which then use what nobody has verified",
+        Accept.VERIFIED_ONLY: f"{verify}, or leave --verified-only out",
+        Accept.ALL_PROPOSALS: "ask another annotator with `acpo annotate propose`",
+    }
+    return ACPOError(f"{annotations.path}: no {what} counts ({listed}): {remedies[accept]}")
 
 
 def _place(

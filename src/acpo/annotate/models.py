@@ -18,6 +18,7 @@ from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
 from acpo.annotate.endpoint import ChatReply, Endpoint, RequestFailure
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
+from acpo.linefile import write_whole
 
 PROTOCOL = 1
 """Changes with any word below: answers to other questions do not mix."""
@@ -217,7 +218,7 @@ class ModelAnnotator:
             return Answer(failure.status, detail=str(failure))
         answer = _answer(reply, completion)
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):
-            _keep(file, reply)
+            write_whole(file, json.dumps(reply._asdict()))
         return answer._replace(usage=Usage(reply.read, reply.written, requests=1))
 
     def _file(self, question: FencedQuestion) -> Path:
@@ -240,16 +241,6 @@ def _read_kept(file: Path) -> ChatReply | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return reply if reply.is_whole() else None
-
-
-def _keep(file: Path, reply: ChatReply) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(f".{secrets.token_hex(8)}")  # threads may write the same file
-    try:
-        partial.write_text(json.dumps(reply._asdict()))
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> Annotator:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
+from acpo.annotate.annotations import MAX_TEXT, Annotations, AnnotationWriter, Item, Proposal
 from acpo.annotate.annotators import SETTLED, Annotator, Answer, Status, Usage
 from acpo.annotate.evidence import Agreement, agreements
 from acpo.annotate.models import ModelAnnotator
@@ -111,7 +111,8 @@ class _Worker:
             if span is None:
                 status, detail = Status.NOT_FOUND, f"no token has characters {answer.chars}"
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        proposal = Proposal(self.name, status, span, answer.rationale, detail, now)
+        said = (answer.rationale[:MAX_TEXT], detail[:MAX_TEXT])  # a longer one could not be read
+        proposal = Proposal(self.name, status, span, *said, now)
         record = self._writer.annotations.items.get(item)
         before = record.proposals.get(self.name) if record else None
         if before is None or before._replace(when=now) != proposal:

@@ -21,8 +21,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from acpo.compare.plan import START, SWEEP, StudyRun
-from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json, write_json
+from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json
 from acpo.errors import NonFiniteError
+from acpo.linefile import write_whole
 from acpo.train.accuracy import Sample, question
 
 CURVES = {
@@ -77,7 +78,7 @@ def execute(run: StudyRun, folder: Path, *, threads: int, gpu_share: float = 1.0
         "versions": {name: version(name) for name in VERSIONS},
     }
     if int(os.environ.get("RANK", "0")) == 0:
-        write_json(folder / RESULT, result)
+        write_whole(folder / RESULT, json.dumps(result, indent=1) + "\n")
     release_memory()
     return result
 
@@ -174,9 +175,11 @@ class StepLengths(TrainerCallback):
             file.write(f"{step} {length:.6g}\n")
 
     def lengths(self, updates: int) -> list[float]:
-        """Of all updates of a run, those before an interruption included."""
+        """Of all updates of a run, those before an interruption included; none if not measured."""
         lines = self.path.read_text().splitlines()
         found = dict(line.split() for line in lines if line.count(" ") == 1)
+        if not found:
+            return []
         return [float(found.get(str(step), 0.0)) for step in range(updates)]
 
 

@@ -30,14 +30,14 @@ class SeedEstimate(NamedTuple):
         return self._replace(low=max(self.low, least), high=min(self.high, most))
 
 
-def mean_over_seeds(values: Sequence[float], *, level: float = LEVEL) -> SeedEstimate:
+def mean_over_seeds(values: Sequence[float]) -> SeedEstimate:
     """The mean with Student's interval; of equal values, an interval of width 0."""
     count = len(values)
     mean = math.fsum(values) / count
     if count < 2:
         return SeedEstimate(mean, None, None, count)
     variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    half = student_quantile(count - 1, level) * math.sqrt(variance / count)
+    half = student_quantile(count - 1) * math.sqrt(variance / count)
     return SeedEstimate(mean, mean - half, mean + half, count)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from acpo.compare.plan import Result, StudyRun
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
+from acpo.linefile import write_whole
 
 RESULT = "result.json"
 RUNS = "runs.jsonl"
@@ -86,7 +87,7 @@ def write_results(results: Mapping[str, Result], path: Path) -> None:
         json.dumps({"run": name, "hash": spec_hash(results[name]["spec"]), **results[name]})
         for name in sorted(results)
     ]
-    _write_whole(path, "".join(f"{line}\n" for line in lines))
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
@@ -105,7 +106,7 @@ def unpack_verdicts(packed: str) -> list[list[bool]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that `write_json` wrote, perhaps on another machine."""
+    """A file that a run wrote, perhaps on another machine."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -113,15 +114,3 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ACPOError(f"{path} is damaged (not a mapping); remove it")
     return content
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a file that is either whole or not there."""
-    _write_whole(path, json.dumps(content, indent=1) + "\n")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

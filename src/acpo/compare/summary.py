@@ -270,8 +270,11 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
 
 
 def _alike(a: Result, b: Result) -> bool:
-    """Whether two runs of a seed started from one model and read the same problems."""
-    known = [key for key in ("problems", "held_out") if key in a and key in b]
+    """Whether two runs started from one model and, as far as is known, read the same problems."""
+    keys = ["held_out"]
+    if a["spec"]["seed"] == b["spec"]["seed"]:  # the seed may choose what is trained on
+        keys.append("problems")
+    known = [key for key in keys if key in a and key in b]
     return all(a.get(key) == b.get(key) for key in ("start_model", *known))
 
 

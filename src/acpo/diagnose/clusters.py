@@ -31,11 +31,11 @@ class Effect(NamedTuple):
     exact: bool  # whether every assignment of signs was tried
 
 
-def effect(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> Effect:
+def effect(values: np.ndarray, prompts: Sequence[str]) -> Effect:
     """The effect that `values`, `[pairs]` with NaN for none, show over the pairs' prompts."""
     means = cluster_means(values, prompts)
-    p_value, exact = sign_flip(means, seed=seed)
-    drawn = [_sizes(again) for again in _drawn_again(means, seed)]
+    p_value, exact = sign_flip(means)
+    drawn = [_sizes(again) for again in _drawn_again(means)]
     size = _sizes(means[None])[1] if len(means) > 1 else means[:0]
     return Effect(
         int(np.isfinite(values).sum()),
@@ -58,7 +58,7 @@ def cluster_means(values: np.ndarray, prompts: Sequence[str]) -> np.ndarray:
     return total[count > 0] / count[count > 0]
 
 
-def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
+def sign_flip(means: np.ndarray) -> tuple[float, bool]:
     """The two-sided p-value of a mean of 0, and whether it is exact.
 
     Under the null each prompt's mean is as likely to have the other sign.
@@ -72,7 +72,7 @@ def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
         numbers = np.arange(2 ** len(means))[:, None]
         signs = 1 - 2 * (numbers >> np.arange(len(means)) & 1)
         return float(np.mean(np.abs(signs @ means) >= reached)), True
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     hits = 0
     for _ in range(FLIPS // _CHUNK):
         signs = 1 - 2 * rng.integers(0, 2, (_CHUNK, len(means)), dtype=np.int8)
@@ -80,15 +80,15 @@ def sign_flip(means: np.ndarray, *, seed: int = 0) -> tuple[float, bool]:
     return (hits + 1) / (FLIPS + 1), False
 
 
-def interval(values: np.ndarray, prompts: Sequence[str], *, seed: int = 0) -> tuple[float, float]:
+def interval(values: np.ndarray, prompts: Sequence[str]) -> tuple[float, float]:
     """The 95% interval of the mean over prompts."""
-    drawn = _drawn_again(cluster_means(values, prompts), seed)
+    drawn = _drawn_again(cluster_means(values, prompts))
     return _percentiles([means.mean(axis=1) for means in drawn])
 
 
-def _drawn_again(means: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+def _drawn_again(means: np.ndarray) -> Iterator[np.ndarray]:
     """`[_CHUNK, prompts]` means of prompts drawn with replacement; nothing for fewer than two."""
-    rng, n = np.random.default_rng(seed), len(means)
+    rng, n = np.random.default_rng(0), len(means)
     for _ in range(RESAMPLES // _CHUNK if n > 1 else 0):
         yield means[rng.integers(0, n, (_CHUNK, n))]
 

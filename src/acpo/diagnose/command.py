@@ -136,7 +136,7 @@ def blame(
 
     opened = Annotations.read(annotations)
     accept = _accept(verified_only, all_proposals)
-    _of_trace("blame", trace, output, opened.step, annotations=opened, accept=accept)
+    _of_trace("blame", trace, output, annotations=opened, accept=accept)
 
 
 @diagnose_app.command("first-error")
@@ -227,9 +227,8 @@ def _analyses(
     if runs:
         made.append(("dynamics", runs, {}))
     if annotations is not None:
-        places = Annotations.read(annotations)
-        own = trace.of_step(places.step)
-        made += [(name, own, {"annotations": places}) for name in ("blame", "first-error")]
+        options = {"annotations": Annotations.read(annotations)}
+        made += [(name, trace, options) for name in ("blame", "first-error")]
     return made
 
 
@@ -243,8 +242,11 @@ def _of_trace(
     name: str, trace: Path | None, output: Path | None, step: int | None = None, **options: Any
 ) -> None:
     """Make an analysis of a trace and write its files."""
+    from acpo.errors import ACPOError
     from acpo.records import Trace
 
+    if trace is None and step is not None:
+        raise ACPOError(f"--step {step}: name the trace it is of")
     opened = Trace.open(trace).of_step(step) if trace else None
     _write(_analysis(name)(opened, **options), output or _folder(trace))
 

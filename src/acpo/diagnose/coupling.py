@@ -46,10 +46,10 @@ class Observed:
     gates: np.ndarray = field(default_factory=lambda: np.zeros((2, 2)))
     points: list[np.ndarray] = field(default_factory=list)  # π_old(y) and w of some candidates
 
-    def gate(self, branch: int) -> str:
-        """The mean of f'(w), which is 1 at w = 1, on one branch."""
+    def gate(self, branch: int) -> float:
+        """The mean of f'(w), which is 1 at w = 1, on one branch; NaN where it has no token."""
         total, tokens = self.gates[branch]
-        return number(total / tokens) if tokens else "-"
+        return float(total / tokens) if tokens else math.nan
 
 
 def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
@@ -172,8 +172,8 @@ def _update_rows(seen: dict[int, Observed]) -> list[dict[str, Any]]:
             "smallest_w": float(one.smallest),
             "largest_w": float(one.largest),
             "moved": one.moved,
-            "gate_pos": float(one.gates[0, 0] / max(one.gates[0, 1], 1)),
-            "gate_neg": float(one.gates[1, 0] / max(one.gates[1, 1], 1)),
+            "gate_pos": one.gate(0),
+            "gate_neg": one.gate(1),
             "aligned_positive": one.candidates,
             "reversed": one.reversing,
         }
@@ -188,7 +188,7 @@ def _update_table(seen: dict[int, Observed]) -> Table:
             f"{one.tokens:,}",
             f"{number(one.smallest)} to {number(one.largest)}",
             percent(one.moved / one.tokens),
-            f"{one.gate(0)} / {one.gate(1)}",
+            f"{number(one.gate(0))} / {number(one.gate(1))}",
             f"{one.reversing:,} of {one.candidates:,}",
         ]
         for update, one in seen.items()

@@ -17,11 +17,11 @@ import numpy as np
 from acpo.diagnose.figures import close_panel, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
+from acpo.records import RUN_STATE, run_states
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-STATE = "trainer_state.json"
 CURVES = {
     "accuracy": ("held-out accuracy", re.compile("eval_rewards/.+/mean")),
     "entropy": ("entropy (nats)", re.compile("entropy")),
@@ -43,7 +43,10 @@ class LoggedRun:
 
 def read_run(path: Path) -> LoggedRun:
     """Read a run's folder."""
-    state = _state_file(path)
+    states = run_states(path)
+    if not states:
+        raise ACPOError(f"{path} holds no {RUN_STATE}: give the output_dir of `acpo train`")
+    state = states[0]
     history = _json(state).get("log_history")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ACPOError(f"{state} has no log_history: is it a trainer's state?")
@@ -58,19 +61,6 @@ def read_run(path: Path) -> LoggedRun:
         seed if isinstance(seed, int) else None,
         {name: points for name, points in curves.items() if points},
     )
-
-
-def _state_file(path: Path) -> Path:
-    """The finished run's state, or that of its newest checkpoint."""
-    checkpoints = [
-        (int(folder.name.removeprefix("checkpoint-")), folder)
-        for folder in path.glob("checkpoint-*")
-        if folder.name.removeprefix("checkpoint-").isdigit()
-    ]
-    for folder in (path, *(folder for _, folder in sorted(checkpoints, reverse=True))):
-        if (folder / STATE).is_file():
-            return folder / STATE
-    raise ACPOError(f"{path} holds no {STATE}: give the output_dir of `acpo train`")
 
 
 def _json(file: Path) -> dict[str, Any]:

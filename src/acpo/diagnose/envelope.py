@@ -36,6 +36,7 @@ class Profile:
     """One completion."""
 
     number: int  # of the completion in the trace
+    token: np.ndarray  # places of those with finite statistics, counted from 0
     delta: np.ndarray  # per token
     entropy: np.ndarray  # H / log|V| per token
     window: int  # tokens in a moving average
@@ -49,7 +50,7 @@ class Profile:
         """One row per token."""
         missing = [math.nan] * (self.window - 1)
         delta, entropy = ([*missing, *x] for x in self.smooth)
-        columns = {"token": range(len(delta)), "delta": self.delta, "entropy": self.entropy}
+        columns = {"token": self.token, "delta": self.delta, "entropy": self.entropy}
         return rows_of({**columns, "delta_average": delta, "entropy_average": entropy})
 
 
@@ -78,7 +79,7 @@ def profile(trace: Trace, number: int, support: int) -> Profile:
             usable = np.isfinite(delta) & np.isfinite(entropy)
             length = int(usable.sum())
             window = WINDOW if length >= 2 * WINDOW else max(1, length // 5)
-            return Profile(number, delta[usable], entropy[usable], window)
+            return Profile(number, np.flatnonzero(usable), delta[usable], entropy[usable], window)
         seen += count
     raise ACPOError(f"--rollout {number}: the trace has completions 0 to {seen - 1}")
 
@@ -99,8 +100,8 @@ def draw_profile(axes: "Axes", one: Profile) -> None:
     """Raw values thin, moving averages thick."""
     names = (r"$\delta$", r"$H_{\mathrm{norm}} = H/\log|\mathcal{V}|$")
     for i, (name, values) in enumerate(zip(names, (one.delta, one.entropy), strict=True)):
-        axes.plot(values, color=look(i).color, alpha=0.3, linewidth=0.6)
-        whole = np.arange(one.window - 1, len(values))
+        axes.plot(one.token, values, color=look(i).color, alpha=0.3, linewidth=0.6)
+        whole = one.token[one.window - 1 :]
         label = f"{name}, {one.window}-token average"
         axes.plot(whole, one.smooth[i], **look(i).line, label=label)
     axes.set(xlabel="token", ylabel="uncertainty")
@@ -175,6 +176,8 @@ def envelope(
     Unless given, `support`, the size of the vocabulary, is the trace's, or Qwen3's, and `rollout`,
     the number of the completion to draw, that of the longest.
     """
+    if trace is None and rollout is not None:
+        raise ACPOError(f"--rollout {rollout}: name the trace it is of")
     if support is None:
         support = QWEN3 if trace is None else vocabulary(trace.header)
     if support < 2:

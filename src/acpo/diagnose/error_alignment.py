@@ -114,12 +114,12 @@ def pair_rows(
     ]
 
 
-def offset_rows(aligned: Mapping[str, Aligned], prompts: Sequence[str], *, seed: int) -> list[Row]:
+def offset_rows(aligned: Mapping[str, Aligned], prompts: Sequence[str]) -> list[Row]:
     """One row per quantity and offset: both sides over pairs, their difference over prompts."""
     rows: list[dict[str, Any]] = []
     for quantity, one in aligned.items():
         for column, offset in enumerate(one.offsets):
-            row = _offset_row(one, column, prompts, seed)
+            row = _offset_row(one, column, prompts)
             if row is not None:
                 rows.append({"quantity": quantity, "t": int(offset), **row})
     most = max((row["prompts"] for row in rows), default=0)
@@ -135,14 +135,14 @@ def shared_prefixes(pairs: Sequence[AlignedPair]) -> int:
     return sum(len(texts) == 1 for texts in before)
 
 
-def _offset_row(one: Aligned, column: int, prompts: Sequence[str], seed: int) -> Row | None:
+def _offset_row(one: Aligned, column: int, prompts: Sequence[str]) -> Row | None:
     wrong, right = one.wrong[:, column], one.right[:, column]
     both = np.isfinite(wrong) & np.isfinite(right)
     if not both.any():
         return None
     difference = np.where(both, wrong - right, np.nan)
     means = cluster_means(difference, prompts)
-    low, high = interval(difference, prompts, seed=seed)
+    low, high = interval(difference, prompts)
     row: dict[str, Any] = {"pairs": int(both.sum()), "prompts": len(means)}
     for side, values in (("wrong", wrong[both]), ("right", right[both])):
         row[f"{side}_mean"] = float(values.mean())
@@ -167,11 +167,16 @@ def smoothed(values: np.ndarray, width: int, cut: int) -> np.ndarray:
     """The mean of each value and those before it, `width` in all, none of them from before `cut`.
 
     An average that looks ahead, or back over the error, lets curves part where their values do not.
+    Values that are not finite count for nothing; without another there is no mean, NaN.
     """
     at = np.arange(len(values))
     first = np.maximum(at - width + 1, np.where(at >= cut, cut, 0))
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    return (total[at + 1] - total[first]) / (at + 1 - first)
+    known = np.isfinite(values)
+    total, count = (
+        np.concatenate([[0], np.cumsum(x)]) for x in (np.where(known, values, 0.0), known)
+    )
+    total, count = total[at + 1] - total[first], count[at + 1] - count[first]
+    return np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
 
 
 def profile_rows(

@@ -27,7 +27,7 @@ from acpo.diagnose.error_alignment import (
 )
 from acpo.diagnose.figures import Look, legend, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Row, Table, escape, number
-from acpo.diagnose.tokens import describe
+from acpo.diagnose.tokens import annotated, describe
 from acpo.errors import ACPOError
 from acpo.records import Trace
 
@@ -49,7 +49,6 @@ class ProfileSettings:
     every: int = 1  # only offsets that are multiples of it are compared
     smooth: int = 16  # tokens a full profile is averaged over
     profiles: int = 8  # full profiles drawn, one prompt each
-    seed: int = 0  # of the test and the intervals
 
 
 def first_error(
@@ -65,6 +64,7 @@ def first_error(
     around the error with the test, and the full profiles.
     """
     settings = settings or ProfileSettings()
+    trace = annotated(trace, annotations)
     trace.require(*QUANTITIES)
     # Further away nothing has a token, and every offset takes memory.
     longest = int(np.diff(trace.starts).max())
@@ -95,13 +95,13 @@ def _around(
 ) -> Finding:
     prompts = [pair.prompt_id for pair in pairs]
     effects = {
-        (name, what): effect(values, prompts, seed=settings.seed)
+        (name, what): effect(values, prompts)
         for name, kinds in measured.items()
         for what, values in kinds.items()
     }
     change = measured["entropy"]["change"]
     shown = representative(of_the_fullest(change, aligned["entropy"], settings.every))
-    rows = offset_rows(aligned, prompts, seed=settings.seed)
+    rows = offset_rows(aligned, prompts)
     return Finding(
         name="first-error",
         title="Entropy around the first reasoning error",

@@ -1,5 +1,6 @@
 """Figure "logit-space gradient geometry": how δ and entropy pull beside the sampled token."""
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,13 +51,12 @@ def gradients(trace: Trace, *, h_max: float | None = None, every_token: bool = F
     Entropy is normalised by `h_max` nats, the trace's largest unless given; `every_token` counts
     all tokens in (c) and (d), not those with a positive advantage.
     """
+    if h_max is not None and not 0 < h_max < math.inf:
+        raise ACPOError(f"--h-max {h_max} must be positive and finite")
     counted = survey(trace, every_token=every_token)
-    if h_max is None:
-        h_max = counted.h_max
+    h_max = h_max or counted.h_max
     if not h_max > 0:
-        raise ACPOError(
-            f"H_max={h_max}: entropy is 0 at every token, so no gradient has a direction"
-        )
+        raise ACPOError("entropy is 0 at every token, so no gradient has a direction")
     series = _empty_series(counted)
     for chunk in chunks(trace, *geometry.COLUMNS):
         positive, t = counted.mask(chunk, positive=True), chunk.scalars

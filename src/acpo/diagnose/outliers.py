@@ -55,7 +55,8 @@ def outliers(trace: Trace) -> list[Outlier]:
     found = []
     for colour, (_, names, _) in QUANTITIES.items():
         if trace.columns >= set(names):
-            every = (one for part in parts_of(trace) for one in _largest(part, colour))
+            parts = (part for part in parts_of(trace) if len(part))
+            every = (one for part in parts for one in _largest(part, colour))
             found += heapq.nlargest(EACH, every, key=lambda one: one.value)
     return found
 

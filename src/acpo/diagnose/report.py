@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
+SPECIAL = r"[\\`*_\[\]<>|#$&~]"
+"""Characters that Markdown takes for more than themselves."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Finding:
     name: str  # of its files
     title: str
     source: str  # what was looked at
-    reading: str  # what the figure shows, and how to read it
+    reading: str  # what the figure shows, and how to read it; Markdown
     facts: Sequence[str]  # the outcome in numbers, a sentence each
     rows: Sequence[Row]  # the CSV: what the figure is drawn from
     figure: "Figure"
@@ -109,7 +111,7 @@ def _cell(value: Any) -> str:
 
 def escape(text: str) -> str:
     """Text from data as Markdown that says just that."""
-    return re.sub(r"([\\`*_\[\]<>|#$&~])", r"\\\1", one_line(text))
+    return re.sub(f"({SPECIAL})", r"\\\1", one_line(text))
 
 
 def percent(share: float, digits: int = 2) -> str:
@@ -137,7 +139,11 @@ def html(
         (files("acpo.diagnose") / "report.html.j2").read_text(encoding="utf-8")
     )
     sections = [
-        {"finding": finding, "image": base64.b64encode(finding.png).decode()}
+        {
+            "finding": finding,
+            "image": base64.b64encode(finding.png).decode(),
+            "reading": re.sub(rf"\\({SPECIAL})", r"\1", finding.reading),
+        }
         for finding in findings
     ]
     return template.render(

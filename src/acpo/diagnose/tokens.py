@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acpo.annotate.annotations import Annotations
 from acpo.diagnose.geometry import COLUMNS, TokenScalars
 from acpo.errors import ACPOError
 from acpo.intervals import student_quantile
@@ -38,6 +39,17 @@ class Chunk:
         """The columns the closed forms need."""
         values = {name: self.columns[name] for name in COLUMNS}
         return TokenScalars(**{**values, "is_mode": values["is_mode"] > 0})
+
+
+def annotated(trace: Trace, annotations: Annotations) -> Trace:
+    """What a trace holds of the step that annotations are of."""
+    steps = sorted({part["step"] for part in trace.parts})
+    if annotations.step not in steps:
+        raise ACPOError(
+            f"the annotations are of step {annotations.step}, and {trace.path} is looked at in "
+            f"step {', '.join(map(str, steps))}"
+        )
+    return trace.of_step(annotations.step)
 
 
 def parts_of(trace: Trace) -> Iterator[Trace]:
@@ -89,15 +101,16 @@ BRANCHES = {"all": None, "Â > 0": 1, "Â < 0": -1, "Â = 0": 0}
 """Tokens by the sign of their completion's advantage; `all` are all, those without one too."""
 
 Measure = Callable[[dict[str, np.ndarray]], Sequence[np.ndarray]]
+SumsByBranch = dict[str, tuple[np.ndarray, np.ndarray]]
+"""`[prompts, quantities]` sums and `[prompts]` tokens, of the prompts that are in a branch."""
 
 
 def sums_by_prompt(
     trace: Trace, names: Sequence[str], measure: Measure
-) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
-    """Sums over tokens of what `measure` makes of each, by branch and prompt; and tokens left out.
+) -> tuple[SumsByBranch, int]:
+    """Sums over tokens of what `measure` makes of each; and tokens left out.
 
-    A branch has `[prompts, quantities]` sums and `[prompts]` tokens of the prompts that are in it;
-    branches without tokens are left out.
+    Branches without tokens are left out.
     """
     sums: dict[str, np.ndarray] = {}  # [prompts, quantities and 1]
     left_out = 0

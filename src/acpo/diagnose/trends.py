@@ -5,9 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from acpo.diagnose.alignment import THRESHOLDS
 from acpo.diagnose.figures import legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent
-from acpo.diagnose.tokens import BRANCHES, clustered_share, describe, sums_by_prompt
+from acpo.diagnose.tokens import (
+    BRANCHES,
+    SumsByBranch,
+    clustered_share,
+    describe,
+    require_usable,
+    sums_by_prompt,
+)
 from acpo.errors import ACPOError
 from acpo.records import Trace
 
@@ -15,16 +23,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COLUMNS = ("logp", "log_pmax", "entropy")
 QUANTITIES = {"aligned": "sampled token is the mode", "delta": "δ", "entropy": "entropy (nats)"}
-MODE_GAP = 1e-6
 
 
 def trends(trace: Trace) -> Finding:
     """Measure every step of a trace that holds several."""
-    steps = sorted({part["step"] for part in trace.parts})
+    steps = sorted({part["step"] for part in trace.parts if part["tokens"]})
     if len(steps) < 2:
         raise ACPOError(f"{trace.path} holds step {steps[0] if steps else '-'} only: no course")
-    rows = [row for step in steps for row in _step_rows(trace.of_step(step), step)]
+    rows: list[dict[str, Any]] = []
+    left_out = 0
+    for step in steps:
+        found, lost = sums_by_prompt(trace.of_step(step), COLUMNS, _quantities)
+        rows += _step_rows(found, step)
+        left_out += lost
+    require_usable(trace, len(rows), left_out)
+    known = sorted({row["step"] for row in rows})
     return Finding(
         name="trends",
         title="Step by step",
@@ -35,17 +50,29 @@ def trends(trace: Trace) -> Finding:
             "Bands are 95% intervals, clustered by prompt. Tokens of one completion have one "
             "advantage."
         ),
-        facts=_facts(rows, steps),
-        tables=[_table(rows, (steps[0], steps[len(steps) // 2], steps[-1]))],
+        facts=_facts(rows, known) + _lost(steps, known, left_out),
+        tables=[_table(rows, (known[0], known[len(known) // 2], known[-1]))],
         rows=rows,
         figure=_figure(rows),
     )
 
 
-def _step_rows(trace: Trace, step: int) -> list[dict[str, Any]]:
+def _lost(steps: Sequence[int], known: Sequence[int], left_out: int) -> list[str]:
+    """What is not shown: a policy that diverged has no numbers."""
+    facts = []
+    if left_out:
+        facts.append(f"{left_out:,} tokens without finite statistics were left out.")
+    if lost := sorted(set(steps) - set(known)):
+        facts.append(
+            f"At {len(lost)} of {len(steps)} steps, first at step {lost[0]}, no token has finite "
+            "statistics: they are not shown."
+        )
+    return facts
+
+
+def _step_rows(found: SumsByBranch, step: int) -> list[dict[str, Any]]:
     """One row per branch: sums by prompt become means over tokens with intervals over prompts."""
     rows: list[dict[str, Any]] = []
-    found, _ = sums_by_prompt(trace, ("logp", "log_pmax", "entropy"), _quantities)
     for branch, (sums, total) in found.items():
         mean, low, high = clustered_share(sums, total, most=None)
         tokens = int(total.sum())
@@ -59,7 +86,7 @@ def _step_rows(trace: Trace, step: int) -> list[dict[str, Any]]:
 
 def _quantities(columns: dict[str, np.ndarray]) -> list[np.ndarray]:
     p, most = np.exp(columns["logp"]), np.exp(columns["log_pmax"])
-    return [most - p <= MODE_GAP, -np.expm1(columns["log_pmax"]), columns["entropy"]]
+    return [most - p <= THRESHOLDS[0], -np.expm1(columns["log_pmax"]), columns["entropy"]]
 
 
 def _of(rows: Sequence[dict[str, Any]], branch: str) -> list[dict[str, Any]]:

@@ -6,8 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from acpo.objectives.shaping import Reducer
 
-class Ranks:
+
+class Ranks(Reducer):
     """Collectives that fall back to the identity in a single process.
 
     Args:

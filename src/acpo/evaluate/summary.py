@@ -17,18 +17,16 @@ from acpo.verify.verdict import UNDECIDED, Outcome
 Samples = dict[Key, dict[str, Any]]
 
 
-def question_counts(
-    samples: Samples, k: int | None = None, *, failed: str = "exclude"
-) -> list[QuestionCounts]:
-    """Counts per question, in the order of the file, over the first `k` samples of each.
+def question_counts(samples: Samples, *, failed: str = "exclude") -> list[QuestionCounts]:
+    """Counts per question, in the order of the file.
 
     `failed` says what a sample is that could not be drawn: `exclude`, or `wrong`.
     """
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for (question, index), sample in samples.items():
+    for (question, _), sample in samples.items():
         if is_failed(sample) and failed == "wrong":
             sample = {"verdict": Outcome.INCORRECT}
-        if "verdict" in sample and (k is None or index < k):
+        if "verdict" in sample:
             grouped[question].append(sample)
     return [_count(question, group) for question, group in grouped.items()]
 

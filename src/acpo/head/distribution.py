@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.lookup import LanguageModelHead, gathered
+from acpo.head.lookup import LanguageModelHead
 from acpo.head.products import Head, HeadSettings
 from acpo.head.rows import RowSums
 from acpo.objectives.tokens import is_policy_mode
@@ -54,7 +54,6 @@ def distribution_stats(
     temperature: float = 1.0,
     align_tol: float = 1e-6,
     top_k: int = 0,
-    logits_dtype: torch.dtype | None = None,
     logits_bytes: int | None = None,
 ) -> TokenDistribution:
     """Statistics of the whole distribution at each token, without `[N, V]` logits.
@@ -66,15 +65,11 @@ def distribution_stats(
     head = LanguageModelHead.of(head)
     check_shapes(hidden, head, tokens)
     check_values(tokens, head.weight.shape[0], {})
+    projection = head.projection(temperature)
     settings = HeadSettings.make(
-        hidden,
-        tokens,
-        head.projection(temperature),
-        logits_dtype=logits_dtype,
-        logits_bytes=logits_bytes,
-        align_tol=align_tol,
+        hidden, tokens, projection, logits_bytes=logits_bytes, align_tol=align_tol
     )
-    with gathered(head.weight, head.bias), torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(hidden.device.type, enabled=False):
         ready = settings.head(hidden, head.weight, head.bias)
         return _distribution(ready, settings.tokens, align_tol, top_k)
 

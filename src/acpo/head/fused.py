@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.lookup import LanguageModelHead, gathered
+from acpo.head.lookup import LanguageModelHead
 from acpo.head.products import (
     Head,
     HeadSettings,
@@ -172,11 +172,10 @@ class _FusedLoss(torch.autograd.Function):
         differentiated: bool,
     ) -> Tensor:
         wanted = Wanted(*(differentiated and needed for needed in ctx.needs_input_grad[:3]))
-        with gathered(weight, bias):
-            head = settings.head(hidden, weight, bias)
-            compute = _two_passes if _needs_statistics_first(terms) else _one_pass
-            value, stats, result = compute(head, terms, rows, wanted, sparse)
-            ctx.gradients = result.cast(hidden, weight, bias) if wanted.any() else None
+        head = settings.head(hidden, weight, bias)
+        compute = _two_passes if _needs_statistics_first(terms) else _one_pass
+        value, stats, result = compute(head, terms, rows, wanted, sparse)
+        ctx.gradients = result.cast(hidden, weight, bias) if wanted.any() else None
         terms.stats = stats.tokens()
         terms.nonfinite = (terms.computed & terms.active() & ~stats.finite()).sum()
         return value.sum()

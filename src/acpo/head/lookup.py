@@ -1,6 +1,5 @@
 """Find a model's output head, whatever has wrapped or sharded it, at the time of the call."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -49,7 +48,6 @@ def language_model_head(model: Any) -> LanguageModelHead:
 
     Look it up on every call: FSDP and PEFT replace modules, and tied weights follow the embedding.
     FSDP2 shards are gathered; their gradient flows back averaged over the ranks, as FSDP2's does.
-    Weights partitioned by DeepSpeed ZeRO-3 stay as they are: the fused functions gather them.
     """
     layer = model.get_output_embeddings()
     if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
@@ -95,13 +93,3 @@ def _logit_scale(config: Any) -> float:
     if scaling is None:
         return 1.0
     return float(scaling) if config.model_type == "hyperclovax" else 1 / float(scaling)
-
-
-def gathered(*parameters: Tensor | None) -> AbstractContextManager[Any]:
-    """A context in which parameters partitioned by DeepSpeed ZeRO-3 are whole."""
-    partitioned = [p for p in parameters if p is not None and hasattr(p, "ds_id")]
-    if not partitioned:
-        return nullcontext()
-    import deepspeed
-
-    return deepspeed.zero.GatheredParameters(partitioned)

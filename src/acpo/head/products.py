@@ -191,7 +191,7 @@ class HeadSettings:
         tokens: Tensor,
         projection: Projection,
         *,
-        logits_dtype: torch.dtype | None,
+        logits_dtype: torch.dtype | None = None,
         logits_bytes: int | None,
         align_tol: float,
     ) -> "HeadSettings":

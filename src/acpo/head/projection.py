@@ -30,8 +30,6 @@ class Projection(NamedTuple):
     def scaled(self, raw: Tensor) -> Tensor:
         """Scaled logits z; differentiable."""
         z = raw * self.logit_scale
-        if not self.logit_scale > 0:
-            raise ACPOError(f"logit_scale={self.logit_scale} must be positive")
         if self.softcap is not None:
             z = self.softcap * torch.tanh(z / self.softcap)
         return z / self.temperature

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.head.checks import check_shapes, check_values
-from acpo.head.lookup import LanguageModelHead, gathered
+from acpo.head.lookup import LanguageModelHead
 from acpo.head.products import HeadSettings, Wanted, compute_statistics, gradient_pass
 from acpo.head.rows import RowCoefficients, RowStats
 from acpo.objectives import TokenStats
@@ -21,7 +21,6 @@ def token_stats(
     temperature: float = 1.0,
     align_tol: float = 1e-6,
     differentiable: tuple[str, ...] = ("logp",),
-    logits_dtype: torch.dtype | None = None,
     logits_bytes: int | None = None,
 ) -> TokenStats:
     """Statistics of the policy at each token, without `[N, V]` logits.
@@ -34,7 +33,6 @@ def token_stats(
         align_tol: largest p_max - p_y at which the sampled token counts as the mode.
         differentiable: which of "logp", "log_pmax" and "entropy" carry gradient. The backward
             pass recomputes the logits.
-        logits_dtype: dtype of a chunk of logits; float32 unless given.
         logits_bytes: memory for a chunk of logits; from the device's size unless given.
     """
     unknown = set(differentiable) - {"logp", "log_pmax", "entropy"}
@@ -46,13 +44,9 @@ def token_stats(
     head = LanguageModelHead.of(head)
     check_shapes(hidden, head, tokens)
     check_values(tokens, head.weight.shape[0], {})
+    projection = head.projection(temperature)
     settings = HeadSettings.make(
-        hidden,
-        tokens,
-        head.projection(temperature),
-        logits_dtype=logits_dtype,
-        logits_bytes=logits_bytes,
-        align_tol=align_tol,
+        hidden, tokens, projection, logits_bytes=logits_bytes, align_tol=align_tol
     )
     return TokenStats(*_Statistics.apply(hidden, head.weight, head.bias, settings, differentiable))
 
@@ -67,10 +61,8 @@ class _Statistics(torch.autograd.Function):
         settings: HeadSettings,
         differentiable: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
-        with gathered(weight, bias):
-            stats = compute_statistics(
-                settings.head(hidden, weight, bias), settings.tokens, settings.align_tol
-            )
+        head = settings.head(hidden, weight, bias)
+        stats = compute_statistics(head, settings.tokens, settings.align_tol)
         ctx.save_for_backward(hidden, weight, bias)
         ctx.settings, ctx.stats = settings, stats
         # Copies: the caller may write into what it gets, the backward pass needs what it was.
@@ -94,7 +86,6 @@ class _Statistics(torch.autograd.Function):
 
         coefficients = RowCoefficients(zero, usable(g_logp), usable(g_log_pmax), usable(g_entropy))
         wanted = Wanted(*ctx.needs_input_grad[:3])
-        with gathered(weight, bias):
-            head = ctx.settings.head(hidden, weight, bias)
-            result = gradient_pass(head, ctx.settings.tokens, stats, coefficients, wanted, None)
-            return *result.cast(hidden, weight, bias), None, None
+        head = ctx.settings.head(hidden, weight, bias)
+        result = gradient_pass(head, ctx.settings.tokens, stats, coefficients, wanted, None)
+        return *result.cast(hidden, weight, bias), None, None

@@ -26,7 +26,6 @@ from acpo.head.rows import (
     row_coefficients,
 )
 from acpo.head.terms import TokenTerms
-from acpo.objectives import Method
 
 COLUMN_ALIGNMENT = 128
 KERNEL_GATES = ("soft", "clip", "capped_reinforce", "ratio")
@@ -89,7 +88,7 @@ def policy_gradient(
 
     A gate without a kernel of its own has its coefficients made by torch, between two launches.
     """
-    if not _has_kernel(terms.method):
+    if terms.method.gate not in KERNEL_GATES or terms.method.options.get("delta") is not None:
         statistics(raw, terms.tokens, projection, terms.align_tol, out)
         c = row_coefficients(out, terms)
         return c, gradient(raw, terms.tokens, projection, out, c, dtype, sparsity)
@@ -105,11 +104,6 @@ def policy_gradient(
     if sparsity is None:
         return c, target
     return c, _select(raw, terms.tokens, projection, out, c, dtype, sparsity)
-
-
-def _has_kernel(method: Method) -> bool:
-    """Whether the row kernel computes the method's gate (kernels/policy.py)."""
-    return method.gate in KERNEL_GATES and method.options.get("delta") is None
 
 
 def gradient(

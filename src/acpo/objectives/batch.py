@@ -9,7 +9,7 @@ from acpo.errors import ACPOError
 from acpo.objectives.gates import GATES
 from acpo.objectives.method import Method, entropy_maximum
 from acpo.objectives.methods import get_method
-from acpo.objectives.shaping import Alone, Groups, Sequences, Shaped
+from acpo.objectives.shaping import Reducer, Sequences, Shaped
 from acpo.objectives.tokens import TokenStats
 
 STATISTICS = ("entropy", "log_pmax", "logp")
@@ -106,11 +106,6 @@ def prepare_batch(
     return Batch(method, stats, old_logp, advantages, mask, ref_logp, entropy_max, marks, top_logp)
 
 
-def token_advantages(method: str | Method, **batch: Any) -> Tensor:
-    """One advantage per token, `[B, T]`; arguments as in `shape_tokens`."""
-    return shape_tokens(method, **batch).advantages
-
-
 def shape_tokens(
     method: str | Method,
     *,
@@ -154,7 +149,7 @@ def shape_tokens(
     batch = sequences(
         method, advantages, mask, group=column, old_logp=old_logp, tokens=tokens, **current
     )
-    return method.shape(batch, Alone())
+    return method.shape(batch, Reducer())
 
 
 def _refuse_missing(method: Method, given: dict[str, Tensor | None]) -> None:
@@ -177,7 +172,8 @@ def _group_column(
         raise ACPOError(
             f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
         )
-    return method.shaping.of_group(Groups(advantages, mask, group_size, method.options, **rollout))
+    groups = Sequences(advantages, mask, method.options, group_size=group_size, **rollout)
+    return method.shaping.of_group(groups)
 
 
 def sequences(
@@ -191,16 +187,8 @@ def sequences(
 ) -> Sequences:
     """A mini-batch as the method's shaping reads it: statistics constant under differentiation."""
     require_one_advantage(method, advantages, mask)
-    detached = {name: None if x is None else x.detach() for name, x in statistics.items()}
-    return Sequences(
-        advantages,
-        mask,
-        method.credit,
-        method.options,
-        group=group,
-        tokens=tokens,
-        **detached,
-    )
+    detached: dict[str, Any] = {k: x if x is None else x.detach() for k, x in statistics.items()}
+    return Sequences(advantages, mask, method.options, group=group, tokens=tokens, **detached)
 
 
 def require_one_advantage(method: Method, advantages: Tensor, mask: Tensor) -> None:
@@ -243,7 +231,7 @@ def _check_batch(
     if advantages.shape not in (shape, shape[:1]):
         raise ACPOError(
             f"advantages has shape {list(advantages.shape)}; pass [B]=[{shape[0]}] (one per "
-            f"sequence) or [B, T]={list(shape)} (from token_advantages)"
+            f"sequence) or [B, T]={list(shape)} (from shape_tokens)"
         )
     valid = mask.bool()
     for name, value in {"old_logp": old_logp, "ref_logp": ref_logp, **stats._asdict()}.items():

@@ -29,62 +29,34 @@ def dense_loss(
     Arguments as in `token_objective`, with the whole mini-batch in them: `advantages` is `[B]` with
     groups in consecutive rows, or `[B, T]` from outside, which the row shapes like any other.
     """
-    batch, _, _ = _dense_batch(
-        method,
-        logits=logits,
-        tokens=tokens,
-        mask=mask,
-        temperature=temperature,
-        old_logp=old_logp,
-        advantages=advantages,
-        beta=beta,
-        **rest,
-    )
+    given = {"logits": logits, "tokens": tokens, "old_logp": old_logp, "advantages": advantages}
+    batch, *_ = _dense_batch(method, **given, mask=mask, temperature=temperature, beta=beta, **rest)
     value = batch_objective(batch, beta).value
     weights = aggregation_weights(batch.method, mask, dtype=value.dtype)
     return -(weights * value).sum()
 
 
 def logit_gradient(
-    method: str | Method,
-    *,
-    logits: Tensor,
-    tokens: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    temperature: float = 1.0,
-    beta: float = 0.0,
-    **rest: Any,
+    method: str | Method, *, temperature: float = 1.0, beta: float = 0.0, **batch: Any
 ) -> Tensor:
     """∂ dense_loss / ∂ logits, `[B, T, V]`, in closed form. Arguments as in `dense_loss`."""
     with torch.no_grad():
-        batch, logits, tokens = _dense_batch(
-            method,
-            logits=logits,
-            tokens=tokens,
-            mask=mask,
-            temperature=temperature,
-            old_logp=old_logp,
-            advantages=advantages,
-            beta=beta,
-            **rest,
-        )
-        row = batch.method
-        c = token_coefficients(row, **batch.policy, ref_logp=batch.ref_logp, beta=beta)
+        found, logits, tokens = _dense_batch(method, temperature=temperature, beta=beta, **batch)
+        row = found.method
+        c = token_coefficients(row, **found.policy, ref_logp=found.ref_logp, beta=beta)
         log_p = scaled_log_probs(logits, temperature)
         p = log_p.exp()
-        mode = torch.where(batch.stats.is_mode, tokens, log_p.argmax(-1))
-        bm = c.b * batch.stats.log_pmax.exp()
+        mode = torch.where(found.stats.is_mode, tokens, log_p.argmax(-1))
+        bm = c.b * found.stats.log_pmax.exp()
         gradient = -(c.a + bm)[..., None] * p
-        entropy = batch.stats.entropy[..., None]
+        entropy = found.stats.entropy[..., None]
         gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + entropy)
         gradient.scatter_add_(-1, tokens[..., None], c.a[..., None])
         gradient.scatter_add_(-1, mode[..., None], bm[..., None])
         if c.top is not None:
             gradient -= c.top.sum(-1, keepdim=True) * p
             gradient.scatter_add_(-1, likeliest(log_p, row.candidates, tokens), c.top)
-        weights = aggregation_weights(row, mask, dtype=gradient.dtype)[..., None]
+        weights = aggregation_weights(row, found.mask, dtype=gradient.dtype)[..., None]
         return -torch.where(weights > 0, weights * gradient, 0.0) / temperature
 
 

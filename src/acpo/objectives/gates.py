@@ -103,15 +103,10 @@ def _ratio_slope(gate: GateInputs) -> Tensor:
     return torch.where(raw.abs() <= MAX_LOG_RATIO, raw.exp(), 0.0)
 
 
-def branch_temperature(positive: Tensor, options: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-    """τ_pos where A > 0, τ_neg elsewhere."""
-    return select(positive, float(options["tau_pos"]), float(options["tau_neg"]), dtype)
-
-
 def soft_gate(gate: GateInputs) -> Gated:
     """SAPO: f(w) = (4/τ) σ(τ(w - 1)), so f'(1) = 1 (Eq. "soft_gate")."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp()
-    tau = branch_temperature(gate.positive, gate.options, ratio.dtype)
+    tau = select(gate.positive, gate.number("tau_pos"), gate.number("tau_neg"), ratio.dtype)
     x = tau * (ratio - 1)
     derivative = (4 * torch.sigmoid(x) * torch.sigmoid(-x)).detach()  # f'(w), 1 at w = 1
     return Gated(4 / tau * torch.sigmoid(x), derivative * _ratio_slope(gate), derivative < 0.1)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from acpo.objectives.shaping import Groups, Reducer, Sequences, Shaped, Shaping, score_norm
+from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping, score_norm
 from acpo.objectives.tokens import select
 
 
@@ -20,7 +20,7 @@ class Conflict(Shaping):
     group_needs = ("tokens",)
     measured = ("initial_entropy",)
 
-    def of_group(self, groups: Groups) -> Tensor:
+    def of_group(self, groups: Sequences) -> Tensor:
         """How often (0, 1 or 2) each token lies in a conflict prefix or suffix of its group.
 
         A token is in a conflict prefix if it and every token before it also stands at the same
@@ -76,7 +76,7 @@ class EntropyReward(GroupAdvantages):
     title = "entropy-shaped rewards, whitened"
     group_needs = ("old_entropy",)
 
-    def of_group(self, groups: Groups) -> Tensor:
+    def of_group(self, groups: Sequences) -> Tensor:
         assert groups.old_entropy is not None
         mask, options = groups.mask, groups.options
         order, back = _compaction(mask)
@@ -108,7 +108,7 @@ class ScoreBaseline(GroupAdvantages):
     title = "A - Σ n A / Σ n, n the score's squared norm"
     group_needs = ("old_logp", "old_log_pmax")
 
-    def of_group(self, groups: Groups) -> Tensor:
+    def of_group(self, groups: Sequences) -> Tensor:
         assert groups.old_logp is not None and groups.old_log_pmax is not None
         advantages, mask = groups.per_token, groups.mask
         norms = score_norm(groups.old_logp, groups.old_log_pmax, mask)[:, None]

@@ -13,7 +13,7 @@ from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives.branches import share_controlled, sign_weighted
 from acpo.objectives.credit import Affine, Branches, CreditRule
 from acpo.objectives.gates import GATES
-from acpo.objectives.shaping import Alone, Reducer, Sequences, Shaped, Shaping
+from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping
 
 ONE = Affine(1.0, 0.0)
 OFFSET_UNCERTAIN = Affine("offset", 1.0)  # offset + S
@@ -149,7 +149,7 @@ def entropy_maximum(
     if not isinstance(norm, str):
         return float(norm)
     highest = torch.where(mask, entropy.detach(), 0.0).amax()
-    return (reduce or Alone()).maximum(highest).clamp_min(1e-8)
+    return (reduce or Reducer()).maximum(highest).clamp_min(1e-8)
 
 
 ALIASES = {"sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}

@@ -8,94 +8,57 @@ remaining step of every row is local to the token (or, for GSPO and GMPO, to its
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from acpo.objectives.credit import CreditRule
 from acpo.objectives.tokens import is_policy_mode, select
 
 
-class Reducer(Protocol):
-    """How parts of one mini-batch learn of each other."""
+class Reducer:
+    """How parts of one mini-batch learn of each other; this one, that it is all in one place."""
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the parts."""
-        ...
+        return x
 
     def maximum(self, x: Tensor) -> Tensor:
         """Elementwise maximum over the parts."""
-        ...
+        return x
 
     def gather(self, values: Tensor) -> Tensor:
         """One-dimensional values of all parts, of whatever lengths."""
-        ...
-
-
-class Alone:
-    """The reducer of a mini-batch that is all in one place."""
-
-    def sum(self, x: Tensor) -> Tensor:
-        return x
-
-    def maximum(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather(self, values: Tensor) -> Tensor:
         return values
 
 
-class Groups(NamedTuple):
-    """Whole groups of completions, `[B, T]`, the rows of a group consecutive.
+class Sequences(NamedTuple):
+    """A mini-batch, or this process's part of it, `[B, T]`; for `of_group` whole groups, the rows
+    of a group consecutive.
 
     Attributes:
         advantages: `[B]`, or `[B, T]` if they were given per token.
         mask: true at valid completion tokens.
-        group_size: completions per prompt.
         options: the method's.
         tokens: sampled ids.
-        old_entropy, old_logp, old_log_pmax: under the rollout policy.
+        entropy, log_pmax, logp: under the current policy, detached.
+        old_entropy, old_log_pmax, old_logp: under the rollout policy.
+        group_size: completions per prompt, where groups are whole.
+        group: what `of_group` found.
     """
 
     advantages: Tensor
     mask: Tensor
-    group_size: int
     options: Mapping[str, Any]
     tokens: Tensor | None = None
-    old_entropy: Tensor | None = None
-    old_logp: Tensor | None = None
-    old_log_pmax: Tensor | None = None
-
-    @property
-    def per_token(self) -> Tensor:
-        """`[B, T]` advantages, 0 where masked."""
-        return spread(self.advantages, self.mask)
-
-
-class Sequences(NamedTuple):
-    """A mini-batch, or this process's part of it, `[B, T]`.
-
-    Attributes:
-        advantages: `[B]`, or `[B, T]` if they were given per token.
-        mask: true at valid completion tokens.
-        credit, options: the method's.
-        entropy, log_pmax, logp: under the current policy, detached.
-        group: what `of_group` found.
-        old_logp: under the rollout policy.
-        tokens: sampled ids.
-    """
-
-    advantages: Tensor
-    mask: Tensor
-    credit: CreditRule
-    options: Mapping[str, Any]
     entropy: Tensor | None = None
     log_pmax: Tensor | None = None
-    group: Tensor | None = None
     logp: Tensor | None = None
+    old_entropy: Tensor | None = None
+    old_log_pmax: Tensor | None = None
     old_logp: Tensor | None = None
-    tokens: Tensor | None = None
+    group_size: int = 1
+    group: Tensor | None = None
 
     @property
     def per_token(self) -> Tensor:
@@ -147,7 +110,7 @@ class Shaping:
     marks: bool = False
     acts_alone: bool = False
 
-    def of_group(self, groups: Groups) -> Tensor:
+    def of_group(self, groups: Sequences) -> Tensor:
         """A `[B, T]` column that `shape` reads later, from whole groups."""
         raise NotImplementedError
 

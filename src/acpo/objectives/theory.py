@@ -41,11 +41,6 @@ def exact_entropy_minimum(delta: Number) -> Tensor:
     return -full * torch.special.xlogy(p, p) - torch.special.xlogy(rest, rest)
 
 
-def envelope_width(delta: Number, support: int) -> Tensor:
-    """g(δ) = U(δ) - L(δ)."""
-    return entropy_upper_bound(delta, support) - entropy_lower_bound(delta)
-
-
 def max_envelope_width(support: int) -> float:
     """ρ* = max g: the positive root of ρ + log ρ = log(support - 1) - 1 (Newton in log ρ)."""
     target = math.log(_at_least_two(support) - 1) - 1

@@ -4,9 +4,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from acpo.errors import ACPOError
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.batch import prepare_batch
 from acpo.objectives.loss import evaluate_tokens
+
+MOST_CELLS = 2**27
+"""Completions times tokens of the longest; each takes 200 to 350 bytes for a while."""
 
 
 def token_credit(
@@ -27,8 +31,7 @@ def token_credit(
     Statistics, log-probabilities under the rollout policy and ids are `[N]`, the completions one
     after another, of `[B]` lengths; advantages are `[B]`, groups of `group_size` consecutive.
     """
-    width = int(lengths.max(initial=0))
-    there = torch.arange(width)[None] < torch.from_numpy(lengths)[:, None]  # [B, T]
+    there = torch.arange(_width(lengths))[None] < torch.from_numpy(lengths)[:, None]  # [B, T]
 
     def table(column: Tensor) -> Tensor:
         return torch.zeros(there.shape, dtype=column.dtype).masked_scatter_(there, column)
@@ -53,3 +56,14 @@ def token_credit(
     found = (credit.value, batch.advantages)
     of_token, advantage = (column.masked_fill(~finite, torch.nan)[there] for column in found)
     return of_token, advantage, None if batch.marks is None else batch.marks[there]
+
+
+def _width(lengths: np.ndarray) -> int:
+    """Tokens of the longest completion, to which all are padded."""
+    longest = int(lengths.max(initial=0))
+    if len(lengths) * longest > MOST_CELLS:
+        raise ACPOError(
+            f"{len(lengths)} completions of one step, padded to {longest} tokens, are more than "
+            f"the {MOST_CELLS:,} places that fit into memory: look at fewer, or at shorter ones"
+        )
+    return longest

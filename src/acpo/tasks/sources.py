@@ -11,6 +11,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
+from acpo.linefile import write_whole
 from acpo.tasks.task import Pinned, Row
 
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
@@ -160,8 +161,5 @@ def _download(name: str, source: Pinned) -> str:
             f"{name}: cannot fetch {source.url} ({error}). Without a network, put {name}.jsonl "
             "into a folder and pass it as --data-dir"
         ) from error
-    home.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_suffix(f".{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(kept)
+    write_whole(kept, text)
     return text

@@ -12,7 +12,12 @@ SAMPLES = typer.Option(
 )
 
 
+WITH_SAMPLES = {"model", "samples", "method", "top_k", "output", "device", "batch_size"}
+"""Options that count beside --samples."""
+
+
 def trace(
+    context: typer.Context,
     model: str = MODEL,
     samples: Path | None = SAMPLES,
     task: str = typer.Option("custom", help="A name, my_tasks.py:NAME, gym:NAME, or a data file."),
@@ -44,6 +49,7 @@ def trace(
     folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
     run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
+        _refuse_sampling(context)
         trace_samples(model, samples, folder, method=method, top_k=top_k, **run)
         print_trace(folder)
         return
@@ -60,6 +66,20 @@ def trace(
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, **run)
+
+
+def _refuse_sampling(context: typer.Context) -> None:
+    from acpo.errors import ACPOError
+
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params.keys() - WITH_SAMPLES
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise ACPOError(
+            f"--samples scores what an evaluation drew: leave out {', '.join(sorted(given))}"
+        )
 
 
 def import_rollouts(

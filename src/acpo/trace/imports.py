@@ -7,9 +7,10 @@ slime's are pickles, opened as plain values or not at all.
 """
 
 import json
+import math
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.objectives import get_method
-from acpo.records import TraceWriter, has_begun
+from acpo.records import TraceWriter
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
 from acpo.trace.write import print_trace
@@ -58,7 +59,7 @@ class ForeignRollout:
             raise TypeError("prompt and completion must be texts")
         if self.reward is not None:
             reward = float(self.reward)
-            object.__setattr__(self, "reward", None if reward != reward else reward)
+            object.__setattr__(self, "reward", reward if math.isfinite(reward) else None)
         if self.answer is not None:
             object.__setattr__(self, "answer", str(self.answer))
 
@@ -79,10 +80,12 @@ def import_rollouts(
     Raises:
         ACPOError: `source` is of no known format or damaged, or `output` holds a trace.
     """
-    if has_begun(output):
-        raise ACPOError(f"{output} holds a trace already: name another --output")
+    if output.is_file() or (output.is_dir() and any(output.iterdir())):
+        raise ACPOError(f"{output} holds a trace already, or other files: name another --output")
     steps = read_rollouts(source)
     row = get_method(method)
+    scored_at: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
+    tolerance = float(row.options["align_tol"])
     sampling = Sampling(temperature, chat=False)
     backend = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
@@ -94,24 +97,33 @@ def import_rollouts(
         "retokenised": any(isinstance(rollout.completion, str) for rollout in everything),
         "model": model,
         "vocab_size": loaded.get_output_embeddings().weight.shape[0],
-        "temperature": temperature,
         "method": method,
-        "top_k": top_k,
+        **scored_at,
     }
 
     def scored(own: list[SampledCompletion], old_logp: list[float]) -> "Part":
-        known = score(loaded, own, temperature=temperature, top_k=top_k, batch_size=batch_size)
+        known = score(loaded, own, align_tol=tolerance, batch_size=batch_size, **scored_at)
         rows, columns = trace_rows(
             own, known, pieces, method=row, group_size=len(own), sampled_by_scorer=False
         )
         return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
 
-    with TraceWriter(output, header) as writer:
-        for step, rollouts in sorted(steps.items()):
-            parts = [scored(*group) for group in _groups(rollouts, tokenizer)]
+    def of_step(step: int) -> tuple[int, list["Part"]]:
+        return step, [scored(*group) for group in _groups(steps[step], tokenizer)]
+
+    _write(output, header, map(of_step, sorted(steps)))
+    print_trace(output)
+
+
+def _write(output: Path, header: dict[str, Any], steps: Iterable[tuple[int, list["Part"]]]) -> None:
+    """A trace that has its name once it is whole: one that lacks steps looks like any other."""
+    partial = Path(f"{output.resolve()}.partial")
+    with TraceWriter(partial, header) as writer:
+        writer.drop_from(0)
+        for step, parts in steps:
             if parts:
                 writer.append(*_joined(parts), step=step)
-    print_trace(output)
+    partial.rename(output)
 
 
 def _joined(parts: list["Part"]) -> "Part":
@@ -149,7 +161,7 @@ def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
 
 UNREADABLE = (
     *(OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError),
-    *(EOFError, RuntimeError, pa.ArrowException, pickle.UnpicklingError),
+    *(EOFError, OverflowError, RuntimeError, pa.ArrowException, pickle.UnpicklingError),
 )
 """What files that are not what they say raise."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, reward_function
+from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
 from acpo.tasks.registry import get_task, import_reward, line_of
 from acpo.tasks.task import MATH, Columns, Row, Task
@@ -25,9 +26,6 @@ Prompt = str | list[dict[str, str]]
 
 RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Columns the trainer fills itself; the user's of these names reach the grader alone."""
-
-TRAINING_SEEDS = 1000
-"""Endless problems to train on come from the recipe's seed plus this: others are kept aside."""
 
 
 @dataclass(frozen=True)

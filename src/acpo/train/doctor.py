@@ -99,7 +99,7 @@ def examine(
     _check_rewards(findings, data)
     _check_batches(findings, recipe, plan, processes)
     _check_memory(findings, recipe, name, processes)
-    _foretell(findings, recipe, data, plan, processes)
+    _foretell(findings, recipe, data, plan)
     return not findings.problems
 
 
@@ -232,9 +232,7 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
             findings.problem(f"this GPU leaves {free / GIB:.0f} GiB for it: it does not fit")
 
 
-def _foretell(
-    findings: Findings, recipe: Recipe, data: TrainingData, plan: BatchPlan, processes: int
-) -> None:
+def _foretell(findings: Findings, recipe: Recipe, data: TrainingData, plan: BatchPlan) -> None:
     config, method = recipe.config, recipe.config.objective
     findings.section("what will happen")
     saves = (

@@ -172,14 +172,10 @@ def option_groups() -> dict[str, list[tuple[str, str]]]:
     ):
         own = [entry for entry in dataclasses.fields(part) if entry.name not in seen and entry.init]
         seen |= {entry.name for entry in own}
-        rows = [(entry.name, _help(entry)) for entry in own]
+        rows = [(e.name, " ".join(str(e.metadata.get("help", "")).split())) for e in own]
         groups[title] = sorted(rows) if part is not TaskArguments else rows
     order = ("Data and report", "Model", "Method and update", "Sampling and rewards", "Training")
     return {title: groups[title] for title in order}
-
-
-def _help(entry: dataclasses.Field[Any]) -> str:
-    return " ".join(str(entry.metadata.get("help", "")).split())
 
 
 def _parser() -> Any:

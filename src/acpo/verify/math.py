@@ -11,6 +11,7 @@ from acpo.verify.pool import once_per_process
 from acpo.verify.spawner import ProcessPool, Spawner, WorkerProcess
 from acpo.verify.verdict import Outcome, Verdict
 
+_MEMORY_BYTES = 2 << 30
 # What is left of an answer that was missing before it was made into text.
 _NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
 # A letter or digit that is no part of a command.
@@ -30,17 +31,10 @@ class MathPool(ProcessPool[MathJob]):
     Args:
         workers: Worker processes; None for one per CPU core.
         cpu_seconds: CPU time one comparison may use before its worker is killed.
-        memory_bytes: Address space of one worker.
     """
 
-    def __init__(
-        self,
-        workers: int | None = None,
-        *,
-        cpu_seconds: float = 2.0,
-        memory_bytes: int = 2 << 30,
-    ) -> None:
-        super().__init__(_MathWorker, Spawner(memory_bytes), cpu_seconds, workers)
+    def __init__(self, workers: int | None = None, *, cpu_seconds: float = 2.0) -> None:
+        super().__init__(_MathWorker, Spawner(_MEMORY_BYTES), cpu_seconds, workers)
 
     def job(self, text: str, reference: str) -> MathJob | Verdict:
         return decide_without_algebra(text, reference)

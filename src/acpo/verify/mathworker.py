@@ -72,11 +72,6 @@ def guard_sympy() -> None:
     eval_guard(binomial, MAX_INTEGER_ARGUMENT)
 
 
-def compare_job(job: dict[str, Any]) -> dict[str, Any]:
-    """`compare`, as a worker is asked."""
-    return compare(job["answer"], job["gold"])
-
-
 def serve_jobs(channel: socket.socket, judge: Judge) -> None:
     """Answer jobs until the parent closes the channel or this process has grown too old."""
     reader = channel.makefile("rb")
@@ -163,7 +158,7 @@ def main(control_fd: int, memory_bytes: int) -> None:
     clear_caches()
     gc.collect()
     gc.freeze()
-    serve_spawns(control_fd, memory_bytes, compare_job)
+    serve_spawns(control_fd, memory_bytes, lambda job: compare(job["answer"], job["gold"]))
 
 
 if __name__ == "__main__":

@@ -105,10 +105,6 @@ def _ungrouped(match: re.Match[str]) -> str:
     return match[0].replace(",", "").replace(" ", "")
 
 
-def _degrees(match: re.Match[str]) -> str:
-    return "\\degree " if _TRIGONOMETRY.search(match.string) else ""
-
-
 def _interval(match: re.Match[str]) -> str:
     opening, closing = "(" if match[1] == "]" else "[", ")" if match[3] == "[" else "]"
     return opening + match[2] + closing
@@ -216,7 +212,7 @@ REWRITES = (
         r"(?:\^ ?(?:\\circ|\{ ?(?:\\circ|\\text\{o\}) ?\})|\\degree|\\text\{ *degrees? *\}"
         r"|(?<=\d) ?degrees?\b)"
         r"(?: ?\\text\{ ?[CF] ?\}| ?[CF]\b)?",
-        _degrees,
+        lambda m: "\\degree " if _TRIGONOMETRY.search(m.string) else "",
     ),
     _row("whole text", r"^\\text\{([^{}]*(?:[\d,;()]| or | and )[^{}]*| ?[A-Za-z] ?)\}$", r"\1"),
     _row("base", r"(?<=_\{)\\text\{ ?base ?\} ?", ""),

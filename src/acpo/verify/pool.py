@@ -82,10 +82,6 @@ class Pool(Closing, Generic[AnyJob]):
         for thread in self._threads:
             thread.start()
 
-    @property
-    def workers(self) -> int:
-        return len(self._threads)
-
     def job(self, text: str, reference: Any) -> AnyJob | Verdict:
         """What to ask a worker about `text`, or the verdict where none has to be asked."""
         raise NotImplementedError

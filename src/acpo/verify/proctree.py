@@ -1,5 +1,6 @@
 """A process and what is below it, from /proc."""
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -9,10 +10,13 @@ def children(pid: int) -> list[int]:
     """The processes that `pid` started; empty where the kernel does not list them."""
     found = []
     try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        pass
+        return []
+    for thread in threads:
+        with contextlib.suppress(OSError):  # one that has just ended
+            text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+            found += [int(child) for child in text.split()]
     return found
 
 

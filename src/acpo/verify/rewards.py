@@ -129,22 +129,6 @@ def think_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:
     return [float(well_formed(completion_text(text))) for text in completions]
 
 
-def soft_overlong(*, max_length: int, cache_length: int) -> Reward:
-    """DAPO's length penalty (equation 13): 0, then linear over the cache, then -1."""
-    if not 0 < cache_length < max_length:
-        raise ACPOError(
-            f"cache_length={cache_length}: must be above 0 and below max_length={max_length}"
-        )
-
-    def soft_overlong_penalty(
-        prompts: Any, completions: Any, *, completion_ids: Any, **columns: Any
-    ) -> list[float]:
-        free = max_length - cache_length
-        return [max(-1.0, min(0.0, (free - len(ids)) / cache_length)) for ids in completion_ids]
-
-    return soft_overlong_penalty
-
-
 def _math_pairs(gold_field: str, prompts: Any, completions: Any, columns: dict[str, Any]) -> Pairs:
     if gold_field not in columns:
         known = sorted(name for name, value in columns.items() if isinstance(value, list))

@@ -73,10 +73,6 @@ def decode(data: Any) -> Any:
         raise ValueError(f"not an encoded value: {tag!r}") from error
 
 
-def _pairs(body: Any) -> dict[Any, Any]:
-    return {decode(key): decode(value) for key, value in body}
-
-
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda body: int(body, 16),
     "float": float.fromhex,
@@ -86,7 +82,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "tuple": lambda body: tuple(decode(item) for item in body),
     "set": lambda body: {decode(item) for item in body},
     "frozenset": lambda body: frozenset(decode(item) for item in body),
-    "dict": _pairs,
+    "dict": lambda body: {decode(key): decode(value) for key, value in body},
     "opaque": Opaque,
 }
 

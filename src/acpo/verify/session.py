@@ -20,7 +20,7 @@ from acpo.verify.verdict import Outcome
 _START_SECONDS = 60.0
 _TICK_SECONDS = 0.1
 _EXIT_POLL_SECONDS = 0.002
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 60.0
 _STDERR_TAIL = 400
 # Processes of bubblewrap itself that stand around the runner.
 _BUBBLEWRAPS = 2
@@ -295,7 +295,7 @@ class Session:
 
     def _ended(self) -> SessionEnded:
         """Why the process closed its channel without an answer."""
-        patience = time.monotonic() + 1.0
+        patience = time.monotonic() + 10.0
         while (status := self._status()) is None and time.monotonic() < patience:
             self._look()
             time.sleep(_EXIT_POLL_SECONDS)

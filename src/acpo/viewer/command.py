@@ -20,7 +20,7 @@ def view(
         None, help="Mark first errors; file that `acpo annotate propose` wrote."
     ),
     live: bool = typer.Option(False, "--live", help="Serve the page of a run while it trains."),
-    port: int = typer.Option(0, min=0, max=65535, help="Of --live (default: any that is free)."),
+    port: int | None = typer.Option(None, min=0, max=65535, help="Of --live (default: any free)."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
     from acpo.errors import ACPOError
@@ -37,12 +37,14 @@ def view(
                 f"--live {trace}: give the output_dir of `acpo train`, without --output, --step "
                 "and --annotations"
             )
-        with LiveServer(run_answers(trace, methods=methods, prompts=prompts), port) as server:
+        with LiveServer(run_answers(trace, methods=methods, prompts=prompts), port or 0) as server:
             typer.echo(f"{server.address}\nCtrl+C ends it; training goes on.")
             try:
                 server.serve_forever()
             except KeyboardInterrupt:
                 return
+    if port is not None:
+        raise ACPOError(f"--port {port} is of --live, which was not given")
     page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
     options: dict[str, Any] = {"methods": methods, "prompts": prompts, "annotations": annotations}
     if is_run(trace):

@@ -1,6 +1,7 @@
 """The credit page: where a method's credit goes, token by token, on the completions of a trace."""
 
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def credit_blocks(
     chosen = methods_to_show(trace, methods)
     errors = error_places_by_row(trace, annotations) if annotations else {}
     groups = prompt_groups(trace)
-    shown = _fitting(trace, spread(groups, prompts), most_tokens)
+    shown = _fitting(trace, groups, prompts, most_tokens)
     columns = {method.name: method_columns(trace, method)._asdict() for method in chosen}
     payload = TracePayload(trace, columns, errors)
     header = {key: trace.header.get(key) for key in ("model", "method", "temperature")}
@@ -104,20 +105,28 @@ def error_places_by_row(trace: Trace, path: Path) -> dict[int, Place]:
 
 
 def _fitting(
-    trace: Trace, groups: Sequence[PromptGroup], most: int | None
+    trace: Trace, groups: Sequence[PromptGroup], prompts: int, most: int | None
 ) -> Sequence[PromptGroup]:
+    """`prompts` of the groups; fewer where they hold more than `most` tokens."""
     lengths = trace.rollouts["tokens"].to_numpy()
-    totals = np.cumsum([lengths[list(group.rows)].sum() for group in groups])
-    fits = int(np.searchsorted(totals, most or MOST_TOKENS, side="right"))
+    sizes = {group.prompt_id: int(lengths[list(group.rows)].sum()) for group in groups}
+
+    def total(count: int) -> int:
+        return sum(sizes[group.prompt_id] for group in spread(groups, count))
+
+    shown = spread(groups, prompts)
     if most is not None:
-        return groups[: max(fits, 1)]
-    if fits < len(groups):
+        totals = np.cumsum([sizes[group.prompt_id] for group in shown])
+        return shown[: max(int(np.searchsorted(totals, most, side="right")), 1)]
+    if total(prompts) > MOST_TOKENS:
+        # Fewer prompts are other prompts, so that a beginning of these says nothing.
+        fits = next((n for n in range(len(shown) - 1, 0, -1) if total(n) <= MOST_TOKENS), 0)
         remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
         raise ACPOError(
-            f"{len(groups)} prompts of {trace.path} hold {totals[-1]:,} tokens, and a page at most "
-            f"{MOST_TOKENS:,}: {remedy}"
+            f"{len(shown)} prompts of {trace.path} hold {total(prompts):,} tokens, and a page at "
+            f"most {MOST_TOKENS:,}: {remedy}"
         )
-    return groups
+    return shown
 
 
 def spread(groups: Sequence[PromptGroup], count: int) -> list[PromptGroup]:
@@ -150,7 +159,7 @@ def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, A
     facts, rows = payload.rollouts, []
     for step in sorted({facts["step"][row] for row in group.rows}):
         own = [row for row in group.rows if facts["step"][row] == step]
-        rewards = [r for row in own if (r := facts["reward"][row]) is not None and r == r]
+        rewards = [r for row in own if (r := facts["reward"][row]) is not None and isfinite(r)]
         tokens = [slice(*payload.starts[row : row + 2].tolist()) for row in own]
         updates, methods = [], {}
         for name, columns in payload.methods.items():

@@ -111,6 +111,11 @@ LIVE_TOKENS = 60_000
 def run_blocks(folder: Path, *, step: int | None = None, **options: Any) -> Blocks:
     """What the page of a run shows: all that was recorded of it, or one step."""
     rollouts = recorded(folder)
+    if rollouts is None and (step is not None or options.get("annotations")):
+        raise ACPOError(
+            f"{folder} holds no recorded rollouts, of which --step and --annotations choose: train "
+            "with record_rollouts: true"
+        )
     rollouts = rollouts.of_step(step) if rollouts else None
     blocks = credit_blocks(rollouts, name=folder.resolve().name, **options)
     blocks["page"]["run"] = run_facts(folder)

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.records import HEADER, RUN_LOG, RUN_TRACE, Trace, has_begun
+from acpo.records import HEADER, RUN_LOG, RUN_STATE, RUN_TRACE, Trace, has_begun, run_states
 
-STATE = "trainer_state.json"
 CURVES = {
     "reward": "reward",
     "eval_reward": "held-out reward",
@@ -52,7 +51,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one that training writes to, and no trace."""
-    names = (RUN_LOG, STATE, f"{RUN_TRACE}/{HEADER}")
+    names = (RUN_LOG, RUN_STATE, f"{RUN_TRACE}/{HEADER}")
     return not (folder / HEADER).exists() and any((folder / name).exists() for name in names)
 
 
@@ -70,7 +69,7 @@ def newest_part(folder: Path) -> tuple[int, int]:
 
 
 def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """About `MOST_POINTS` at most: of neighbours the lowest and the highest, so spikes stay."""
+    """About `MOST_POINTS`: the last, and of neighbours the lowest and the highest: spikes stay."""
     size = math.ceil(2 * len(points) / MOST_POINTS)
     if size <= 2:
         return points
@@ -79,7 +78,7 @@ def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
         near = points[first : first + size]
         ends = {min(near, key=lambda point: point[1]), max(near, key=lambda point: point[1])}
         kept += sorted(ends)
-    return kept
+    return kept if kept[-1] == points[-1] else [*kept, points[-1]]
 
 
 def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
@@ -99,11 +98,12 @@ def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _history(folder: Path) -> Iterator[Mapping[str, Any]]:
-    states = [folder / STATE, *folder.glob(f"checkpoint-*/{STATE}")]
-    found = [_parsed(file.read_bytes()) for file in states if file.is_file()]
-    histories = [state["log_history"] for state in found if isinstance(state, dict)]
-    longest: list[Any] = max((h for h in histories if isinstance(h, list)), key=len, default=[])
-    yield from (row for row in longest if isinstance(row, dict))
+    for file in run_states(folder):
+        state = _parsed(file.read_bytes())
+        history = state.get("log_history") if isinstance(state, dict) else None
+        if isinstance(history, list):
+            yield from (row for row in history if isinstance(row, dict))
+            return
 
 
 def _parsed(text: bytes) -> Any:

@@ -28,7 +28,7 @@ TOKEN_SCRIPTS = ("dom.js", "data.js", "text.js", "pane.js")
 """Scripts of a page that shows tokens: decoding of blocks, visible text, the scrolling pane."""
 
 # Typed arrays of the browser, little-endian.
-DTYPES = {"f4": "<f4", "i4": "<i4", "u4": "<u4", "u2": "<u2", "u1": "u1"}
+DTYPES = {"f4": "<f4", "i4": "<i4", "u4": "<u4", "u1": "u1"}
 
 
 def render_page(

@@ -8,7 +8,7 @@ from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.minibatch import RolloutEntropy, _check_groups, _sequence_advantages
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
-from acpo.objectives.shaping import Alone
+from acpo.objectives.shaping import Reducer
 from engines.verl.batches import verl_batch
 from engines.verl.rollouts import Rollouts
 
@@ -80,7 +80,7 @@ def test_a_mini_batch_joins_the_models_outputs(monkeypatch):
 
 
 def test_responses_without_a_verdict_are_not_shaped(monkeypatch):
-    monkeypatch.setattr(minibatch, "Ranks", lambda *_, **__: Alone())
+    monkeypatch.setattr(minibatch, "Ranks", lambda *_, **__: Reducer())
     row, data = METHODS["entropy_adv"](), batch(2)
     scores = torch.zeros(2, 3)
     scores[1, 2] = torch.nan

@@ -188,9 +188,8 @@ class CompiledLayers:
     cannot compile, with its reason in the log. The policy is unwrapped.
     """
 
-    def __init__(self, policy: Any, backend: str = "inductor") -> None:
+    def __init__(self, policy: Any) -> None:
         self.layers = decoder_layers(policy)
-        self.backend = backend
         self._compiled: list[Any] | None = None
 
     @property
@@ -202,8 +201,7 @@ class CompiledLayers:
     def installed(self) -> Iterator[None]:
         """Use them for everything inside, backward passes included."""
         if self._compiled is None:
-            options: dict[str, Any] = {"dynamic": True, "backend": self.backend}
-            self._compiled = [torch.compile(layer.forward, **options) for layer in self.layers]
+            self._compiled = [torch.compile(layer.forward, dynamic=True) for layer in self.layers]
         before = [vars(layer).get("forward") for layer in self.layers]
         try:
             for layer, compiled in zip(self.layers, self._compiled, strict=True):

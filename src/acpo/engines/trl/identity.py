@@ -6,7 +6,6 @@ first step.
 """
 
 import json
-import os
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import xxhash
 from datasets import Dataset
 
 from acpo.errors import ACPOError
+from acpo.linefile import write_whole
 
 RUN = "acpo_run.json"
 
@@ -124,10 +124,7 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def write(folder: Path, run: dict[str, Any]) -> None:
     """Say whose the folder is, at once or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{RUN}.{os.getpid()}"
-    draft.write_text(json.dumps(run, indent=1) + "\n")
-    os.replace(draft, folder / RUN)
+    write_whole(folder / RUN, json.dumps(run, indent=1) + "\n")
 
 
 def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from acpo.engines.trl.rewards import (
 from acpo.errors import ACPOError
 from acpo.objectives import TokenStats
 from acpo.objectives.sampler_gap import mode_exposed
-from acpo.objectives.shaping import Groups, score_norm, score_variation
+from acpo.objectives.shaping import Sequences, score_norm, score_variation
 from acpo.sampling import Samples, StaticSampler
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
@@ -152,7 +152,7 @@ class Rollouts:
             whole = {k: gather(pad_across_processes(x, dim=1)) for k, x in whole.items()}
         whole["mask"] = whole["mask"].bool()
         found = shaping.of_group(
-            Groups(group_size=group_size, options=settings.method.options, **whole)
+            Sequences(group_size=group_size, options=settings.method.options, **whole)
         )
         start = self.trainer.accelerator.process_index * len(mask)
         rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]

@@ -18,7 +18,7 @@ from acpo.errors import ACPOError
 from acpo.objectives import Method
 from acpo.objectives.batch import sequences
 from acpo.objectives.method import entropy_maximum
-from acpo.objectives.shaping import Groups
+from acpo.objectives.shaping import Sequences
 
 MARKS = "acpo_marks"
 
@@ -131,7 +131,7 @@ def _group_column(
     columns = {"advantages": advantages, "mask": mask}
     columns |= {name: known[name] for name in row.shaping.group_needs}
     whole = {name: _gather(x, dp)[order] for name, x in columns.items()}
-    found = row.shaping.of_group(Groups(group_size=group_size, options=row.options, **whole))
+    found = row.shaping.of_group(Sequences(group_size=group_size, options=row.options, **whole))
     return found[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
 
 

@@ -14,7 +14,7 @@ function isRight({ verdict, reward }) {
 
 // Whether the policy had diverged here.
 function isBroken({ columns, length }) {
-  return length > 0 && ["logp", "entropy"].some((name) => columns[name]?.some(Number.isNaN));
+  return length > 0 && ["logp", "entropy"].some((name) => columns[name]?.some((x) => !Number.isFinite(x)));
 }
 
 // Whether token i is part of the first error.

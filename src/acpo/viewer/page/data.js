@@ -4,7 +4,6 @@ const ARRAYS = {
   f4: Float32Array,
   i4: Int32Array,
   u4: Uint32Array,
-  u2: Uint16Array,
   u1: Uint8Array,
 };
 

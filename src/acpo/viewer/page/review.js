@@ -1,7 +1,7 @@
 // The review of first errors: one item after another, by keyboard or by pointer.
 
 function tokensOf([first, end]) {
-  return end - first === 1 ? `token ${first}` : `tokens ${first} to ${end - 1}`;
+  return end - first === 1 ? `token ${first + 1}` : `tokens ${first + 1} to ${end}`;
 }
 
 class ReviewPage {
@@ -63,10 +63,10 @@ class ReviewPage {
     return error && String(error) !== String(this.errorPlace(item)) ? null : made;
   }
 
-  // Nothing corresponds to an error that was rejected.
+  // Nothing corresponds to an error that was rejected, or that nobody located.
   isVoid(index) {
-    const { right, errorAt } = this.page.items[index];
-    return right !== null && this.made(errorAt)?.decision === "reject";
+    const item = this.page.items[index];
+    return item.right !== null && !this.errorPlace(item);
   }
 
   isOpen(index) {
@@ -111,7 +111,10 @@ class ReviewPage {
 
   question() {
     if (this.item.right === null) return "Where is the first error?";
-    if (this.isVoid(this.index)) return "The error was rejected: nothing corresponds to it.";
+    if (this.isVoid(this.index)) {
+      const why = this.made(this.item.errorAt) ? "was rejected" : "has no place yet";
+      return `The error ${why}: nothing corresponds to it.`;
+    }
     return "What corresponds to the error in the right completion?";
   }
 
@@ -145,7 +148,7 @@ class ReviewPage {
       label: title,
       classOf,
       onActive: (i) => {
-        $("announcement").textContent = `token ${i}: ${plainText(completion.text(i))}`;
+        $("announcement").textContent = `token ${i + 1}: ${plainText(completion.text(i))}`;
       },
     });
     element.append(make("h2", "", title), pane.element);
