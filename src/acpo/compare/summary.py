@@ -272,8 +272,8 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
 def _alike(a: Result, b: Result) -> bool:
     """Whether two runs started from one model and, as far as is known, read the same problems."""
     keys = ["held_out"]
-    if a["spec"]["seed"] == b["spec"]["seed"]:  # the seed may choose what is trained on
-        keys.append("problems")
+    if a.get("spec", {}).get("seed") == b.get("spec", {}).get("seed"):
+        keys.append("problems")  # which the seed may choose
     known = [key for key in keys if key in a and key in b]
     return all(a.get(key) == b.get(key) for key in ("start_model", *known))
 
