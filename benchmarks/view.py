@@ -1,4 +1,4 @@
-"""How long a credit page of 32k tokens takes to open, and whether it scrolls smoothly.
+"""How long credit pages take to open, and whether they scroll smoothly.
 
     python benchmarks/view.py
 
@@ -13,10 +13,8 @@ and the CPU time of the page's main thread, which other processes change little.
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -29,10 +27,17 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from environment import environment  # noqa: E402
+
 from viewer.browser import CHROMIUM, Browser  # noqa: E402 (the tests' own)
+from viewer.test_training_traces import write_run  # noqa: E402
 from viewer.traces import write_trace  # noqa: E402
 
-SHAPES = {"1 completion of 32,768": (1, 32_768), "8 completions, 32,768 in all": (8, 4_120)}
+SHAPES = {
+    "1 completion of 32,768": (1, 32_768),
+    "8 completions, 32,768 in all": (8, 4_120),
+    "1 completion of 200,000": (1, 200_000),
+}
 MOST_SECONDS = 2.0
 LONG_TASKS = """
 window.longTasks = [];
@@ -102,30 +107,41 @@ def scroll(browser: Browser, distance: int) -> dict[str, Any]:
 
 def measure(name: str, folder: Path, rounds: int) -> dict[str, Any]:
     group, length = SHAPES[name]
-    trace = folder / f"trace{group}"
+    trace = folder / f"trace{group}-{length}"
     write_trace(trace, prompts=1, group=group, length=length)
-    page = folder / f"{group}.html"
+    with Browser() as browser:
+        opened = open_often(browser, trace, rounds)
+        scrolled = scroll(browser, 24_000 // (1 if group == 1 else 4))
+    return {"tokens": group * length - 7 * sum(range(group)), **opened, "scroll": scrolled}
+
+
+def measure_overview(folder: Path, rounds: int) -> dict[str, Any]:
+    """A run of ten steps of a hundred prompts, eight completions each, with every prompt shown."""
+    run = write_run(folder / "run", steps=10, prompts=100, rewards=(1.0, 0.0) * 4)
+    with Browser() as browser:
+        opened = open_often(browser, run, rounds, "--prompts", "1000")
+        shown = browser.run("document.querySelectorAll('#overview-rows tr').length")
+    return {"prompts": shown, **opened}
+
+
+def open_often(browser: Browser, what: Path, rounds: int, *options: str) -> dict[str, Any]:
+    """Write the page of a trace or run, and open it again and again."""
+    page = what.with_suffix(".html")
     started = time.perf_counter()
-    command = [sys.executable, "-m", "acpo", "view", str(trace), "-o", str(page)]
+    command = [sys.executable, "-m", "acpo", "view", str(what), "-o", str(page), *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     written = time.perf_counter() - started
-    opens = []
-    with Browser() as browser:
-        browser.send("Performance.enable", timeDomain="threadTicks")
-        browser.send("Page.addScriptToEvaluateOnNewDocument", source=LONG_TASKS)
-        for _ in range(rounds):
-            opens.append(open_page(browser, page))
-        scrolled = scroll(browser, 24_000 // (1 if group == 1 else 4))
+    browser.send("Performance.enable", timeDomain="threadTicks")
+    browser.send("Page.addScriptToEvaluateOnNewDocument", source=LONG_TASKS)
+    opens = [open_page(browser, page) for _ in range(rounds)]
     seconds = [run["seconds"] for run in opens]
     return {
-        "tokens": group * length - 7 * sum(range(group)),
         "page_mb": round(page.stat().st_size / 1e6, 2),
         "acpo_view_s": round(written, 2),
         "open_s_best": round(min(seconds), 3),
         "open_s_median": round(statistics.median(seconds), 3),
         "open_cpu_s": round(statistics.median(run["cpu_seconds"] for run in opens), 3),
         "opens_within_2s": statistics.median(seconds) < MOST_SECONDS,
-        "scroll": scrolled,
     }
 
 
@@ -137,18 +153,14 @@ def main() -> None:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         pages = {name: measure(name, Path(folder), arguments.rounds) for name in SHAPES}
+        overview = measure_overview(Path(folder), arguments.rounds)
     version = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True)
     report = {
-        "command": "python benchmarks/view.py",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "environment": {**environment("acpo"), "chromium": version.stdout.split()[1]},
+        "cores": os.cpu_count(),
         "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
-        "versions": {
-            "acpo": importlib.metadata.version("acpo"),
-            "chromium": version.stdout.split()[1],
-            "python": platform.python_version(),
-        },
-        "seed": 0,
         "pages": pages,
+        "overview": overview,
     }
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))

@@ -329,8 +329,16 @@ def trace_cost(r):
 
 @claim("docs/view.md", "results/view.json")
 def page_size(r):
-    page = next(iter(r["pages"].values()))
-    return [f"A page of {page['tokens']:,} tokens has {page['page_mb']:.1f} MB"]
+    short, _, long = r["pages"].values()
+    scroll, overview = long["scroll"], r["overview"]
+    return [
+        f"A page of {short['tokens']:,} tokens has {short['page_mb']:.1f} MB and opens in "
+        f"{short['open_s_median']:.2f} s; one of {long['tokens']:,} tokens has "
+        f"{long['page_mb']:.1f} MB, opens in {long['open_s_median']:.2f} s and scrolls at "
+        f"{scroll['frame_ms_median']} ms per frame, no task longer than "
+        f"{scroll['longest_task_cpu_ms']} ms of CPU; the overview of {overview['prompts']:,} "
+        f"prompts of 8 completions opens in {overview['open_s_median']:.2f} s"
+    ]
 
 
 @claim("docs/verl.md", "results/verl_scaling.json")
