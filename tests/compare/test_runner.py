@@ -265,6 +265,24 @@ def test_steps_that_were_not_measured_have_no_length(tmp_path):
     assert steps.lengths(3) == [0.5, 0.0, 0.25]
 
 
+def test_every_worker_has_one_gpu_of_those_that_were_chosen(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [runner.gpu_of(place) for place in range(5)] == ["0", "1", "2", "3", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,MIG-7")
+    assert [runner.gpu_of(place) for place in range(3)] == ["2", "MIG-7", "2"]
+    for one in ("3", ""):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", one)
+        assert runner.gpu_of(1) is None
+
+
+def test_a_run_whose_launcher_failed_does_not_end_the_study(tmp_path):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]"))
+    study = replace(study, launcher="false")
+    _, broken = run_missing(study, tmp_path / "out", workers=1, say=lambda _: None, only=["*/st*"])
+    assert len(broken) >= 2 and all("status 1; see its log.txt" in one for one in broken)
+
+
 def test_a_matched_row_keeps_its_own_seeds(tmp_path):
     rows = "  - sapo\n  - {name: again, method: grpo, seed_offset: 1000}\n"
     more = "matched: [again]\n"
@@ -286,7 +304,7 @@ def test_steps_get_the_length_asked_for(tmp_path):
     silent = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([weights, silent], lr=0.1, weight_decay=0.0)
     steps = StepLengths(tmp_path / "steps.txt", [0.5, 0.25], resumes=False)
-    state = SimpleNamespace(global_step=0)
+    state = SimpleNamespace(global_step=0, is_world_process_zero=True)
     steps.on_train_begin(None, state, None, optimizer=optimizer)
     for step in range(3):
         before = weights.detach().clone()

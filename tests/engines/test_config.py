@@ -98,7 +98,6 @@ INHERITED = [
     "tf32",
     "gradient_checkpointing_kwargs",
     "use_cache",
-    "auto_find_batch_size",
     "logging_strategy",
     "logging_steps",
     "logging_first_step",

@@ -17,7 +17,7 @@ from acpo.engines.trl.rewards import (
     soft_overlong,
     without_verdict,
 )
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, NonFiniteError
 from engines.tiny import (
     WORDS,
     odd_tokens,
@@ -282,7 +282,10 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
     assert bounded.state.log_history[0]["dynamic_sampling/groups_missing"] > 0
 
 
-def test_broken_logits_skip_steps_and_then_stop(tmp_path):
+@pytest.mark.parametrize(
+    "more", [{}, {"num_iterations": 2}, {"num_iterations": 2, "method": "8020"}]
+)
+def test_broken_logits_skip_steps_and_then_stop(tmp_path, more):
     class Breaks(TrainerCallback):
         def on_train_begin(self, args, state, control, model=None, **_):
             with torch.no_grad():
@@ -290,8 +293,8 @@ def test_broken_logits_skip_steps_and_then_stop(tmp_path):
 
     model = tiny_model(tied=False)
     before = model.lm_head.weight.detach().clone()
-    settings = {"rollout_func": fixed_rollout, "max_steps": 4, "max_nonfinite_steps": 2}
-    with pytest.raises(ACPOError, match=r"max_nonfinite_steps=2: the loss was not finite"):
+    settings = {"rollout_func": fixed_rollout, "max_steps": 4, "max_nonfinite_steps": 2, **more}
+    with pytest.raises(NonFiniteError, match=r"max_nonfinite_steps=2: the loss was not finite"):
         recorded(tmp_path, model, callbacks=[Breaks()], **settings)
     assert torch.equal(model.lm_head.weight, before)
 

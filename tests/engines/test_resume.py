@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from acpo import ACPOTrainer
 from acpo.engines.trl import checkpoint
+from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 from engines.resume_worker import killed, run
-from engines.tiny import prompts, recorded
+from engines.tiny import prompts, recorded, tiny_model
 
 
 def weights(trainer):
@@ -137,6 +139,30 @@ def test_evaluation_on_the_way_changes_no_weight(tmp_path):
     )
     assert sum("eval_reward" in row for row in evaluated.state.log_history) == 2
     assert_identical(weights(evaluated), weights(plain))
+
+
+def test_a_reference_that_follows_the_policy_is_resumed(tmp_path):
+    """It is no weight of the run's first model any more, and no file of transformers holds it."""
+    settings = {"beta": 0.5, "sync_ref_model": True, "ref_model_sync_steps": 1}
+    settings |= {"ref_model_mixup_alpha": 0.9, "save_strategy": "steps", "save_steps": 2}
+    model = str(tmp_path / "model")
+    tiny_model().save_pretrained(model)
+    whole, _ = recorded(tmp_path / "whole", model, max_steps=4, **settings)
+    recorded(tmp_path / "cut", model, max_steps=2, **settings)
+    again, _ = recorded(tmp_path / "cut", model, max_steps=4, resume=True, **settings)
+    assert_identical(weights(whole), weights(again))
+    kept, ours = (trainer.ref_model.state_dict() for trainer in (whole, again))
+    assert_identical(kept, ours)
+
+
+def test_the_best_checkpoint_of_a_folder_that_moved_stays(tmp_path):
+    for step in (10, 20, 30):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    checkpoint.forget_old(tmp_path, 2, step=30, keep="/where/it/was/checkpoint-10")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-30"]
+    state = TrainerState(best_model_checkpoint="/where/it/was/checkpoint-10", max_steps=40)
+    Watch().on_train_begin(TrainingArguments(str(tmp_path), use_cpu=True), state, TrainerControl())
+    assert state.best_model_checkpoint == str(tmp_path / "checkpoint-10")
 
 
 def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):

@@ -196,6 +196,20 @@ def test_what_a_launcher_chose_is_refused(tmp_path, change, words):
         safety.refuse_built(launched(trainer, **change))
 
 
+def test_weights_that_trl_would_round_are_refused(tmp_path):
+    wrong = {"use_transformers_continuous_batching": True, "bf16": True}
+    with pytest.raises(ACPOError, match="round the float32 weights that are trained"):
+        recorded(tmp_path, max_steps=1, **wrong)
+
+
+def test_a_sharded_reference_that_moves_is_not_resumed(tmp_path):
+    trainer, _ = recorded(tmp_path, max_steps=1)
+    trainer.is_fsdp_enabled, trainer.args.save_strategy = True, "steps"
+    trainer.args.sync_ref_model = True
+    with pytest.raises(ACPOError, match="sync_ref_model=True under FSDP"):
+        safety.refuse_built(trainer)
+
+
 def test_deepspeed_by_environment_is_refused(tmp_path, monkeypatch):
     import accelerate.utils as utils
 

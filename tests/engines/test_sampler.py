@@ -33,6 +33,7 @@ def test_what_would_be_ignored_is_refused(tmp_path):
     for wrong in (
         {"generation_kwargs": {"suppress_tokens": [7]}},
         {"use_transformers_continuous_batching": True},
+        {"cast_lm_head_to_fp32": True},
     ):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*sampler='static'"):
             recorded(tmp_path, sampler="static", **wrong)

@@ -171,8 +171,9 @@ class StepLengths(TrainerCallback):
                 torch._foreach_add_(self.weights, self.old, alpha=excess)
                 length = self.wanted[step]
         del self.old, self.weights
-        with self.path.open("a") as file:
-            file.write(f"{step} {length:.6g}\n")
+        if self.state.is_world_process_zero:
+            with self.path.open("a") as file:
+                file.write(f"{step} {length:.6g}\n")
 
     def lengths(self, updates: int) -> list[float]:
         """Of all updates of a run, those before an interruption included; none if not measured."""

@@ -289,6 +289,14 @@ def worker_pool(
             "a worker died, probably for lack of memory; use fewer --workers and run the same "
             "command again: finished runs are kept"
         ) from error
+    except KeyboardInterrupt:
+        print("waiting for the runs that have begun; press Ctrl-C again to stop them", flush=True)
+        try:
+            executor.shutdown(wait=True, cancel_futures=True)
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.kill()
+        raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
@@ -297,11 +305,8 @@ def _settle(places: Any, parent: int) -> None:
     """In a new worker: its GPU, quiet interrupts, and an end when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     place = places.get()
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else the user has chosen
-        import torch
-
-        if (count := torch.cuda.device_count()) > 1:  # which does not start CUDA
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(place % count)
+    if gpu := gpu_of(place):
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -309,6 +314,16 @@ def _settle(places: Any, parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def gpu_of(place: int) -> str | None:
+    """The one GPU, of those there are or were chosen, that a worker gets; None where it is one."""
+    import torch
+
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()  # which does not start CUDA
+    names = list(map(str, range(count))) if chosen is None else chosen.split(",")
+    return names[place % len(names)] if len(names) > 1 else None
 
 
 def run_one(
@@ -335,7 +350,7 @@ def _launch(run: StudyRun, folder: Path, threads: int, launcher: str) -> Result:
     with (folder / "log.txt").open("ab") as log:
         status = subprocess.run(command, stdout=log, stderr=log).returncode
     if status:
-        raise ACPOError(f"the launcher ended with status {status}")
+        raise RuntimeError(f"the launcher ended with status {status}")
     return store.read_json(folder / store.RESULT)
 
 

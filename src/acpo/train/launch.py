@@ -156,7 +156,9 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
     if data.held_out is None:
-        config.eval_strategy = "no"  # nothing to evaluate on
+        if config.eval_strategy != "no":
+            data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
+        config.eval_strategy = "no"
     else:
         _check_evaluation(config)
     recorder = Recorder()

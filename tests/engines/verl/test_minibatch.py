@@ -1,5 +1,7 @@
 """What a row that looks at a whole mini-batch refuses to look at."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -88,6 +90,22 @@ def test_responses_without_a_verdict_are_not_shaped(monkeypatch):
     entropy = torch.rand(2, 3) + 0.1
     minibatch.shape_advantages(data, row, group_size=2, seen={"entropy": entropy}, dp=None)
     assert (data["advantages"][0] != 0).all() and (data["advantages"][1] == 0).all()
+
+
+def test_a_number_that_is_not_finite_spoils_the_gradient_and_ends_nothing():
+    """verl's own step skips a gradient that is not finite; a refusal would end the job."""
+    mask, ones = torch.ones(2, 3), torch.ones(2, 3)
+    mask[0, 2] = 0
+    config = SimpleNamespace(global_batch_info={})
+    for row, column in ((0, 0), (1, 2), (0, 2)):
+        logp = torch.full((2, 3), -0.5, requires_grad=True)
+        old = torch.full((2, 3), -0.5)
+        old[row, column] = torch.nan
+        with scored(MicroBatch(METHODS["acpo"], torch.zeros(2, 3))):
+            loss, _ = policy_loss(old, logp, ones, mask, config=config)
+        loss.backward()
+        spoiled = bool(mask[row, column])
+        assert loss.isfinite() != spoiled and logp.grad.isfinite().all() != spoiled
 
 
 def test_one_ratio_takes_one_advantage():

@@ -33,6 +33,7 @@ logger = logging.get_logger(__name__)
 
 STAGING = "_writing"
 MANIFEST = "acpo_manifest.json"
+REFERENCE = "acpo_reference.pt"
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 CHECKSUM = "xxh3_128"
 
@@ -139,7 +140,8 @@ def forget_old(folder: Path, limit: int | None, *, step: int, keep: str | None) 
         return
     paths = numbered(folder)
     now = folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-    spared = {now, *([Path(keep)] if keep else [])}
+    # By name: the folder may have been moved since the best one was written.
+    spared = {now, *([folder / Path(keep).name] if keep else [])}
     at = paths.index(now)
     surplus = len(paths) - max(limit, len(spared))
     for path in [p for p in paths[at + 1 :] + paths[:at] if p not in spared][: max(surplus, 0)]:
@@ -288,6 +290,9 @@ def save_trainer(trainer: Any, folder: str) -> None:
         "recorder": trainer.recorder and trainer.recorder.state(),
     }
     torch.save(state, _state_file(folder, trainer.accelerator.process_index))
+    if trainer.args.should_save and trainer.args.sync_ref_model:
+        policy = trainer.accelerator.unwrap_model(trainer.ref_model)
+        torch.save(policy.state_dict(), Path(folder) / REFERENCE)
     if trainer.args.should_save:
         identity.write(Path(folder), trainer.identity)
 
@@ -313,4 +318,7 @@ def load_trainer(trainer: Any, folder: str) -> None:
         same = state.get("budget_under") == _measured_under(trainer)
         trainer.packed.settings.budget = state["budget"] if same else None
     trainer.guard.load(state["guard"])
+    if trainer.args.sync_ref_model:
+        kept = torch.load(Path(folder) / REFERENCE, map_location="cpu", weights_only=True)
+        trainer.accelerator.unwrap_model(trainer.ref_model).load_state_dict(kept)
     trainer.rollouts.set_measured(state["measured"])

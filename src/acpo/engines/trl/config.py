@@ -56,6 +56,7 @@ REFUSALS = {
         "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
         "every ratio, and the mode and delta are no longer the sampler's; leave it out",
     ),
+    "auto_find_batch_size": "a batch is whole groups; packs are sized by free memory by themselves",
     "data_seed": "prompts are drawn with seed; leave data_seed out",
     "average_tokens_across_devices": "normalisers always span all processes; leave it out",
 }
@@ -226,6 +227,8 @@ class ACPOConfig(GRPOConfig):
             )
         if self.sampler not in ("generate", "static"):
             raise ACPOError(f"sampler={self.sampler!r} is unknown; use 'generate' or 'static'")
+        if self.max_completion_length is None:
+            raise ACPOError("max_completion_length=None: completions need a bound; give a number")
         counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
         for name in (*counts, "max_nonfinite_steps", "record_every"):
             value = getattr(self, name)

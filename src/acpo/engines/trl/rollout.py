@@ -250,6 +250,7 @@ class Rollouts:
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_vllm": (False,),
     "use_transformers_continuous_batching": (False,),
+    "cast_lm_head_to_fp32": (False,),
     "generation_kwargs": (None, {}),
 }
 """Generation options beyond those `ACPOConfig` refuses, and the values that do nothing."""

@@ -1,4 +1,4 @@
-"""What keeps a run honest: checks of its data, of the trainer as built, and of every step.
+"""What keeps a run honest: checks of its data and of the trainer as built.
 
 Configurations say what was asked for; what trains is what accelerate, transformers and the launcher
 made of it. So the refusals here look at the trainer after its construction, and a probe compares
@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from torch import Tensor
-from torch.nn.utils import get_total_norm
-from transformers import ProcessorMixin, TrainerCallback
+from transformers import ProcessorMixin
 from transformers.utils import logging
 
 from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import HALF, Attention
 from acpo.engines.trl.packing import find_rows
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
-from acpo.errors import ACPOError, NonFiniteError
+from acpo.errors import ACPOError
 from acpo.head import language_model_head
 
 logger = logging.get_logger(__name__)
@@ -173,8 +172,14 @@ def refuse_built(trainer: Any) -> None:
             "with text-only data"
         )
     accelerator, state = trainer.accelerator, trainer.accelerator.state
-    if trainer.args.gradient_accumulation_steps != 1:
-        steps = trainer.args.gradient_accumulation_steps
+    _refuse_rounding(trainer)
+    args = trainer.args
+    if args.sync_ref_model and trainer.is_fsdp_enabled and args.save_strategy != "no":
+        raise ACPOError(
+            "sync_ref_model=True under FSDP: no checkpoint holds the sharded reference, and a "
+            "resumed run would begin with another; set save_strategy='no'"
+        )
+    if (steps := args.gradient_accumulation_steps) != 1:
         raise ACPOError(
             f"gradient_accumulation_kwargs={{'num_steps': {steps}}} would step the optimizer every "
             f"{steps} updates; set gradient_accumulation_steps={steps} instead"
@@ -198,6 +203,18 @@ def refuse_built(trainer: Any) -> None:
         )
     if getattr(state, "megatron_lm_plugin", None) is not None:
         raise ACPOError("Megatron was chosen by the launcher; use FSDP2, or the verl plugin")
+
+
+def _refuse_rounding(trainer: Any) -> None:
+    """TRL casts the policy itself for continuous batching, and small updates are lost in it."""
+    args, policy = trainer.args, trainer.model
+    rounded = args.use_transformers_continuous_batching and args.bf16
+    if rounded and any(p.dtype == torch.float32 for p in policy.parameters() if p.requires_grad):
+        raise ACPOError(
+            "use_transformers_continuous_batching=True with bf16=True makes TRL round the float32 "
+            "weights that are trained to bfloat16; load them in bfloat16, or sample otherwise "
+            "(sampler='static', or vLLM)"
+        )
 
 
 def refuse_optimizer(optimizer: Any) -> None:
@@ -338,53 +355,3 @@ def _probe_ids(policy: Any, count: int) -> Tensor:
     vocab = policy.config.get_text_config().vocab_size
     ids = torch.linspace(0.1 * vocab, 0.6 * vocab, count).long().clamp(max=vocab - 1)
     return ids[None].to(policy.get_input_embeddings().weight.device)
-
-
-class NonFiniteGuard(TrainerCallback):
-    """Drops the gradient of a non-finite step, counts it, and stops a run that stays broken.
-
-    Attributes:
-        in_a_row: consecutive steps skipped.
-        total: steps skipped since the run began.
-        loss_is_finite: set by the trainer before each optimizer step.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.in_a_row = 0
-        self.total = 0
-        self.loss_is_finite = True
-
-    def on_pre_optimizer_step(
-        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
-    ) -> None:
-        """Called between gradient clipping and the optimizer."""
-        trained = [p for p in model.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in trained])
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        finite = bool(torch.isfinite(norm)) if trained else True
-        if finite and self.loss_is_finite:
-            self.in_a_row = 0
-            return
-        self.in_a_row += 1
-        self.total += 1
-        for parameter in trained:
-            parameter.grad = None
-        if self.in_a_row >= self.most:
-            raise NonFiniteError(self._advice(state.global_step, float(norm)))
-
-    def _advice(self, step: int, norm: float) -> str:
-        what = "loss" if not self.loss_is_finite else f"gradient norm ({norm})"
-        return (
-            f"max_nonfinite_steps={self.most}: the {what} was not finite for {self.in_a_row} "
-            f"steps in a row, the last at step {step}. Look at grad_norm and ratio_max before the "
-            "first of them: if they grew, lower learning_rate or max_grad_norm; if not, check the "
-            "weights of the model and, with vLLM, sampling/sampling_logp_difference"
-        )
-
-    def state(self) -> dict[str, int]:
-        """What a checkpoint keeps."""
-        return {"in_a_row": self.in_a_row, "total": self.total}
-
-    def load(self, state: dict[str, int]) -> None:
-        self.in_a_row, self.total = state["in_a_row"], state["total"]

@@ -26,7 +26,7 @@ from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from acpo.engines.ranks import Ranks
-from acpo.engines.trl import checkpoint, identity, packing, safety
+from acpo.engines.trl import checkpoint, guard, identity, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
     HALF,
@@ -133,7 +133,7 @@ class ACPOTrainer(GRPOTrainer):
         self.packed = self._make_update()
         self._decide_checkpointing()
         refuse_sampler(self)
-        self.guard = safety.NonFiniteGuard(args.max_nonfinite_steps)
+        self.guard = guard.NonFiniteGuard(args.max_nonfinite_steps)
         self.add_callback(self.guard)
         self.watch = Watch(stops=args.stop_on_collapse)
         self.add_callback(self.watch)

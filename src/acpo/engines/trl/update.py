@@ -135,7 +135,7 @@ class PackedUpdate:
 
         Gradients are not exchanged between processes within `no_sync`.
         """
-        plan = self._plan(model, batch)
+        plan, broken = self._whole(batch, self._plan(model, batch))
         live = batch.mask.any(1) & batch.judged
         if not (self.settings.beta or self.settings.entropy_coef):
             moved = plan["advantages"] != 0
@@ -145,6 +145,7 @@ class PackedUpdate:
         chosen = live.nonzero()[:, 0].tolist()
         packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs)
+        report.tallies.add_broken(broken)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
             pack = pack.on(batch.device)
@@ -203,6 +204,15 @@ class PackedUpdate:
             "entropy_max": maximum,
             "marks": shaped.marks,
         }
+
+    def _whole(self, batch: MiniBatch, plan: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """The plan without tokens of which a number is not finite, and how many those are."""
+        columns = {k: plan[k] for k in ("advantages", "old_logp", "ref_logp", "marks")}
+        columns = {k: x for k, x in columns.items() if x is not None}
+        sound = torch.stack([x.isfinite() for x in columns.values()]).all(0)
+        weights = {k: plan[k] for k in ("weights", "entropy_weights") if plan[k] is not None}
+        usable = {k: torch.where(sound, x, 0) for k, x in (columns | weights).items()}
+        return {**plan, **usable}, (batch.mask & ~sound).sum()
 
     def _corrected(
         self,
@@ -297,6 +307,10 @@ class TokenTallies:
         self._highest_ratio = torch.full((), -torch.inf, device=device)
         self._nonfinite = torch.zeros((), device=device)
         self._loss = torch.zeros((), device=device)
+
+    def add_broken(self, tokens: Tensor) -> None:
+        """Count tokens that reach no pack because a number of theirs is not finite."""
+        self._nonfinite += tokens
 
     def add(self, terms: TokenTerms) -> None:
         """Count the tokens of one pack, once its loss has been computed."""

@@ -6,6 +6,7 @@ arithmetic with a 0.1 M model and GSM8K with Qwen2.5-Coder-0.5B (docs/results.md
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import TrainerCallback
@@ -129,6 +130,10 @@ class Watch(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._forget()
         self.stopped = False
+        if args is not None and (best := state.best_model_checkpoint):
+            moved = Path(args.output_dir) / Path(best).name
+            if not Path(best).exists() and moved.exists():
+                state.best_model_checkpoint = str(moved)
         history = []
         for logs in state.log_history:
             history.append({**logs, "warnings": self._news(logs, logs.get("step", 0))})

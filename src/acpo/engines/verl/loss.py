@@ -87,16 +87,20 @@ def policy_loss(
             "it is built"
         )
     require_one_advantage(batch.row, advantages, response_mask.bool())
+    stats = batch.stats(log_prob)
+    sound = torch.stack([x.isfinite() for x in (*stats, old_log_prob, advantages)]).all(0)
     objective = token_objective(
         batch.row,
-        stats=batch.stats(log_prob),
+        stats=stats,
         old_logp=old_log_prob,
         advantages=advantages,
-        mask=response_mask,
+        mask=response_mask * sound,
         entropy_max=batch.entropy_max,
         marks=batch.marks,
     )
-    value = objective.value
+    # A gradient that is not finite, which verl's own step skips.
+    broken = response_mask.bool() & ~sound
+    value = objective.value + torch.where(broken, log_prob, 0.0) * torch.where(broken, torch.nan, 1)
     if rollout_is_weights is not None:
         value = value * rollout_is_weights
     loss = agg_loss(-value, response_mask, loss_agg_mode, **config.global_batch_info)
