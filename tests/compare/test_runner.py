@@ -10,6 +10,7 @@ import sys
 import time
 from concurrent.futures import Future
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from acpo.compare import runner
 from acpo.compare.execute import StepLengths, curve, measured, own_problems
 from acpo.compare.plan import matched_runs
 from acpo.compare.report import write_report
-from acpo.compare.runner import gpu_share, progress, run_missing
+from acpo.compare.runner import Progress, gpu_share, progress, run_missing
 from acpo.compare.store import read_results, unpack_verdicts
 from acpo.compare.study_file import read_study
 from acpo.compare.summary import summarise
@@ -263,6 +264,18 @@ def test_steps_that_were_not_measured_have_no_length(tmp_path):
     assert steps.lengths(3) == []
     (tmp_path / "steps").write_text("0 0.5\n2 0.25\n")
     assert steps.lengths(3) == [0.5, 0.0, 0.25]
+
+
+def test_start_runs_do_not_stretch_the_estimate(tmp_path):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]"))
+    start, *_, trained = sorted(progress(study, {}).ready, key=attrgetter("updates"))
+    told = []
+    clock = runner._Clock(tmp_path, told.append)
+    result = {"seconds": 10.0, "accuracy": {"value": 0.5}}
+    state = Progress({run.name: result for run in (start, trained)}, [], 2, 4, 100)
+    clock.tell_end(start, state)
+    clock.tell_end(trained, state)
+    assert "left" not in told[0] and "left" in told[1]
 
 
 def test_every_worker_has_one_gpu_of_those_that_were_chosen(monkeypatch):

@@ -195,7 +195,10 @@ def _keep(
 
 
 class _Clock:
-    """Tells how far a study is, and estimates what is left from the updates it has made."""
+    """Tells how far a study is, and estimates what is left from the updates it has made.
+
+    Start runs only evaluate: they say nothing about the length of an update.
+    """
 
     def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self.say = folder, say
@@ -208,7 +211,9 @@ class _Clock:
 
     def tell_end(self, run: StudyRun, state: Progress) -> None:
         result = state.results.get(run.name)
-        self.made += run.updates if result else 0
+        self.made += (
+            run.updates if result and run.phase != plan.START else 0
+        )
         if result is None:
             found = "broken, see its log.txt"
         elif result.get("failed"):
