@@ -23,7 +23,7 @@ RECIPES = ROOT / "recipes"
 def test_the_next_step_is_one_not_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     steps = read_recipe(RECIPES / "quickstart.yaml").task.try_next
-    report = Report("recipes/quickstart.yaml", "m", "acpo", 0, 1, 1.0, 1.0)
+    report = Report("recipes/quickstart.yaml", "m", "acpo", 0, 1, 1, 1.0, 1.0)
     assert "--method grpo" in summary(report, [], [], steps)
     (tmp_path / "runs/quickstart-grpo").mkdir(parents=True)
     told = summary(report, [], [], steps)

@@ -202,6 +202,17 @@ def test_weights_that_trl_would_round_are_refused(tmp_path):
         recorded(tmp_path, max_steps=1, **wrong)
 
 
+def test_all_processes_recompute_activations_or_none(tmp_path):
+    trainer, _ = recorded(tmp_path, max_steps=1)
+    for another_is_short in (True, False):
+        trainer.args.gradient_checkpointing = None
+        trainer.ranks = types.SimpleNamespace(
+            most=lambda own, other=another_is_short: max(own, other)
+        )
+        trainer._decide_checkpointing()
+        assert trainer.args.gradient_checkpointing is another_is_short
+
+
 def test_a_sharded_reference_that_moves_is_not_resumed(tmp_path):
     trainer, _ = recorded(tmp_path, max_steps=1)
     trainer.is_fsdp_enabled, trainer.args.save_strategy = True, "steps"

@@ -3,7 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, TrainerState
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -50,7 +50,8 @@ def test_the_clock_stands_still_during_evaluation(monkeypatch):
     for at, event in [(1, "epoch_begin"), (4, "step_end"), (9, "evaluate"), (11, "step_end")]:
         monkeypatch.setattr(time, "perf_counter", lambda at=at: float(at))
         monkeypatch.setattr(time, "process_time", lambda at=at: 2.0 * at)
-        getattr(clock, f"on_{event}")(None, None, None)
+        getattr(clock, f"on_{event}")(None, TrainerState(global_step=2), None)
+    assert clock.first == 2
     assert (clock.seconds, clock.cpu_seconds) == (5.0, 10.0)
 
 
@@ -74,6 +75,7 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     first = train(QUICKSTART, flags(**options, max_steps=1))
     second = train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true"))
     assert (first.updates, second.updates) == (1, 2)
+    assert (first.timed_updates, second.timed_updates) == (1, 1)
     assert second.before == first.before
     assert second.problems == 50
     left = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}

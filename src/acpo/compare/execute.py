@@ -124,7 +124,8 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
             outcome["updates"] = state.global_step
             outcome["step_lengths"] = steps.lengths(state.global_step)
         outcome["tokens"] = int(state.num_input_tokens_seen)
-        outcome["train_seconds"] = round(prepared.clock.seconds, 2)
+        if not prepared.clock.first:  # else part of the time is not known any more
+            outcome["train_seconds"] = round(prepared.clock.seconds, 2)
     if probe is not None:
         outcome["accuracy"] = measured(probe.measure(), probe.held_out["prompt"])
     if probe is not None and run.pass_at:

@@ -211,9 +211,7 @@ class _Clock:
 
     def tell_end(self, run: StudyRun, state: Progress) -> None:
         result = state.results.get(run.name)
-        self.made += (
-            run.updates if result and run.phase != plan.START else 0
-        )
+        self.made += run.updates if result and run.phase != plan.START else 0
         if result is None:
             found = "broken, see its log.txt"
         elif result.get("failed"):

@@ -38,9 +38,12 @@ class TrainingClock(TrainerCallback):
     def __init__(self) -> None:
         self.began: tuple[float, float] | None = None
         self.seconds = self.cpu_seconds = 0.0
+        self.first = 0  # updates made before an interruption, which are not timed
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.began = self.began or (time.perf_counter(), time.process_time())
+        if self.began is None:
+            self.began = (time.perf_counter(), time.process_time())
+            self.first = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.began is not None:
@@ -229,6 +232,7 @@ def _finish(run: Run) -> Report:
         method=config.method,
         seed=config.seed,
         updates=state.global_step,
+        timed_updates=state.global_step - run.clock.first,
         train_seconds=round(run.clock.seconds, 1),
         train_cpu_seconds=round(run.clock.cpu_seconds, 1),
         before=accuracy(before),

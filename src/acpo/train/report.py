@@ -34,7 +34,8 @@ class Report:
         method: the objective.
         seed: of the run.
         updates: optimizer steps taken.
-        train_seconds: wall-clock time of training alone, without measuring accuracy.
+        timed_updates: how many of them were made since the run was last resumed.
+        train_seconds: wall-clock time of those alone, without measuring accuracy.
         train_cpu_seconds: CPU time of the same, summed over threads.
         before: held-out accuracy of the model as it came; None when nothing was held out.
         after: held-out accuracy of the trained model.
@@ -46,6 +47,7 @@ class Report:
     method: str
     seed: int
     updates: int
+    timed_updates: int
     train_seconds: float
     train_cpu_seconds: float
     before: Estimate | None = None
@@ -105,7 +107,9 @@ def summary(
     try_next: Sequence[str] | None,
 ) -> str:
     """What to print at the end."""
-    lines = [f"{report.updates} updates of {report.method} in {report.train_seconds:.0f} s"]
+    resumed = f", the last {report.timed_updates}" if report.timed_updates < report.updates else ""
+    made = f"{report.updates} updates of {report.method}"
+    lines = [f"{made}{resumed} in {report.train_seconds:.0f} s"]
     if report.before and report.after:
         gain = 100 * (report.after.value - report.before.value)
         lines += [

@@ -189,8 +189,8 @@ class ACPOTrainer(GRPOTrainer):
             return
         shards = self.accelerator.num_processes if self.is_fsdp_enabled else 1
         fitting = self._budget(shards=shards, started=False, checkpointing=False)
-        longest = 2 * args.max_completion_length
-        args.gradient_checkpointing = device.type == "cuda" and fitting < longest
+        short = device.type == "cuda" and fitting < 2 * args.max_completion_length
+        args.gradient_checkpointing = bool(self.ranks.most(int(short)))  # all processes, or none
         if args.gradient_checkpointing and is_peft_model(self.model):
             self.model.enable_input_require_grads()
 
