@@ -20,6 +20,7 @@ class Server(BaseHTTPRequestHandler):
     """Runs what it is sent, like SandboxFusion with `isolation: none`. Test code only."""
 
     behaviour = "honest"
+    odd: dict | None = None  # instead of what the result would say
     failures = 0
     requests: list[dict] = []  # noqa: RUF012
 
@@ -31,7 +32,10 @@ class Server(BaseHTTPRequestHandler):
             self.send_error(503)
             return
         answers = {"honest": self.run_code, "broken": self.sandbox_error, "nonsense": lambda _: []}
-        body = json.dumps(answers[Server.behaviour](request)).encode()
+        answer = answers[Server.behaviour](request)
+        if Server.odd:
+            answer["run_result"] |= Server.odd
+        body = json.dumps(answer).encode()
         self.send_response(200 if self.path == "/run_code" else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -64,7 +68,7 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def remote(monkeypatch):
     monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
-    Server.behaviour, Server.failures, Server.requests = "honest", 0, []
+    Server.behaviour, Server.failures, Server.requests, Server.odd = "honest", 0, [], None
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -120,6 +124,22 @@ def test_a_server_at_fault_is_an_infra_error(remote, behaviour):
     verdict = judge_code(HONEST, ADD, remote)
     assert verdict.outcome is Outcome.INFRA_ERROR
     assert verdict.reward() is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"return_code": "zero"},
+        {"return_code": 1e999},
+        {"execution_time": "soon"},
+        {"execution_time": 10**400},
+        {"execution_time": [1]},
+    ],
+    ids=lambda odd: str(odd)[:30],
+)
+def test_a_result_that_cannot_be_read_is_an_infra_error(remote, odd):
+    Server.odd = odd
+    assert judge_code(HONEST, ADD, remote).outcome is Outcome.INFRA_ERROR
 
 
 def test_no_server_is_an_infra_error(monkeypatch):

@@ -62,7 +62,7 @@ class RemoteBackend:
             return ProgramRun(b"", 1, "", failure, time.perf_counter() - start)
         output = str(result.get("stdout") or "").encode(errors="surrogatepass")
         seconds = float(result.get("execution_time") or 0.0)
-        status = int(result["return_code"]) if result.get("return_code") is not None else 1
+        status = 1 if (code := result.get("return_code")) is None else code
         ended = None
         if result.get("status") == "TimeLimitExceeded":
             ended = SessionEnded(Outcome.TIMEOUT, f"more than {seconds_left} s")
@@ -95,11 +95,11 @@ class RemoteBackend:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)
             try:
                 answer = self._exchange(request)
-            except (OSError, ValueError, http.client.HTTPException) as error:
+            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
                 problem = str(error)
                 continue
             result = answer.get("run_result")
-            if answer.get("status") in ("Success", "Failed") and isinstance(result, dict):
+            if answer.get("status") in ("Success", "Failed") and _is_result(result):
                 return result
             problem = f"{answer.get('status')}: {answer.get('message')}"[:200]
         raise SessionEnded(Outcome.INFRA_ERROR, f"{self._url}: {problem}")
@@ -115,3 +115,11 @@ class RemoteBackend:
         if not isinstance(answer, dict):
             raise ValueError("the answer is not a JSON object")
         return answer
+
+
+def _is_result(value: Any) -> bool:
+    """Whether a server's `run_result` can be read."""
+    if not isinstance(value, dict) or not isinstance(value.get("return_code"), int | None):
+        return False
+    seconds = value.get("execution_time") or 0.0
+    return isinstance(seconds, int | float) and 0 <= seconds < 1e9
