@@ -55,8 +55,7 @@ def act(browser: Browser, action: str) -> None:
             "[...document.activeElement.querySelectorAll('.t')]"
             ".findIndex((t) => t.classList.contains('mismatch'))"
         )
-        for key in ("Home", *["ArrowRight"] * max(steps, 0)):
-            browser.press(key)
+        browser.press("Home", *["ArrowRight"] * max(steps, 0))
     else:
         browser.press(action)
     browser.frames()
@@ -79,8 +78,7 @@ def save_review(trace: Path, folder: Path) -> None:
     with Browser(width=1280, height=590, scale=1.5) as browser:
         browser.open(page)
         browser.run("document.getElementById('reviewer').focus()")
-        for key in ("A", "d", "a", "Escape", "a"):
-            browser.press(key)
+        browser.press(*"Ada", "Escape", "a")
         browser.frames()
         save(browser, "review")
 

@@ -42,19 +42,9 @@ def open_page(browser, case, name="review.html"):
     return folder / name
 
 
-def text(browser, selector):
-    return browser.run(f"document.querySelector({json.dumps(selector)}).textContent")
-
-
-def type_text(browser, words):
-    for letter in words:
-        browser.press(letter)
-
-
 def name_oneself(browser, name="Ada Example"):
     browser.run("document.getElementById('reviewer').focus()")
-    type_text(browser, name)
-    browser.press("Escape")
+    browser.press(*name, "Escape")
 
 
 def export(browser):
@@ -69,30 +59,22 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
     downloads.mkdir()
     browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
     open_page(browser, case)
-    assert text(browser, "#progress") == "0 decided here, 8 undecided"
+    assert browser.text("#progress") == "0 decided here, 8 undecided"
     name_oneself(browser)
     browser.press("a")  # item 1: the exact proposal
     browser.press("2")  # item 2: `late` speaks of its own error, so its place is not offered
     browser.press("a")
-    browser.press("ArrowRight")  # item 3: two tokens on, three tokens long
-    browser.press("ArrowRight")
-    browser.press("m")
-    browser.press("ArrowRight")
-    browser.press("ArrowRight")
-    browser.press("e")
-    assert text(browser, "#state").startswith("You moved: tokens")
-    browser.press("i")
-    type_text(browser, "carried on")
-    browser.press("Escape")
-    browser.press("j")
+    # item 3: two tokens on, three tokens long
+    browser.press("ArrowRight", "ArrowRight", "m", "ArrowRight", "ArrowRight", "e")
+    assert browser.text("#state").startswith("You moved: tokens")
+    browser.press("i", *"carried on", "Escape", "j")
     browser.press("r")  # item 4
     browser.press("r")  # item 5, taken back; nothing corresponds to it, so item 7 follows
-    assert text(browser, "#progress") == "5 decided here, 2 undecided"
+    assert browser.text("#progress") == "5 decided here, 2 undecided"
     browser.press("k")
-    assert text(browser, "#question").startswith("The error was rejected")
-    browser.press("k")
-    browser.press("u")
-    assert text(browser, "#progress") == "4 decided here, 4 undecided"
+    assert browser.text("#question").startswith("The error was rejected")
+    browser.press("k", "u")
+    assert browser.text("#progress") == "4 decided here, 4 undecided"
     value = export(browser)
     assert [row["decision"] for row in value["decisions"]] == ["accept", "accept", "move", "reject"]
 
@@ -128,11 +110,11 @@ def test_decided_by_keyboard_exported_and_merged(browser, case):
 
     # The next page starts after what has been decided, and says who did.
     open_page(browser, case, "again.html")
-    assert text(browser, "#progress") == "0 decided here, 4 undecided"
+    assert browser.text("#progress") == "0 decided here, 4 undecided"
     browser.run("document.getElementById('items').focus()")
     browser.press("Home")
     browser.frames()
-    assert text(browser, "#state").startswith("Ada Example accepted exact")
+    assert browser.text("#state").startswith("Ada Example accepted exact")
 
 
 def _in_page_order(selection):
@@ -148,8 +130,7 @@ def test_what_is_preselected_corresponds_to_the_error_that_was_accepted(browser,
     _, selection, folder = case
     open_page(browser, case)
     name_oneself(browser)
-    for key in "2aa":  # the error is where `late` says; then whatever is preselected
-        browser.press(key)
+    browser.press(*"2aa")  # the error is where `late` says; then whatever is preselected
     value = export(browser)
     assert [row["annotator"] for row in value["decisions"]] == ["late", "late"]
     (folder / "review.json").write_text(json.dumps(value))
@@ -163,29 +144,24 @@ def test_what_is_preselected_corresponds_to_the_error_that_was_accepted(browser,
 def test_a_rejected_error_asks_for_nothing_more(browser, case):
     open_page(browser, case)
     browser.press("r")
-    assert text(browser, "#progress") == "1 decided here, 6 undecided"
+    assert browser.text("#progress") == "1 decided here, 6 undecided"
     assert browser.run("document.getElementById('items').selectedIndex") == 2
     browser.press("k")
     assert browser.run("document.getElementById('accept').disabled")
     browser.press("m")  # nothing can be placed there either
-    assert text(browser, "#state") == "Nothing to decide"
-    assert text(browser, "#progress") == "1 decided here, 6 undecided"
+    assert browser.text("#state") == "Nothing to decide"
+    assert browser.text("#progress") == "1 decided here, 6 undecided"
 
 
 def test_a_moved_error_takes_back_what_corresponded_to_it(browser, case):
     open_page(browser, case)
     name_oneself(browser)
-    browser.press("a")
-    browser.press("a")
-    assert text(browser, "#progress") == "2 decided here, 6 undecided"
-    browser.press("k")
-    browser.press("k")
-    browser.press("ArrowRight")
-    browser.press("ArrowRight")  # where nobody proposed it
-    browser.press("m")
-    assert text(browser, "#progress") == "1 decided here, 7 undecided"
+    browser.press("a", "a")
+    assert browser.text("#progress") == "2 decided here, 6 undecided"
+    browser.press("k", "k", "ArrowRight", "ArrowRight", "m")  # where nobody proposed it
+    assert browser.text("#progress") == "1 decided here, 7 undecided"
     browser.press("j")
-    assert text(browser, "#state") == "Decided beside another error: decide again"
+    assert browser.text("#state") == "Decided beside another error: decide again"
     assert browser.run("document.getElementById('accept').disabled"), "no proposal is about it"
     browser.press("m")
     value = export(browser)
@@ -196,11 +172,10 @@ def test_a_moved_error_takes_back_what_corresponded_to_it(browser, case):
 def test_decisions_survive_closing_the_page(browser, case):
     page = open_page(browser, case)
     name_oneself(browser, "Bo")
-    browser.press("a")
-    browser.press("r")
+    browser.press("a", "r")
     browser.open(page)
-    assert "2 decisions of yours" in text(browser, "#kept")
-    assert text(browser, "#progress") == "2 decided here, 6 undecided"
+    assert "2 decisions of yours" in browser.text("#kept")
+    assert browser.text("#progress") == "2 decided here, 6 undecided"
     value = export(browser)
     assert value["reviewer"] == "Bo" and len(value["decisions"]) == 2
 
@@ -217,7 +192,7 @@ def test_what_others_left_in_the_browser_is_not_believed(browser, case):
         "localStorage[key] = JSON.stringify(kept); })()"
     )
     browser.open(page)
-    assert text(browser, "#progress") == "1 decided here, 7 undecided"
+    assert browser.text("#progress") == "1 decided here, 7 undecided"
 
 
 def test_without_storage_it_says_so(browser, case):
@@ -226,9 +201,9 @@ def test_without_storage_it_says_so(browser, case):
     added = browser.send("Page.addScriptToEvaluateOnNewDocument", source=script)
     try:
         browser.open(page)
-        assert "export before you close" in text(browser, "#kept")
+        assert "export before you close" in browser.text("#kept")
         browser.press("a")
-        assert text(browser, "#progress") == "1 decided here, 7 undecided"
+        assert browser.text("#progress") == "1 decided here, 7 undecided"
         leave = "(() => { const e = new Event('beforeunload', {cancelable: true});"
         leave += "window.dispatchEvent(e); return e.defaultPrevented; })()"
         assert browser.run(leave), "leaving is warned about"
@@ -241,10 +216,9 @@ def test_without_storage_it_says_so(browser, case):
 
 def test_no_export_without_a_name(browser, case):
     open_page(browser, case)
-    browser.press("a")
-    browser.press("s")
+    browser.press("a", "s")
     assert browser.run("document.activeElement.id") == "reviewer"
-    assert text(browser, "#kept") == "Say who you are before you export."
+    assert browser.text("#kept") == "Say who you are before you export."
     assert not browser.run("document.getElementById('exported').open")
 
 
@@ -312,11 +286,10 @@ def test_hostile_text_does_nothing(browser, tmp_path):
     write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
     browser.open(page)
     name_oneself(browser, "<b>Eve</b>")
-    browser.press("a")
-    browser.press("a")
+    browser.press("a", "a")
     value = export(browser)
     assert browser.run("window.hit") is None
-    assert browser.run("document.querySelectorAll('img, iframe, b, link').length") == 1  # our h1's
+    assert browser.count("img, iframe, b, link") == 1  # our h1's
     (tmp_path / "review.json").write_text(json.dumps(value))
     assert apply(tmp_path / "a.jsonl", tmp_path / "review.json").accepted == 2
     record = Annotations.read(tmp_path / "a.jsonl").items[Item(body, 1)]
@@ -337,9 +310,7 @@ def test_a_rationale_moves_neither_text_nor_buttons(browser, tmp_path):
     page = tmp_path / "review.html"
     write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
     browser.open(page)
-    marks = "[...document.querySelectorAll('.why .mark')].map((m) => m.textContent)"
-    assert browser.run(marks)[:3] == ["RLO", "PDF", "LRI"]
-    raw = "document.getElementById('proposals').textContent"
-    assert not set("\u202e\u202c\u2066") & set(browser.run(raw))
+    assert browser.texts(".why .mark")[:3] == ["RLO", "PDF", "LRI"]
+    assert not set("\u202e\u202c\u2066") & set(browser.text("#proposals"))
     bottom = "document.getElementById('undo').getBoundingClientRect().bottom"
     assert browser.run(bottom) < 900, "every button is in the window"

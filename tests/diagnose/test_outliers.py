@@ -62,15 +62,12 @@ def test_the_report_links_to_the_token_in_the_page(no_analyses, tmp_path, view, 
     assert len(links) == EACH * len(QUANTITIES)
     highest = outliers(Trace.open(tmp_path / "t"))[1]
     browser.open(folder.resolve().as_uri() + "/" + unescape(links[1]))
-    place = browser.run("document.querySelector('#inspector .muted').textContent")
-    assert place.startswith(f"token {highest.token + 1} of ")
+    assert browser.text("#inspector .muted").startswith(f"token {highest.token + 1} of ")
     assert browser.run("document.getElementById('quantity').value") == "entropy"
-    summary = browser.run("document.getElementById('summary').textContent")
-    assert f"step {highest.step} " in summary
+    assert f"step {highest.step} " in browser.text("#summary")
     label = "document.querySelector('.active').closest('.card').getAttribute('aria-label')"
     assert browser.run(label) == f"completion {highest.sample}"
-    prompt = browser.run("document.querySelector('#prompt > bdi').textContent")
-    assert prompt.startswith(f"Problem {highest.prompt[1:]}:")
+    assert browser.text("#prompt > bdi").startswith(f"Problem {highest.prompt[1:]}:")
 
 
 def test_hostile_tokens_and_names_stay_text_in_the_report(no_analyses, tmp_path):

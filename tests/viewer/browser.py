@@ -131,6 +131,18 @@ class Browser:
             raise PageError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
+    def texts(self, selector: str) -> list[str]:
+        """What stands in each element."""
+        found = f"document.querySelectorAll({json.dumps(selector)})"
+        return self.run(f"[...{found}].map((element) => element.textContent)")
+
+    def text(self, selector: str) -> str:
+        """What stands in the first element."""
+        return self.texts(selector)[0]
+
+    def count(self, selector: str) -> int:
+        return self.run(f"document.querySelectorAll({json.dumps(selector)}).length")
+
     def wait(self, expression: str, seconds: float = 20) -> None:
         """Until an expression is true in the page."""
         deadline = time.monotonic() + seconds
@@ -142,20 +154,18 @@ class Browser:
         for _ in range(number):
             self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
 
-    def press(self, key: str, *, text: str | None = None, modifiers: int = 0) -> None:
-        """A key stroke as the keyboard makes it; `modifiers` 8 is Shift."""
+    def press(self, *keys: str, modifiers: int = 0) -> None:
+        """Key strokes as the keyboard makes them; `modifiers` 8 is Shift."""
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "PageUp": 33, "PageDown": 34}
         codes |= {"End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
         codes |= {"ArrowDown": 40}
-        if text is None and len(key) == 1:
-            text = key
-        if key == "Enter":
-            text = "\r"
-        code = codes.get(key, ord(key.upper()) if len(key) == 1 and key.isalnum() else 0)
-        common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
-        down = {**common, "type": "keyDown" if text else "rawKeyDown"}
-        self.send("Input.dispatchKeyEvent", **(down | ({"text": text} if text else {})))
-        self.send("Input.dispatchKeyEvent", **common, type="keyUp")
+        for key in keys:
+            text = "\r" if key == "Enter" else key if len(key) == 1 else None
+            code = codes.get(key, ord(key.upper()) if len(key) == 1 and key.isalnum() else 0)
+            common = {"key": key, "windowsVirtualKeyCode": code, "modifiers": modifiers}
+            down = {**common, "type": "keyDown" if text else "rawKeyDown"}
+            self.send("Input.dispatchKeyEvent", **(down | ({"text": text} if text else {})))
+            self.send("Input.dispatchKeyEvent", **common, type="keyUp")
 
     def hover(self, selector: str) -> None:
         x, y = self.run(

@@ -21,7 +21,7 @@ def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, b
     browser.open(page)
     row = finding.extra["completions"][0]
     browser.press("b")
-    said = browser.run("[...document.querySelectorAll('.blame')].map((p) => p.textContent)")
+    said = browser.texts(".blame")
     assert len(said) == 2 * 2, "two wrong completions, two methods"
     shares = [100 * row[f"acpo update {region}"] for region in REGIONS]
     assert "{:.1f}% before, {:.1f}% at, {:.1f}% after".format(*shares) in said[1]
@@ -29,14 +29,12 @@ def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, b
     browser.run("window.dispatchEvent(new Event('beforeprint'))")
     marked = browser.run("[...document.querySelectorAll('.t.first-error')].map((t) => t.index)")
     assert set(marked[:2]) == {row["error_first"]}
-    for _ in range(3):
-        browser.press("f")
+    browser.press("f", "f", "f")
     assert browser.run("document.getElementById('only').value") == "error"
     browser.press("n")
-    place = "document.querySelector('#inspector .muted').textContent"
-    assert browser.run(place).startswith(f"token {row['error_first'] + 1} of")
-    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
-    assert f"first error at token {row['error_first'] + 1}, computed" in heads[2]
+    assert browser.text("#inspector .muted").startswith(f"token {row['error_first'] + 1} of")
+    head = browser.texts(".facts")[2]
+    assert f"first error at token {row['error_first'] + 1}, computed" in head
 
 
 def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
@@ -60,10 +58,7 @@ def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     browser.open(page)
-    browser.press("f")
-    browser.press("f")
-    browser.press("f")
-    assert browser.run("document.querySelectorAll('img, iframe, b:not(.silent)').length") == 1
+    browser.press("f", "f", "f")
+    assert browser.count("img, iframe, b:not(.silent)") == 1
     assert browser.run("window.hit") is None
-    heads = browser.run("document.querySelector('.facts .first-error').textContent")
-    assert heads == "first error at token 1, proposed"
+    assert browser.text(".facts .first-error") == "first error at token 1, proposed"

@@ -78,17 +78,17 @@ def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, live_
     browser = live_browser
     browser.open(server.address)
     browser.wait("document.getElementById('run-state').textContent === 'live'")
-    assert browser.run(COUNT.format("#curves svg")) == 6
-    assert "0.500 at 5" in browser.run("document.querySelector('.curve').textContent")
-    assert browser.run("document.getElementById('reports').textContent").startswith("wandb")
+    assert browser.count("#curves svg") == 6
+    assert "0.500 at 5" in browser.text(".curve")
+    assert browser.text("#reports").startswith("wandb")
     links = "[...document.querySelectorAll('#reports a')].map((a) => a.getAttribute('href'))"
     assert browser.run(links) == ["https://wandb.ai/x/y"], "a script is no address"
-    assert browser.run(COUNT.format(".pane")) == 3
+    assert browser.count(".pane") == 3
 
     log(run, row(6, warnings=["reward fell " + MARKUP]))
     browser.wait("document.querySelector('#warnings li')")
-    assert "reward fell <img" in browser.run("document.getElementById('warnings').textContent")
-    assert browser.run("document.getElementById('run-step').textContent") == "step 6"
+    assert "reward fell <img" in browser.text("#warnings")
+    assert browser.text("#run-step") == "step 6"
 
     same = {"header": {"vocab_size": 20}, "prompts": 1}
     write_trace(run / "trace", pieces=HOSTILE, in_order=True, group=2, length=40, start=5, **same)
@@ -97,12 +97,12 @@ def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, live_
     write_trace(run / "trace", group=4, length=30, start=6, **same)
     log(run, row(7))
     browser.wait("document.getElementById('run-step').textContent === 'step 7'")
-    assert browser.run(COUNT.format(".pane")) == 2, "what is being read stays"
+    assert browser.count(".pane") == 2, "what is being read stays"
     browser.run("document.getElementById('follow').click()")
     browser.wait(COUNT.format(".pane") + " === 4")
 
     assert browser.run("typeof window.pwned") == "undefined"
-    assert browser.run(COUNT.format("img, iframe, object, embed")) == 0
+    assert browser.count("img, iframe, object, embed") == 0
     assert browser.problems() == []
     assert all(url.startswith(server.address) for url in browser.requests())
 
@@ -116,7 +116,7 @@ def test_when_the_server_ends_the_page_keeps_what_came(run, live_browser):
         thread.join()
     ended = "document.getElementById('run-state').textContent.startsWith('the server ended')"
     live_browser.wait(ended)
-    assert live_browser.run(COUNT.format("#curves svg")) == 6
+    assert live_browser.count("#curves svg") == 6
 
 
 def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, view, browser):
@@ -126,8 +126,8 @@ def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, vie
     assert page.read_bytes() == body
     assert b"connect-src" not in body, "a file asks nobody"
     browser.open(page)
-    assert browser.run(COUNT.format("#curves svg")) == 6
-    assert browser.run(COUNT.format(".pane")) == 3
+    assert browser.count("#curves svg") == 6
+    assert browser.count(".pane") == 3
     assert browser.run("document.getElementById('follow').closest('label').hidden")
 
 
@@ -142,8 +142,7 @@ def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, 
     (run / "trace").rename(tmp_path / "elsewhere")
     log(run, row(6, warnings=[MARKUP]))
     browser.open(view(run))
-    for key in "jnvb[":
-        browser.press(key)
+    browser.press(*"jnvb[")
     assert "record_rollouts" in browser.run("document.body.innerText")
     assert not browser.run("document.querySelector('.work').checkVisibility()")
     empty = tmp_path / "empty"

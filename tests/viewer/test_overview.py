@@ -6,7 +6,7 @@ import pytest
 from acpo.method_columns import method_columns
 from acpo.records import Trace, TraceWriter
 from acpo.viewer.credit import credit_blocks
-from viewer.test_training_traces import columns, text, write_run
+from viewer.test_training_traces import columns, write_run
 from viewer.traces import HOSTILE, write_trace
 
 CELLS = """[...document.querySelectorAll('#overview-rows tr')].map((row) =>
@@ -45,7 +45,7 @@ def test_every_group_has_a_row_of_its_own_numbers(tmp_path, view, browser):
 
 def test_sorted_filtered_searched_and_opened_by_keyboard(tmp_path, view, browser):
     browser.open(view(write_run(tmp_path / "run"), "--prompts", "40"))
-    assert text(browser, "#overview-count") == "40 of 40 groups"
+    assert browser.text("#overview-count") == "40 of 40 groups"
     browser.run("document.getElementById('sort-up').focus()")
     browser.press("Enter")
     up = [number(row[5]) for row in rows(browser)]
@@ -53,15 +53,13 @@ def test_sorted_filtered_searched_and_opened_by_keyboard(tmp_path, view, browser
     browser.press("Enter")
     assert [number(row[5]) for row in rows(browser)] == sorted(up)
     browser.run("document.getElementById('overview-filter').focus()")
-    for letter in "3-":
-        browser.press(letter)
+    browser.press(*"3-")
     assert {row[0][:6] for row in rows(browser)} == {"ask 3-"} and len(rows(browser)) == 8
     browser.run("document.querySelector('#overview-rows tr').focus()")
-    browser.press("ArrowDown")
-    browser.press("Enter")
+    browser.press("ArrowDown", "Enter")
     browser.frames()
-    assert "step 3" in text(browser, "#summary")
-    assert rows(browser)[1][0] == text(browser, "#prompt > bdi")
+    assert "step 3" in browser.text("#summary")
+    assert rows(browser)[1][0] == browser.text("#prompt > bdi")
     browser.press("o")
     current = "document.activeElement.getAttribute('aria-current')"
     assert browser.run(current) == "true"
@@ -71,31 +69,27 @@ def test_a_token_can_be_linked(tmp_path, view, browser):
     write_trace(tmp_path / "t", prompts=3, steps=2)
     page = view(tmp_path / "t")
     browser.open(page)
-    browser.press("j")
-    browser.press("4")
+    browser.press("j", "4")
     browser.run("document.querySelectorAll('.pane')[2].focus()")
-    for _ in range(5):
-        browser.press("ArrowRight")
+    browser.press(*["ArrowRight"] * 5)
     place = browser.run("location.hash")
     assert "prompt=q1" in place and "sample=2" in place and "colour=delta" in place
-    token = text(browser, "#inspector .muted")
+    token = browser.text("#inspector .muted")
     browser.open(page)
     browser.open(page.resolve().as_uri() + "?again" + place)
     browser.frames()
-    assert text(browser, "#inspector .muted") == token
+    assert browser.text("#inspector .muted") == token
     assert browser.run("document.getElementById('quantity').value") == "delta"
     browser.events.clear()
 
 
-@pytest.mark.parametrize(
-    "hash", ["#prompt=nobody&token=1", "#token=999999&prompt=q0", "#%00<script>"]
-)
+@pytest.mark.parametrize("hash", ODD)
 def test_odd_addresses_open_the_page(tmp_path, view, browser, hash):
     write_trace(tmp_path / "t", prompts=2)
     page = view(tmp_path / "t")
     browser.open(page)
     browser.open(page.resolve().as_uri() + "?x" + hash)
-    assert browser.run("document.querySelectorAll('.card').length") == 4
+    assert browser.count(".card") == 4
     assert browser.problems() == []
     browser.events.clear()
 
@@ -108,9 +102,9 @@ def test_what_the_policy_repeats_is_shown_once(tmp_path, view, browser):
     with TraceWriter(tmp_path / "t", {"method": "acpo"}) as writer:
         writer.append([{**row, "sample": 0}, {**row, "sample": 1}, last], joined)
     browser.open(view(tmp_path / "t"))
-    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
+    heads = browser.texts(".facts")
     assert len(heads) == 2 and heads[0].startswith("#0 #1") and "2 times" in heads[0]
-    assert "3 completions" in text(browser, "#summary")
+    assert "3 completions" in browser.text("#summary")
     bar = browser.run("document.querySelector('.budget').title")
     assert "% of the update on a tenth of the tokens" in bar
 
@@ -136,10 +130,7 @@ def test_hostile_prompts_stay_text_in_the_table(tmp_path, view, browser):
     browser.open(view(run))
     browser.run("document.querySelectorAll('#overview-rows tr').forEach((r) => r.click())")
     assert browser.run("typeof window.pwned") == "undefined"
-    assert (
-        browser.run("document.querySelectorAll('.overview :is(img, iframe, a, script)').length")
-        == 0
-    )
+    assert browser.count(".overview :is(img, iframe, a, script)") == 0
 
 
 def test_a_thousand_prompts_open_quickly(tmp_path, view, browser):
@@ -166,7 +157,7 @@ def test_what_completions_share_is_folded_and_where_they_part_is_marked(tmp_path
     browser.open(view(tmp_path / "t", "--methods", "sapo"))
     shown = "[...document.querySelectorAll('.pane')].map((p) => p.querySelectorAll('.t').length)"
     assert browser.run(shown) == [32, 12, 12]
-    assert browser.run("document.querySelector('.fold').textContent") == "20 tokens as above"
+    assert browser.text(".fold") == "20 tokens as above"
     forks = "[...document.querySelectorAll('.fork')].map((t) => [t.index, t.textContent])"
     assert browser.run(forks) == [[20, " w2"], [20, " w5"]]
     bars = "[...document.querySelectorAll('.budget')].map((bar) => bar.title)"
@@ -178,9 +169,7 @@ def test_what_completions_share_is_folded_and_where_they_part_is_marked(tmp_path
     assert browser.run(shown) == [32, 32, 12] and not browser.run("document.querySelector('.fold')")
     browser.open(tmp_path / "page.html")
     browser.run("document.querySelectorAll('.pane')[1].focus()")
-    browser.press("End")
-    for _ in range(12):
-        browser.press("ArrowLeft")
+    browser.press("End", *["ArrowLeft"] * 12)
     assert browser.run("document.querySelector('.active').index") == 19, "arrows open a fold"
 
 

@@ -60,9 +60,7 @@ def test_hover_and_keyboard_give_all_numbers(page, browser):
     assert number(hovered["entropy"][0]) == pytest.approx(data["entropy"][7], abs=6e-5)
     browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
     browser.run("document.querySelector('.pane').focus()")
-    browser.press("Home")
-    for _ in range(7):
-        browser.press("ArrowRight")
+    browser.press("Home", *["ArrowRight"] * 7)
     assert browser.run(READ) == hovered
     alternatives = browser.run(
         "[...document.querySelectorAll('.alternatives tr')].map((r) => r.innerText.split('\\t'))"
@@ -83,8 +81,8 @@ def test_hostile_tokens_do_nothing_and_all_show(page, browser):
         fire = f"(e) => e.dispatchEvent(new Event('{name}'))"
         browser.run(f"document.querySelectorAll('.pane, .pane *').forEach({fire})")
     assert browser.run("typeof window.pwned") == "undefined"
-    assert browser.run("document.querySelectorAll('img,iframe,a,object,embed,link').length") == 0
-    assert browser.run("document.querySelectorAll('.card script, .card [onerror]').length") == 0
+    assert browser.count("img,iframe,a,object,embed,link") == 0
+    assert browser.count(".card script, .card [onerror]") == 0
     texts = browser.run(f"{TOKENS}.map((t) => t.textContent)")
     for piece, text in zip(HOSTILE[:12], texts, strict=False):
         assert text == piece.decode()
@@ -145,8 +143,7 @@ def test_right_to_left_text_reorders_nothing(page, browser):
     lefts = browser.run(f"{TOKENS}.map((t) => t.getBoundingClientRect().left)")
     assert lefts == sorted(lefts) and len(set(lefts)) == 7
     browser.run("document.querySelector('.pane').focus()")
-    browser.press("Home")
-    browser.press("ArrowRight")
+    browser.press("Home", "ArrowRight")
     order = browser.run(
         """(() => {
           const cell = document.querySelector('.given td');
@@ -164,40 +161,31 @@ def test_filters_and_counts(page, browser):
     unrouted = method_columns(trace, "acpo_no_routing")
     reversed_ = unrouted.update * unrouted.advantage < 0
     assert reversed_.any()
-    summary = browser.run("document.getElementById('summary').textContent")
+    summary = browser.text("#summary")
     assert f"{reversed_.sum()} reversed by ACPO w/o routing · 0 reversed by ACPO" in summary
     assert f"{100 * (~data['is_mode']).mean():.1f}% not the mode" in summary
-    hits = "document.getElementById('hits').textContent"
     browser.press("f")
     browser.frames()
-    assert browser.run(hits) == f"{(~data['is_mode']).sum()} hits"
-    assert (
-        browser.run("document.querySelectorAll('.pane .t:not(.dim)').length")
-        == (~data["is_mode"]).sum()
-    )
-    browser.press("m")
-    browser.press("f")
+    assert browser.text("#hits") == f"{(~data['is_mode']).sum()} hits"
+    assert browser.count(".pane .t:not(.dim)") == (~data["is_mode"]).sum()
+    browser.press("m", "f")
     browser.frames()
-    assert browser.run(hits).split()[0] == str(reversed_.sum())
-    browser.press("n")
-    browser.press("n")
+    assert browser.text("#hits").split()[0] == str(reversed_.sum())
+    browser.press("n", "n")
     index = np.flatnonzero(reversed_)[1]
     owner = int(np.searchsorted(trace.starts, index, side="right")) - 1
     assert browser.run(READ)["place"].startswith(f"token {index - trace.starts[owner] + 1} of")
-    browser.press("f")
+    browser.press("f", "s")
+    assert all("✓" in text for text in browser.texts(".facts"))
     browser.press("s")
-    verdicts = "[...document.querySelectorAll('.facts')].map((f) => f.textContent)"
-    assert all("✓" in text for text in browser.run(verdicts))
-    browser.press("s")
-    assert all("✗" in text for text in browser.run(verdicts)) and len(browser.run(verdicts)) == 2
+    assert ["✗" in text for text in browser.texts(".facts")] == [True, True]
 
 
 def test_two_methods_side_by_side(page, browser):
     page(prompts=1)
     browser.press("b")
     browser.frames()
-    titles = browser.run("[...document.querySelectorAll('.method')].map((e) => e.textContent)")
-    assert titles == ["SAPO", "ACPO"] * 4
+    assert browser.texts(".method") == ["SAPO", "ACPO"] * 4
     browser.run(
         """{
           const [left, right] = document.querySelectorAll('.card .pane');
@@ -213,52 +201,46 @@ def test_two_methods_side_by_side(page, browser):
     assert classes[0] != classes[1]
     browser.press("4")
     browser.frames()
-    assert browser.run("document.querySelectorAll('.pane').length") == 4
+    assert browser.count(".pane") == 4
 
 
 def test_steps(page, browser):
     trace = page(prompts=1, steps=3)
-    label = "document.getElementById('step-value').textContent"
-    assert browser.run(label) == "20"
+    assert browser.text("#step-value") == "20"
     browser.press("[")
-    assert browser.run(label) == "10"
+    assert browser.text("#step-value") == "10"
     browser.run("document.getElementById('step').focus()")
     browser.press("ArrowLeft")
-    assert browser.run(label) == "0"
+    assert browser.text("#step-value") == "0"
     browser.frames()
     first = trace.rollouts["completion"][0].as_py()
-    text = browser.run("document.querySelector('.pane').textContent")
+    text = browser.text(".pane")
     assert text.replace("↵", "").replace("\n", "") == first.replace("\n", "")
 
 
 def test_one_step_has_no_slider_and_prompts_turn(page, browser):
     page(prompts=3)
     assert browser.run("document.getElementById('steps').hidden") is True
-    prompt = "document.getElementById('prompt').textContent"
-    seen = [browser.run(prompt)]
+    seen = [browser.text("#prompt")]
     for key in "jjjk":
         browser.press(key)
-        seen.append(browser.run(prompt))
+        seen.append(browser.text("#prompt"))
     assert [text[8] for text in seen] == ["0", "1", "2", "0", "2"]
 
 
 def test_search_crosses_tokens(page, browser):
     trace = page(prompts=1, pieces=(b"ab", b"c.", b"*x", b"Q"), length=400)
-    browser.press("/")
-    for key in "bC.*":
-        browser.press(key)
+    browser.press(*"/bC.*")
     browser.frames()
     texts = trace.rollouts["completion"].to_pylist()
     expected = sum(text.lower().count("bc.*") for text in texts)
     assert expected > 3
-    hits = "document.getElementById('hits').textContent"
-    assert browser.run(hits) == f"{expected} hits"
-    assert browser.run("document.querySelectorAll('.found').length") == 3 * expected
-    browser.press("Enter")
-    browser.press("Enter")
+    assert browser.text("#hits") == f"{expected} hits"
+    assert browser.count(".found") == 3 * expected
+    browser.press("Enter", "Enter")
     browser.press("Enter", modifiers=8)
-    assert browser.run(hits) == f"1 / {expected} hits"
-    assert browser.run("document.querySelector('.active').textContent") == "ab"
+    assert browser.text("#hits") == f"1 / {expected} hits"
+    assert browser.text(".active") == "ab"
 
 
 def test_the_keyboard_reaches_everything(page, browser):
@@ -284,7 +266,7 @@ def test_the_keyboard_reaches_everything(page, browser):
     assert len([name for name in reachable if name.startswith("completion")]) == 4
     browser.run("document.querySelector('[name=method]:checked').focus()")
     browser.press("ArrowRight")
-    assert browser.run("document.querySelectorAll('.method').length") == 8
+    assert browser.count(".method") == 8
     browser.press("?")
     assert browser.run("document.getElementById('help').open") is True
     browser.press("Escape")
@@ -314,7 +296,7 @@ def test_arrows_move_by_token_and_by_line(page, browser):
     assert at() == 200
     browser.press("PageUp")
     assert 1 <= at() < 150
-    spoken = browser.run("document.getElementById('announcement').textContent")
+    spoken = browser.text("#announcement")
     assert "update" in spoken and f"token {at()}" in spoken
     assert browser.run(
         "document.querySelector('.pane').getAttribute('aria-activedescendant') ==="
@@ -381,7 +363,7 @@ def test_print_shows_every_token(page, browser):
     assert len(pdf) > 20_000
     browser.send("Emulation.setEmulatedMedia", media="print")
     try:
-        assert browser.run("document.querySelectorAll('.pane .t').length") == 900 + 893
+        assert browser.count(".pane .t") == 900 + 893
         hidden = "getComputedStyle(document.getElementById('inspector')).display"
         assert browser.run(hidden) == "none"
         clipped = (
@@ -399,8 +381,7 @@ def test_a_trace_of_bare_ids_still_shows(tmp_path, view, browser):
     browser.open(view(tmp_path / "t"))
     first = Trace.open(tmp_path / "t").tokens("token_id")["token_id"][0]
     assert browser.run(f"{TOKENS}[0].textContent") == f"⟨{first}⟩"
-    browser.press("v")
-    browser.press("1")
+    browser.press("v", "1")
     assert json.dumps(browser.run(READ))
 
 
@@ -421,7 +402,7 @@ def test_odd_facts_show_as_they_are(tmp_path, view, browser):
         "? RLO<b>",
     ]
     assert "reward −1.0e+10" in facts[1].split("\n") and "reward \u2013" in facts[0]
-    assert browser.run("document.getElementById('model').textContent") == "<b>"
+    assert browser.text("#model") == "<b>"
     assert "No tokens." in browser.run("document.querySelector('.pane').innerText")
 
 
@@ -437,7 +418,7 @@ def test_long_completions_are_all_there(page, browser):
     )
     assert visible is True
     browser.run("window.dispatchEvent(new Event('beforeprint'))")  # off screen, none is kept
-    assert browser.run("document.querySelectorAll('.pane .t').length") == len(trace)
-    text = browser.run("document.querySelector('.pane').textContent").replace("↵", "")
+    assert browser.count(".pane .t") == len(trace)
+    text = browser.text(".pane").replace("↵", "")
     whole = trace.rollouts["completion"][0].as_py()
     assert text.replace("\n", "") == whole.replace("\n", "")

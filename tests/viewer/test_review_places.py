@@ -11,7 +11,7 @@ from acpo.annotate.pairs import Span, select
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from acpo.viewer.review import write_review_page
-from annotate.test_review import export, name_oneself, text
+from annotate.test_review import export, name_oneself
 from annotate.traces import chain_rows, write_texts
 
 
@@ -41,17 +41,14 @@ def review(tmp_path, browser):
 
 def test_nothing_corresponds_to_an_error_that_nobody_located(review, tmp_path):
     browser = review(Proposal("m", Status.NOTHING, None, "", "", "now"))
-    assert text(browser, "#progress") == "0 decided here, 1 undecided"
+    assert browser.text("#progress") == "0 decided here, 1 undecided"
     name_oneself(browser)
     browser.press("j")
-    assert text(browser, "#question").startswith("The error has no place yet")
-    browser.press("r")
-    browser.press("k")
-    browser.press("ArrowRight")
-    browser.press("m")  # now it has one
-    assert text(browser, "#progress") == "1 decided here, 1 undecided"
+    assert browser.text("#question").startswith("The error has no place yet")
+    browser.press("r", "k", "ArrowRight", "m")  # now it has one
+    assert browser.text("#progress") == "1 decided here, 1 undecided"
     browser.press("j")
-    assert text(browser, "#question").startswith("What corresponds")
+    assert browser.text("#question").startswith("What corresponds")
     browser.press("r")
     value = export(browser)
     assert value["decisions"][1]["error"] == value["decisions"][0]["span"]
@@ -61,8 +58,8 @@ def test_nothing_corresponds_to_an_error_that_nobody_located(review, tmp_path):
 
 def test_tokens_are_counted_from_one(review):
     browser = review(Proposal("m", Status.LOCATED, Span(4, 7), "", "", "now"))
-    assert "m: tokens 5 to 7" in text(browser, "#proposals")
+    assert "m: tokens 5 to 7" in browser.text("#proposals")
     browser.press("ArrowRight")
-    assert text(browser, "#announcement").startswith("token 6: ")
+    assert browser.text("#announcement").startswith("token 6: ")
     browser.press("m")
-    assert text(browser, "#state") == "You moved: token 6"
+    assert browser.text("#state") == "You moved: token 6"

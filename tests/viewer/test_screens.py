@@ -39,8 +39,7 @@ def test_the_credit_page_fits(screen, tmp_path, view, width):
     browser = screen(width)
     browser.open(view(tmp_path / "t", "--methods", ",".join(METHODS)))
     fits(browser)
-    browser.press("b")
-    browser.press("v")
+    browser.press("b", "v")
     fits(browser)
 
 
@@ -93,7 +92,7 @@ def test_200_000_tokens_scroll(tmp_path, view, browser):
     while len(runs) < 3 and (not runs or max(runs[-1]) >= 400.0):  # a busy machine charges its own
         runs.append(browser.main_thread_tasks(scroll))
     assert len(runs[-1]) > 20 and max(runs[-1]) < 400.0, "CPU ms of one task: about 40 when alone"
-    built = browser.run("document.querySelectorAll('.pane .t').length")
+    built = browser.count(".pane .t")
     assert 0 < built < 10_000, "what has left the window is given up"
     last = "[...document.querySelectorAll('.pane .t')].at(-1)"
     browser.run("document.querySelector('.pane').scrollTop = 1e9")

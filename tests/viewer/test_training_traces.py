@@ -1,7 +1,5 @@
 """The page of what training recorded: every step, rewards without verdicts, diverged policies."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -57,22 +55,16 @@ def paint(browser):
     browser.run("window.dispatchEvent(new Event('beforeprint'))")
 
 
-def text(browser, selector):
-    return browser.run(f"document.querySelector({json.dumps(selector)}).textContent")
-
-
 def test_a_run_shows_all_its_steps_and_counts_rewards(tmp_path, view, browser):
     page = view(write_run(tmp_path / "run"), "--prompts", "10")
     shown = blocks(page)["page"]
     assert [group["steps"] for group in shown["groups"]] == [[s] for s in range(5) for _ in (0, 1)]
     browser.open(page)
-    assert "10 of 40 prompts, spread over the steps" in text(browser, "#made")
-    for _ in range(4):
-        browser.press("j")
-    assert "step 2 · 4 completions · 1 with reward above 0 · mean reward 0.25" in text(
-        browser, "#summary"
-    )
-    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
+    assert "10 of 40 prompts, spread over the steps" in browser.text("#made")
+    browser.press(*"jjjj")
+    said = "step 2 · 4 completions · 1 with reward above 0 · mean reward 0.25"
+    assert said in browser.text("#summary")
+    heads = browser.texts(".facts")
     assert "✓ rewarded" in heads[0] and "✗ not rewarded" in heads[1]
 
 
@@ -84,9 +76,9 @@ def test_one_step_of_a_run(tmp_path, view):
 
 def test_a_group_that_moves_nothing_says_so_and_has_no_scale(tmp_path, view, browser):
     browser.open(view(write_run(tmp_path / "run", steps=1, prompts=1, rewards=(1.0, 1.0))))
-    assert "All rewards are equal: no advantage, no update" in text(browser, "#summary")
-    assert "0 at every token" in text(browser, "#legend")
-    assert not browser.run("document.querySelectorAll('.swatch').length")
+    assert "All rewards are equal: no advantage, no update" in browser.text("#summary")
+    assert "0 at every token" in browser.text("#legend")
+    assert not browser.count(".swatch")
 
 
 def test_methods_and_signs_fill_their_own_scales(tmp_path, view, browser):
@@ -103,11 +95,10 @@ def test_methods_and_signs_fill_their_own_scales(tmp_path, view, browser):
     browser.press("b")
     own = deepest()
     assert max(own[:7]) == 16 and own[7] == 16, "each sign fills its ramp"
-    assert browser.run("document.querySelectorAll('#legend .bar').length") == 2
-    browser.press("c")
-    browser.press("c")
+    assert browser.count("#legend .bar") == 2
+    browser.press("c", "c")
     shared = deepest()
-    assert browser.run("document.querySelectorAll('#legend .bar').length") == 1
+    assert browser.count("#legend .bar") == 1
     assert max(shared[:7]) < 16
     browser.press("c")
     assert max(deepest()[:7]) > max(shared[:7]), "a logarithm brings small ones up"
@@ -134,11 +125,11 @@ def test_a_diverged_policy_can_be_looked_at(tmp_path, view, browser):
         np.testing.assert_array_equal(found.credit[24:48], alone.credit)
     browser.open(view(tmp_path / "run"))
     browser.press("k")
-    assert "3 completions with numbers that are not finite" in text(browser, "#summary")
-    heads = browser.run("[...document.querySelectorAll('.facts')].map((e) => e.textContent)")
+    assert "3 completions with numbers that are not finite" in browser.text("#summary")
+    heads = browser.texts(".facts")
     assert ["not finite" in head for head in heads] == [False, True, True, True]
     paint(browser)
-    assert browser.run("document.querySelectorAll('.pane .t').length") == 24
+    assert browser.count(".pane .t") == 24
 
 
 def test_a_chat_template_is_folded_away(tmp_path, view, browser):
@@ -146,9 +137,9 @@ def test_a_chat_template_is_folded_away(tmp_path, view, browser):
     page = view(run)
     assert [g["prompt"] for g in blocks(page)["page"]["groups"]] == ["0-0", "0-1", "0-2"]
     browser.open(page)
-    assert browser.run("document.querySelector('#prompt > bdi').textContent") == "0-0"
-    assert browser.run("document.querySelectorAll('#prompt details:not([open])').length") == 2
-    assert "You are kind." in text(browser, ".template bdi")
+    assert browser.text("#prompt > bdi") == "0-0"
+    assert browser.count("#prompt details:not([open])") == 2
+    assert "You are kind." in browser.text(".template bdi")
     option = "document.getElementById('prompts').options[1].textContent"
     assert "im_start" not in browser.run(option) and "0-1" in browser.run(option)
 
