@@ -22,7 +22,7 @@ from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
-from annotate.traces import chain_rows, write_texts
+from annotate.traces import annotated, chain_rows, text_rows, write_texts
 
 
 @pytest.fixture
@@ -60,9 +60,7 @@ def test_cut_anywhere_it_is_whole_up_to_there(path, selection):
             said = Annotations.read(path)
             found = sum(len(r.proposals) + len(r.reviews) for r in said.items.values())
             assert found == max(whole - 2, 0)
-        with AnnotationWriter(path, selection) as writer:
-            propose(selection, [ExactAnnotator()], writer)
-        found = Annotations.read(path).items.values()
+        found = annotated(path, selection, ExactAnnotator()).items.values()
         assert sum(len(record.proposals) for record in found) == everything - 1
 
 
@@ -166,19 +164,15 @@ def test_agreement_by_hand(tmp_path):
 
 
 def test_what_an_annotator_says_is_cut_to_what_can_be_read(tmp_path):
-    rows = [
-        {"prompt_id": "q", "prompt": "q" * 5000, "sample": i, "completion": text, "reward": reward}
-        for i, (text, reward) in enumerate([("5", 1.0), ("6", 0.0)])
-    ]
+    rows = text_rows(("5", 1.0), ("6", 0.0), prompt="q" * 5000)
     selection = select(Trace.open(write_texts(tmp_path / "long", rows)))
 
     class Talker(ExactAnnotator):
         def first_error(self, wrong):
             return super().first_error(wrong)._replace(rationale="because " * 1000)
 
-    with AnnotationWriter(tmp_path / "long.jsonl", selection) as writer:
-        propose(selection, [Talker()], writer)
-    said = Annotations.read(tmp_path / "long.jsonl").items[Item("q", 1)].proposals["exact"]
+    found = annotated(tmp_path / "long.jsonl", selection, Talker())
+    said = found.items[Item("q", 1)].proposals["exact"]
     assert said.status is Status.NOT_COMPUTABLE
     assert len(said.rationale) == MAX_TEXT and said.rationale.startswith("because because")
 

@@ -16,7 +16,7 @@ from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from acpo.viewer.review import write_review_page
-from annotate.traces import chain_rows, write_texts
+from annotate.traces import chain_rows, placed_by_models, write_texts
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def case(tmp_path):
         for item, record in list(writer.annotations.items.items()):
             proposal = Proposal("m", Status.LOCATED, Span(1, 3), "hm", "", "now")
             writer.add_proposal(item, record.length, proposal)
-    return selection, tmp_path / "a.jsonl", tmp_path / "review.json"
+    return selection, tmp_path / "a.jsonl"
 
 
 def decision(annotations, item, kind="accept", **changes):
@@ -61,18 +61,30 @@ def exported(annotations, *decisions, **changes):
     }
 
 
+def merge(path, *decisions, **changes):
+    """Apply decisions, exported to the file beside the annotations."""
+    review = path.with_name("review.json")
+    review.write_text(json.dumps(exported(Annotations.read(path), *decisions, **changes)))
+    return apply(path, review)
+
+
+def refused(path, message, *decisions, **changes):
+    before = path.read_bytes()
+    with pytest.raises(ReviewError, match=message):
+        merge(path, *decisions, **changes)
+    assert path.read_bytes() == before
+
+
 def test_later_decisions_replace_earlier_ones_which_stay_on_record(case):
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     first, second = list(annotations.items)[:2]
     rows = [decision(annotations, first), decision(annotations, second, "reject", note="no")]
-    review.write_text(json.dumps(exported(annotations, *rows)))
-    assert apply(path, review) == Merged(1, 0, 1, 0, 0, 10)
-    assert apply(path, review) == Merged(0, 0, 0, 0, 2, 10), "the same file again changes nothing"
+    assert merge(path, *rows) == Merged(1, 0, 1, 0, 0, 10)
+    assert merge(path, *rows) == Merged(0, 0, 0, 0, 2, 10), "the same again changes nothing"
     moved = decision(annotations, first, "move", span=[2, 4])
-    review.write_text(json.dumps(exported(annotations, moved, reviewer="Bo")))
     merged = Merged(0, 1, 0, 1, 0, 11)  # what corresponded to the old place waits again
-    assert apply(path, review) == merged
+    assert merge(path, moved, reviewer="Bo") == merged
     record = Annotations.read(path).items[first]
     assert [(r.reviewer, r.decision) for r in record.reviews] == [("Ada", "accept"), ("Bo", "move")]
     assert record.review.span == Span(2, 4)
@@ -124,34 +136,27 @@ BAD_DECISIONS = {
 
 @pytest.mark.parametrize(("change", "message"), BAD_FILES.values(), ids=BAD_FILES.keys())
 def test_files_that_are_refused(case, change, message):
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     row = decision(annotations, next(iter(annotations.items)))
-    refused(path, review, {**exported(annotations, row), **change}, message)
+    refused(path, message, row, **change)
 
 
 @pytest.mark.parametrize(("change", "message"), BAD_DECISIONS.values(), ids=BAD_DECISIONS.keys())
 def test_decisions_that_are_refused_with_all_the_others(case, change, message):
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     first, second = list(annotations.items)[:2]
     rows = [decision(annotations, first), {**decision(annotations, second), **change}]
-    refused(path, review, exported(annotations, *rows), message)
-
-
-def refused(path, review, value, message):
-    review.write_text(json.dumps(value))
-    before = path.read_bytes()
-    with pytest.raises(ReviewError, match=message):
-        apply(path, review)
-    assert path.read_bytes() == before
+    refused(path, message, *rows)
 
 
 def test_two_decisions_on_one_item_and_files_that_are_no_json(case):
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     row = decision(annotations, next(iter(annotations.items)))
-    refused(path, review, exported(annotations, row, row), "second decision")
+    refused(path, "second decision", row, row)
+    review = path.with_name("other.json")
     for text in ("", "[" * 100_000, "NaN", '"x"', '{"format": "acpo-review"}'):
         review.write_text(text)
         with pytest.raises(ReviewError):
@@ -166,70 +171,57 @@ def pairs_by_evidence(selection, path, accept):
 
 
 def test_nothing_counts_as_verified_until_a_person_said_so(case):
-    selection, path, review = case
+    selection, path = case
     assert pairs_by_evidence(selection, path, Accept.SOUND) == [Evidence.COMPUTED] * 8
     with pytest.raises(ACPOError, match="no pair counts"):
         aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
     annotations = Annotations.read(path)
     error = Item(*next(key for key in annotations.items if key.right is None))
     pair = next(key for key in annotations.items if key.right is not None and key[:2] == error[:2])
-    review.write_text(json.dumps(exported(annotations, decision(annotations, error))))
-    apply(path, review)
+    merge(path, decision(annotations, error))
     with pytest.raises(ACPOError, match="corresponding place: not verified"):
         aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
-    review.write_text(json.dumps(exported(annotations, decision(annotations, pair))))
-    apply(path, review)
+    merge(path, decision(annotations, pair))
     assert pairs_by_evidence(selection, path, Accept.VERIFIED_ONLY) == [Evidence.VERIFIED]
-    reject = decision(annotations, error, "reject")
-    review.write_text(json.dumps(exported(annotations, reject)))
-    apply(path, review)
+    merge(path, decision(annotations, error, "reject"))
     assert len(pairs_by_evidence(selection, path, Accept.ALL_PROPOSALS)) == 6
 
 
 def test_what_corresponds_to_one_error_does_not_stand_for_another(case):
-    selection, path, review = case
+    selection, path = case
     annotations = Annotations.read(path)
     error = next(key for key in annotations.items if key.right is None)
-    moved = decision(annotations, error, "move", span=[0, 1])
-    review.write_text(json.dumps(exported(annotations, moved)))
-    apply(path, review)
+    merge(path, decision(annotations, error, "move", span=[0, 1]))
     pairs, outcomes = aligned_pairs(selection, Annotations.read(path), Accept.SOUND)
     assert len(pairs) == 6
     assert outcomes["corresponding place: of a moved error, not verified"] == 2
-    by_m = decision(annotations, error, annotator="m", span=[1, 3])
-    review.write_text(json.dumps(exported(annotations, by_m)))
-    apply(path, review)
+    merge(path, decision(annotations, error, annotator="m", span=[1, 3]))
     pairs, _ = aligned_pairs(selection, Annotations.read(path), Accept.ALL_PROPOSALS)
     changed = [pair for pair in pairs if pair.wrong.sample == error.wrong][:2]
     assert {pair.corresponding.annotator for pair in changed} == {"m"}
 
 
 def test_what_was_verified_beside_one_error_does_not_count_beside_the_next(case):
-    selection, path, review = case
+    selection, path = case
     annotations = Annotations.read(path)
     error = next(key for key in annotations.items if key.right is None)
     places = [key for key in annotations.items if key[:2] == error[:2] and key != error]
     rows = [decision(annotations, item) for item in (error, *places)]
-    review.write_text(json.dumps(exported(annotations, *rows)))
-    assert apply(path, review).undecided == 9
+    assert merge(path, *rows).undecided == 9
     assert len(pairs_by_evidence(selection, path, Accept.VERIFIED_ONLY)) == 2
     later = decision(annotations, error, annotator="m", span=[1, 3])
-    review.write_text(json.dumps(exported(annotations, later)))
-    assert apply(path, review).undecided == 11
+    assert merge(path, later).undecided == 11
     with pytest.raises(ACPOError, match="2 corresponding place: verified beside another error"):
         aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
 
 
 def test_an_older_file_is_read_by_what_its_proposals_say(case):
-    selection, path, review = case
+    selection, path = case
     annotations = Annotations.read(path)
     error, place = list(annotations.items)[:2]
     rows = [decision(annotations, error, annotator="m", span=[1, 3]), decision(annotations, place)]
-    review.write_text(json.dumps(exported(annotations, rows[0])))
-    apply(path, review)
-    review.write_text(json.dumps(exported(annotations, {**rows[1], "error": [1, 3]})))
-    with pytest.raises(ReviewError, match="its own error"):
-        apply(path, review)
+    merge(path, rows[0])
+    refused(path, "its own error", {**rows[1], "error": [1, 3]})
     lines = path.read_text().splitlines()
     old = {**json.loads(lines[-1]), **place._asdict(), "annotator": "exact"}
     old["span"] = list(annotations.items[place].proposed["exact"])
@@ -240,30 +232,19 @@ def test_an_older_file_is_read_by_what_its_proposals_say(case):
 
 
 def test_nothing_waits_that_corresponds_to_a_rejected_error(case):
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     error, place = list(annotations.items)[:2]
     rejected = decision(annotations, error, "reject")
-    review.write_text(json.dumps(exported(annotations, rejected)))
-    assert apply(path, review) == Merged(0, 0, 1, 0, 0, 9)
-    refused(path, review, exported(annotations, decision(annotations, place)), "was rejected")
-    both = exported(annotations, rejected, decision(annotations, place))
-    refused(path, review, both, "decision 2: nothing corresponds")
+    assert merge(path, rejected) == Merged(0, 0, 1, 0, 0, 9)
+    beside = decision(annotations, place)
+    refused(path, "was rejected", beside)
+    refused(path, "decision 2: nothing corresponds", rejected, beside)
 
 
 def test_models_are_not_believed_unless_asked_to(tmp_path):
     selection = select(Trace.open(write_texts(tmp_path / "trace", chain_rows(chain_problems(1)))))
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        writer.add_annotator("m", {"kind": "model"})
-        for group, wrong, right in selection.pairs:
-            for item, one in (
-                (Item(group.prompt_id, wrong.sample), wrong),
-                (Item(group.prompt_id, wrong.sample, right.sample), right),
-            ):
-                writer.add_proposal(
-                    item, one.length, Proposal("m", Status.LOCATED, Span(4, 5), "", "", "")
-                )
-    annotations = Annotations.read(tmp_path / "a.jsonl")
+    annotations = placed_by_models(tmp_path / "a.jsonl", selection, Span(4, 5), "m")
     with pytest.raises(ACPOError, match=r"4 error: not verified.*--all-proposals"):
         aligned_pairs(selection, annotations, Accept.SOUND)
     pairs, _ = aligned_pairs(selection, annotations, Accept.ALL_PROPOSALS)
@@ -301,10 +282,9 @@ def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
             self.left = 0
             return self.file.write(data[: data.index(b"\n") + 20])
 
-    _, path, review = case
+    _, path = case
     annotations = Annotations.read(path)
     rows = [decision(annotations, item) for item in list(annotations.items)[:3]]
-    review.write_text(json.dumps(exported(annotations, *rows)))
     before = path.read_bytes()
     resume = AnnotationWriter._resume
 
@@ -316,13 +296,13 @@ def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(AnnotationWriter, "_resume", full)
         with pytest.raises(OSError, match="No space"):
-            apply(path, review)
+            merge(path, *rows)
     assert path.read_bytes() == before
-    assert apply(path, review).accepted == 3
+    assert merge(path, *rows).accepted == 3
 
 
 def test_a_page_that_cannot_be_written_is_told(case, tmp_path):
-    _, path, _ = case
+    _, path = case
     trace, annotations = Trace.open(tmp_path / "trace"), Annotations.read(path)
     with pytest.raises(ACPOError, match="cannot be written"):
         write_review_page(trace, annotations, tmp_path / "trace")

@@ -2,15 +2,14 @@
 
 import pytest
 
-from acpo.annotate.annotations import Annotations, AnnotationWriter, Item
+from acpo.annotate.annotations import Item
 from acpo.annotate.annotators import ArithmeticAnnotator, Status
 from acpo.annotate.arithmetic import equations
 from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.models import parse_annotators
 from acpo.annotate.pairs import Span, select
-from acpo.annotate.propose import propose
 from acpo.records import Trace
-from annotate.traces import write_texts
+from annotate.traces import annotated, text_rows, write_texts
 
 CASES = {
     "48/2 = 24, then 48+24=73": [True, False],
@@ -134,23 +133,16 @@ def test_long_texts_take_no_time():
 
 
 def test_first_errors_of_word_problems(tmp_path):
-    base = {"prompt_id": "q", "prompt": "clips?", "answer": "72"}
-    texts = [
+    rows = text_rows(
         ("She sold 48 / 2 = 24 in May, so 48 + 24 = 72.", 1.0),
         ("She sold 48/2 = 24 in May, so 48+24 = 73. #### 73", 0.0),
         ("She sold 48 * 2 = 96 in May. #### 96", 0.0),
-    ]
-    rows = [
-        {**base, "sample": i, "completion": text, "reward": reward}
-        for i, (text, reward) in enumerate(texts)
-    ]
+    )
     trace = Trace.open(write_texts(tmp_path / "t", rows, split=r"\S+|\s+"))
     selection = select(trace)
     (annotator,) = parse_annotators(["arithmetic"], cache=tmp_path, timeout=1.0, retries=0)
     assert isinstance(annotator, ArithmeticAnnotator)
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        propose(selection, [annotator], writer)
-        annotations = writer.annotations
+    annotations = annotated(tmp_path / "a.jsonl", selection, annotator)
     error = annotations.items[Item("q", 1)].proposals["arithmetic"]
     wrong = selection.groups[0].wrong[0]
     assert wrong.text(error.span) == "73." and "48+24 is 72, not 73" in error.rationale
@@ -166,16 +158,10 @@ def test_first_errors_of_word_problems(tmp_path):
 
 @pytest.mark.parametrize("split", [r" ?\S+", r"\S+|\s+", r"[\s\S]", r" ?\d| ?[^\d\s]+|\s"])
 def test_tokens_may_begin_before_the_number(tmp_path, split):
-    base = {"prompt_id": "q", "prompt": "clips?"}
     texts = [(r"so \( 48 + 24 = 72 \)", 1.0), ("so 48 + 24 = 73", 0.0), ("so 24 * 2 = 72", 0.0)]
-    rows = [
-        {**base, "sample": i, "completion": text, "reward": reward}
-        for i, (text, reward) in enumerate(texts)
-    ]
+    rows = text_rows(*texts)
     selection = select(Trace.open(write_texts(tmp_path / "t", rows, split=split)))
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        propose(selection, [ArithmeticAnnotator()], writer)
-    annotations = Annotations.read(tmp_path / "a.jsonl")
+    annotations = annotated(tmp_path / "a.jsonl", selection, ArithmeticAnnotator())
     places = {item: record.proposed for item, record in annotations.items.items()}
     group = selection.groups[0]
     assert group.wrong[0].text(places[Item("q", 1)]["arithmetic"]).strip() == "73"

@@ -8,22 +8,13 @@ from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.pairs import Chars, select
 from acpo.records import Trace
 from acpo.tasks.chain import ChainProblem, chain_problems
-from annotate.traces import chain_rows, with_error, write_texts
+from annotate.traces import chain_rows, text_rows, with_error, write_texts
 
 PROBLEM = ChainProblem.parse("7*8+6-9:")  # 7*8=6+6=2-9=3
 
 
 def trajectory(tmp_path, completion, right=PROBLEM.solution, prompt=PROBLEM.prompt):
-    rows = [
-        {
-            "prompt_id": "p",
-            "sample": s,
-            "prompt": prompt,
-            "completion": text,
-            "reward": float(1 - s),
-        }
-        for s, text in enumerate((right, completion))
-    ]
+    rows = text_rows((right, 1.0), (completion, 0.0), prompt=prompt)
     group = select(Trace.open(write_texts(tmp_path / "t", rows))).groups[0]
     return group.wrong[0], group.right[0]
 

@@ -6,7 +6,7 @@ import pytest
 from acpo.annotate.pairs import Chars, Span, select
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceWriter
-from annotate.traces import write_texts
+from annotate.traces import text_rows, write_texts
 
 
 def row(prompt, sample, reward, **more):
@@ -78,10 +78,7 @@ def test_nothing_to_compare(tmp_path, rows, message):
 
 
 def test_characters_to_tokens(tmp_path):
-    rows = [
-        {"prompt_id": "a", "sample": 0, "prompt": "", "completion": "ab\U0001f600c", "reward": 1.0},
-        {"prompt_id": "a", "sample": 1, "prompt": "", "completion": "ab\U0001f600c", "reward": 0.0},
-    ]
+    rows = text_rows(("ab\U0001f600c", 1.0), ("ab\U0001f600c", 0.0))
     # The emoji is two tokens, and a token without characters ends the completion.
     starts, ends = [0, 2, 2, 3, 4], [2, 3, 3, 4, 4]
     tokens = {"token_id": [0] * 10, "start": starts * 2, "end": ends * 2}

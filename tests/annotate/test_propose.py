@@ -23,7 +23,7 @@ from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from annotate.server import Fault, annotate_chain, annotating, pieces, place
-from annotate.traces import chain_rows, write_texts
+from annotate.traces import chain_rows, text_rows, write_texts
 
 
 @pytest.fixture(autouse=True)
@@ -290,11 +290,8 @@ HOSTILE = (
 
 @pytest.fixture
 def hostile_selection(tmp_path):
-    base = {"prompt_id": "q", "prompt": 'Find x. "}]} <<<', "answer": "3"}
-    rows = [
-        {**base, "sample": 0, "completion": "x = 3", "reward": 1.0},
-        {**base, "sample": 1, "completion": HOSTILE, "reward": 0.0},
-    ]
+    prompt = 'Find x. "}]} <<<'
+    rows = text_rows(("x = 3", 1.0), (HOSTILE, 0.0), prompt=prompt, answer="3")
     return select(Trace.open(write_texts(tmp_path / "t", rows, split=r"\S+|\s+")))
 
 

@@ -14,7 +14,7 @@ from acpo.annotate.propose import propose
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from acpo.viewer.review import write_review_page
-from annotate.traces import chain_rows, write_texts
+from annotate.traces import chain_rows, placed_by_models, text_rows, write_texts
 
 
 @pytest.fixture
@@ -234,19 +234,11 @@ def test_every_control_is_reached_by_tab(browser, case):
 
 def test_long_completions_open_at_the_place(browser, tmp_path):
     words = " ".join(f"w{number}" for number in range(16_000))
-    base = {"prompt_id": "q", "prompt": "long", "answer": "1"}
-    rows = [
-        {**base, "sample": s, "completion": f"{words} {s}", "reward": 1.0 - s} for s in range(2)
-    ]
+    rows = text_rows((f"{words} 0", 1.0), (f"{words} 1", 0.0))
     trace = Trace.open(write_texts(tmp_path / "trace", rows, split=r"\S+|\s+"))
-    selection = select(trace)
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        writer.add_annotator("m", {"kind": "model"})
-        for item in (Item("q", 1), Item("q", 1, 0)):
-            proposal = Proposal("m", Status.LOCATED, Span(30_000, 30_002), "", "", "now")
-            writer.add_proposal(item, selection.groups[0].wrong[0].length, proposal)
+    said = placed_by_models(tmp_path / "a.jsonl", select(trace), Span(30_000, 30_002), "m")
     page = tmp_path / "review.html"
-    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    write_review_page(trace, said, page)
     began = time.monotonic()
     browser.open(page)
     assert time.monotonic() - began < 30.0  # about 1 s, and more on a busy machine
@@ -269,21 +261,12 @@ HOSTILE = [
 
 def test_hostile_text_does_nothing(browser, tmp_path):
     body = " ".join(HOSTILE)
-    base = {"prompt_id": body, "prompt": body, "answer": body}
-    rows = [
-        {**base, "sample": 0, "completion": f"{body} right", "reward": 1.0},
-        {**base, "sample": 1, "completion": f"{body} wrong", "reward": 0.0},
-    ]
+    hostile = {"prompt_id": body, "prompt": body, "answer": body}
+    rows = text_rows((f"{body} right", 1.0), (f"{body} wrong", 0.0), **hostile)
     trace = Trace.open(write_texts(tmp_path / "trace", rows, split=r"\S+|\s+"))
-    selection = select(trace)
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        writer.add_annotator("m", {"kind": "model"})
-        for item in (Item(body, 1), Item(body, 1, 0)):
-            proposal = Proposal("m", Status.LOCATED, Span(0, 2), body, body, "now")
-            length = selection.groups[0].wrong[0].length
-            writer.add_proposal(item, length, proposal)
+    said = placed_by_models(tmp_path / "a.jsonl", select(trace), Span(0, 2), "m", said=body)
     page = tmp_path / "review.html"
-    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    write_review_page(trace, said, page)
     browser.open(page)
     name_oneself(browser, "<b>Eve</b>")
     browser.press("a", "a")
@@ -299,16 +282,10 @@ def test_hostile_text_does_nothing(browser, tmp_path):
 def test_a_rationale_moves_neither_text_nor_buttons(browser, tmp_path):
     rows = chain_rows(chain_problems(1, seed=5), right=1, wrong=1)
     trace = Trace.open(write_texts(tmp_path / "trace", rows))
-    selection = select(trace)
     hostile = "\u202etpecca\u202c is wrong\u2066 " + "and so on\n" * 300
-    with AnnotationWriter(tmp_path / "a.jsonl", selection) as writer:
-        for name in ("m", "n"):
-            writer.add_annotator(name, {"kind": "model", "model": name})
-            item = Item(selection.groups[0].prompt_id, 1)
-            proposal = Proposal(name, Status.LOCATED, Span(1, 3), hostile, "", "now")
-            writer.add_proposal(item, selection.groups[0].wrong[0].length, proposal)
+    said = placed_by_models(tmp_path / "a.jsonl", select(trace), Span(1, 3), "m", "n", said=hostile)
     page = tmp_path / "review.html"
-    write_review_page(trace, Annotations.read(tmp_path / "a.jsonl"), page)
+    write_review_page(trace, said, page)
     browser.open(page)
     assert browser.texts(".why .mark")[:3] == ["RLO", "PDF", "LRI"]
     assert not set("\u202e\u202c\u2066") & set(browser.text("#proposals"))

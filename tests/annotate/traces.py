@@ -5,6 +5,10 @@ from pathlib import Path
 
 import numpy as np
 
+from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
+from acpo.annotate.annotators import Annotator, Status
+from acpo.annotate.pairs import Selection, Span
+from acpo.annotate.propose import propose
 from acpo.records import TraceWriter
 from acpo.tasks.chain import ChainProblem, Step, apply, write_trace
 
@@ -41,6 +45,36 @@ def write_texts(
     with TraceWriter(path, {"model": "by hand"}) as writer:
         writer.append(rows, columns, step=step)
     return path
+
+
+def text_rows(*texts: tuple[str, float], **more: str) -> list[dict]:
+    """Completions of one prompt, each with its reward."""
+    return [
+        {"prompt_id": "q", "prompt": "q", "sample": i, "completion": text, "reward": reward, **more}
+        for i, (text, reward) in enumerate(texts)
+    ]
+
+
+def annotated(path: Path, selection: Selection, *annotators: Annotator) -> Annotations:
+    """What annotators that compute say, in one order."""
+    with AnnotationWriter(path, selection) as writer:
+        propose(selection, annotators, writer, concurrency=1)
+    return Annotations.read(path)
+
+
+def placed_by_models(
+    path: Path, selection: Selection, span: Span, *names: str, said: str = ""
+) -> Annotations:
+    """The same place in every completion, proposed by models of these names."""
+    with AnnotationWriter(path, selection) as writer:
+        for name in names:
+            writer.add_annotator(name, {"kind": "model", "model": name})
+            proposal = Proposal(name, Status.LOCATED, span, said, said, "now")
+            for group, wrong, right in selection.pairs:
+                error = Item(group.prompt_id, wrong.sample)
+                for item, one in ((error, wrong), (error._replace(right=right.sample), right)):
+                    writer.add_proposal(item, one.length, proposal)
+    return Annotations.read(path)
 
 
 def chain_rows(problems: list[ChainProblem], *, right: int = 2, wrong: int = 2) -> list[dict]:

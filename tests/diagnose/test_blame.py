@@ -8,10 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from acpo.annotate.annotations import Annotations, AnnotationWriter
+from acpo.annotate.annotations import Annotations
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.diagnose.blame import REGIONS, Shares, _rows, blame
 from acpo.diagnose.clusters import effect
@@ -19,7 +18,7 @@ from acpo.errors import ACPOError
 from acpo.objectives import METHODS, group_advantages, stats_from_logits
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
-from annotate.traces import chain_rows
+from annotate.traces import annotated, chain_rows
 
 VOCAB = 12
 
@@ -67,10 +66,8 @@ def case(tmp_path_factory):
     with TraceWriter(folder / "trace", header) as writer:
         writer.append(rows, columns)
     trace = Trace.open(folder / "trace")
-    with AnnotationWriter(folder / "a.jsonl", select(trace)) as writer:
-        propose(select(trace), [ExactAnnotator()], writer)
     torch.save((z, y), folder / "logits.pt")
-    return trace, Annotations.read(folder / "a.jsonl"), folder
+    return trace, annotated(folder / "a.jsonl", select(trace), ExactAnnotator()), folder
 
 
 @pytest.fixture(scope="module")
@@ -203,9 +200,7 @@ def test_what_a_trace_cannot_give_is_named(case, tmp_path):
     with TraceWriter(tmp_path / "t", {"method": "acpo"}) as writer:
         writer.append(rows, off)
     bare = Trace.open(tmp_path / "t")
-    with AnnotationWriter(tmp_path / "a.jsonl", select(bare)) as writer:
-        propose(select(bare), [ExactAnnotator()], writer)
-    finding = blame(bare, Annotations.read(tmp_path / "a.jsonl"))
+    finding = blame(bare, annotated(tmp_path / "a.jsonl", select(bare), ExactAnnotator()))
     facts = " ".join(finding.facts)
     assert (
         "Without gtpo_entropy" in facts

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from acpo.annotate.annotations import Annotations, AnnotationWriter
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
 from acpo.diagnose.first_error import ProfileSettings, first_error
@@ -19,7 +17,7 @@ from acpo.diagnose.report import html
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
-from annotate.traces import chain_rows, write_texts
+from annotate.traces import annotated, chain_rows, write_texts
 
 
 def case(tmp_path, *, rise, problems=12, seed=0, noise=0.05, longer=0):
@@ -40,9 +38,7 @@ def case(tmp_path, *, rise, problems=12, seed=0, noise=0.05, longer=0):
         chosen += chain_problems(longer, steps=9, seed=1)
     rows = chain_rows(chosen, wrong=3)
     trace = Trace.open(write_texts(tmp_path / "trace", rows, entropy=entropy))
-    with AnnotationWriter(tmp_path / "a.jsonl", select(trace)) as writer:
-        propose(select(trace), [ExactAnnotator()], writer)
-    return trace, Annotations.read(tmp_path / "a.jsonl")
+    return trace, annotated(tmp_path / "a.jsonl", select(trace), ExactAnnotator())
 
 
 def effects_of(finding):

@@ -2,13 +2,11 @@
 
 from typer.testing import CliRunner
 
-from acpo.annotate.annotations import AnnotationWriter, Item, Proposal
-from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Span, select
 from acpo.cli import app
 from acpo.diagnose.blame import REGIONS
 from acpo.records import Trace
-from annotate.traces import write_texts
+from annotate.traces import placed_by_models, text_rows, write_texts
 from diagnose.test_blame import case, finding  # noqa: F401 (fixtures)
 
 
@@ -40,19 +38,11 @@ def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, b
 def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
     """Errors placed by nobody one knows, in completions that are markup."""
     body = "<img src=x onerror=window.hit=1> </script><script>window.hit=2</script> \u202e 1+1=3 "
-    base = {"prompt_id": body, "prompt": body, "answer": body, "advantage": 0.0}
-    rows = [
-        {**base, "sample": 0, "completion": body + "right", "reward": 1.0},
-        {**base, "sample": 1, "completion": body + "wrong", "reward": 0.0},
-    ]
+    hostile = {"prompt_id": body, "prompt": body, "answer": body, "advantage": 0.0}
+    rows = text_rows((body + "right", 1.0), (body + "wrong", 0.0), **hostile)
     trace = write_texts(tmp_path / "t", rows, split=r"\S+|\s+")
     file = tmp_path / "a.jsonl"
-    selection = select(Trace.open(trace))
-    with AnnotationWriter(file, selection) as writer:
-        name = "<b>m</b>"
-        writer.add_annotator(name, {"kind": "model"})
-        proposal = Proposal(name, Status.LOCATED, Span(0, 2), body, body, "now")
-        writer.add_proposal(Item(body, 1), selection.groups[0].wrong[0].length, proposal)
+    placed_by_models(file, select(Trace.open(trace)), Span(0, 2), "<b>m</b>", said=body)
     page = tmp_path / "page.html"
     arguments = ["view", str(trace), "--annotations", str(file), "-o", str(page)]
     result = CliRunner().invoke(app, arguments)
