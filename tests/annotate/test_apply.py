@@ -3,15 +3,14 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
+import commandline
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
 from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.apply import Merged, ReviewError, apply
 from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
-from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
@@ -161,8 +160,8 @@ def test_two_decisions_on_one_item_and_files_that_are_no_json(case):
         review.write_text(text)
         with pytest.raises(ReviewError):
             apply(path, review)
-    result = CliRunner().invoke(app, ["annotate", "apply", str(path), str(review.parent / "none")])
-    assert result.exit_code == 2 and "No such file" in result.output
+    missing = commandline.refused("annotate", "apply", path, review.parent / "none")
+    assert "No such file" in missing
 
 
 def pairs_by_evidence(selection, path, accept):

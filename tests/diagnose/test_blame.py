@@ -6,12 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.cli import app
 from acpo.diagnose.blame import REGIONS, Shares, _rows, blame
 from acpo.diagnose.clusters import effect
 from acpo.errors import ACPOError
@@ -19,6 +17,7 @@ from acpo.objectives import METHODS, group_advantages, stats_from_logits
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
 from annotate.traces import annotated, chain_rows
+from commandline import acpo, refused
 
 VOCAB = 12
 
@@ -212,16 +211,13 @@ def test_what_a_trace_cannot_give_is_named(case, tmp_path):
 
 def test_the_command_writes_table_and_figure(case, tmp_path):
     _, _, folder = case
-    arguments = ["diagnose", "blame", str(folder / "trace")]
-    arguments += ["--annotations", str(folder / "a.jsonl"), "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "24 wrong completions of 12 prompts. Chance: " in result.output
+    arguments = ["diagnose", "blame", folder / "trace"]
+    arguments += ["--annotations", folder / "a.jsonl", "--output", tmp_path]
+    assert "24 wrong completions of 12 prompts. Chance: " in acpo(*arguments)
     names = {"blame.csv", "blame.md", "blame.png", "blame.pdf", "blame-completions.csv"}
     assert {file.name for file in tmp_path.iterdir()} == names
     assert "| acpo |" in (tmp_path / "blame.md").read_text()
-    both = CliRunner().invoke(app, [*arguments, "--verified-only", "--all-proposals"])
-    assert both.exit_code == 2 and "choose one" in both.output
+    assert "choose one" in refused(*arguments, "--verified-only", "--all-proposals")
 
 
 def test_models_words_do_not_count_unless_asked(case, tmp_path):
@@ -236,9 +232,8 @@ def test_models_words_do_not_count_unless_asked(case, tmp_path):
 
 def test_all_takes_annotations_and_opens_with_a_sentence_each(case, tmp_path, no_pdf):
     _, _, folder = case
-    arguments = ["diagnose", "all", str(folder / "trace"), "--output", str(tmp_path)]
-    result = CliRunner().invoke(app, [*arguments, "--annotations", str(folder / "a.jsonl")])
-    assert result.exit_code == 0, result.output
+    arguments = ["diagnose", "all", folder / "trace", "--output", tmp_path]
+    acpo(*arguments, "--annotations", folder / "a.jsonl")
     page = (tmp_path / "report.html").read_text()
     opening = page[: page.index("<section")]
     assert 'href="#blame"' in opening and 'href="#first-error"' in opening

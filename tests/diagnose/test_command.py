@@ -6,26 +6,22 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from acpo.cli import app
+from commandline import REFUSED, acpo
 from diagnose.test_dynamics import make_run
 from diagnose.traces import make_trace
 
 HOSTILE = "</td><script>alert(1)</script>`|\n# x [a](javascript:b) $\\frac{ &lt;b&gt; ~~no~~"
 
 
-def run(*arguments: object, status: int = 0):
-    result = CliRunner().invoke(app, ["diagnose", *map(str, arguments)])
-    assert result.exit_code == status, result.output
-    return result
+def run(*arguments: object, status: int = 0) -> str:
+    return acpo("diagnose", *arguments, status=status)
 
 
 def test_each_command_writes_its_files(tmp_path):
     trace = make_trace(tmp_path / "t", parts=1, length=30).path
     for name in ("alignment", "mismatch"):
-        result = run(name, trace, "--output", tmp_path / "out")
-        assert "tokens" in result.output
+        assert "tokens" in run(name, trace, "--output", tmp_path / "out")
         for kind in ("csv", "png", "pdf", "md"):
             assert (tmp_path / "out" / f"{name}.{kind}").stat().st_size > 0
 
@@ -40,11 +36,10 @@ def test_one_training_step_of_several(tmp_path, no_pdf):
     path = tmp_path / "t"
     make_trace(path, parts=1, length=10, step=0)
     make_trace(path, parts=1, length=20, step=50)
-    assert "120 sampled tokens" in run("alignment", path, "--output", tmp_path).output
-    result = run("alignment", path, "--step", 50, "--output", tmp_path)
-    assert "80 sampled tokens" in result.output
+    assert "120 sampled tokens" in run("alignment", path, "--output", tmp_path)
+    assert "80 sampled tokens" in run("alignment", path, "--step", 50, "--output", tmp_path)
     assert "step 50" in (tmp_path / "alignment.md").read_text()
-    assert "has steps 0, 50" in run("alignment", path, "--step", 7, status=2).output
+    assert "has steps 0, 50" in run("alignment", path, "--step", 7, status=REFUSED)
 
 
 def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
@@ -52,8 +47,8 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
         tmp_path / "t", parts=1, length=30, header={"model": HOSTILE}, drop=("tail_p2",)
     ).path
     hostile_run = make_run(tmp_path / "run", method=HOSTILE)
-    result = run("all", trace, "--runs", hostile_run, "--output", tmp_path / "out")
-    assert "4 analyses" in result.output
+    said = run("all", trace, "--runs", hostile_run, "--output", tmp_path / "out")
+    assert "4 analyses" in said
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<script" not in page and "default-src 'none'" in page
     assert "&lt;script&gt;" in page
@@ -89,22 +84,20 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     make_trace(tmp_path / "TRACE", parts=1, length=4)
-    result = run(*arguments, status=2)
-    assert message in result.output
-    assert result.output.count("\n") == 1
+    said = run(*arguments, status=REFUSED)
+    assert message in said and said.count("\n") == 1
 
 
 def test_names_do_not_reach_the_terminal_s_commands(tmp_path, no_pdf):
     hostile = make_run(tmp_path / "run", method="acpo\x1b]0;owned\x07\x1b[2J")
-    said = run("dynamics", hostile, "--output", tmp_path / "out").output
+    said = run("dynamics", hostile, "--output", tmp_path / "out")
     assert "owned" in said and not {"\x1b", "\x07"} & set(said)
 
 
 def test_all_of_a_trace_that_no_analysis_can_use_says_why(tmp_path):
     nothing = dict.fromkeys(("logp", "log_pmax", "old_logp"), np.full(120, np.nan))
     trace = make_trace(tmp_path / "t", parts=1, length=30, change=nothing).path
-    result = run("all", trace, "--output", tmp_path / "out")
-    assert "0 analyses" in result.output
+    assert "0 analyses" in run("all", trace, "--output", tmp_path / "out")
     assert "none of its 120 tokens" in (tmp_path / "out" / "report.html").read_text()
 
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
-from acpo.cli import app
 from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
 from acpo.diagnose.first_error import ProfileSettings, first_error
 from acpo.diagnose.report import html
@@ -18,6 +16,7 @@ from acpo.errors import ACPOError
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
 from annotate.traces import annotated, chain_rows, write_texts
+from commandline import acpo, refused
 
 
 def case(tmp_path, *, rise, problems=12, seed=0, noise=0.05, longer=0):
@@ -160,12 +159,9 @@ def test_offsets_that_few_prompts_have_are_counted_and_not_drawn(tmp_path):
 
 def test_the_command_writes_its_files(tmp_path):
     case(tmp_path, rise=0.3)
-    arguments = ["diagnose", "first-error", str(tmp_path / "trace"), "--window", "8"]
-    arguments += ["--annotations", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
-    arguments += ["--profiles", "1"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    assert "it rises after the error" in result.output
+    arguments = ["diagnose", "first-error", tmp_path / "trace", "--window", 8, "--profiles", 1]
+    arguments += ["--annotations", tmp_path / "a.jsonl", "--output", tmp_path / "out"]
+    assert "it rises after the error" in acpo(*arguments)
     for name in ("first-error", "first-error-profiles"):
         for kind in ("csv", "png", "pdf", "md"):
             assert (tmp_path / "out" / f"{name}.{kind}").stat().st_size > 0
@@ -174,10 +170,9 @@ def test_the_command_writes_its_files(tmp_path):
     after = [float(r["difference"]) for r in rows if r["quantity"] == "entropy" and r["t"] == "4"]
     assert after == [pytest.approx(0.3, abs=0.05)]
     assert {int(row["t"]) for row in rows} == set(range(-8, 9))
-    refused = CliRunner().invoke(app, [*arguments, "--verified-only"])
-    assert refused.exit_code == 2 and "no pair counts" in refused.output
-    both = CliRunner().invoke(app, [*arguments, "--verified-only", "--all-proposals"])
-    assert both.exit_code == 2 and "exclude each other" in both.output
+    arguments.append("--verified-only")
+    assert "no pair counts" in refused(*arguments)
+    assert "exclude each other" in refused(*arguments, "--all-proposals")
 
 
 def test_another_trace_and_empty_windows_are_refused(tmp_path):
@@ -198,12 +193,10 @@ def test_proposals_of_models_are_named_as_such(tmp_path, no_pdf):
     model = {"kind": "annotator", "name": "m", "settings": {"kind": "model"}}
     lines = text.splitlines()
     path.write_text("\n".join([lines[0], json.dumps(model), *lines[2:], ""]))
-    arguments = ["diagnose", "first-error", str(trace.path), "--annotations", str(path)]
-    arguments += ["--output", str(tmp_path / "out"), "--profiles", "1", "--window", "4"]
-    refused = CliRunner().invoke(app, arguments)
-    assert refused.exit_code == 2 and "pass --all-proposals" in refused.output
-    result = CliRunner().invoke(app, [*arguments, "--all-proposals"])
-    assert result.exit_code == 0, result.output
+    arguments = ["diagnose", "first-error", trace.path, "--annotations", path]
+    arguments += ["--output", tmp_path / "out", "--profiles", 1, "--window", 4]
+    assert "pass --all-proposals" in refused(*arguments)
+    acpo(*arguments, "--all-proposals")
     summary = (tmp_path / "out" / "first-error.md").read_text()
     assert "18 proposed by a model and verified by NOBODY" in summary
 
@@ -229,10 +222,8 @@ def test_one_step_of_several_is_not_called_pooled(tmp_path):
 
 def test_annotations_of_another_step_lose_no_other_analysis(tmp_path, no_pdf):
     add_step(case(tmp_path, rise=0.3, problems=3)[0], 7)
-    arguments = ["diagnose", "all", str(tmp_path / "trace"), "--step", "7"]
-    arguments += ["--annotations", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    arguments = ["diagnose", "all", tmp_path / "trace", "--step", 7]
+    acpo(*arguments, "--annotations", tmp_path / "a.jsonl", "--output", tmp_path / "out")
     report = (tmp_path / "out" / "report.html").read_text()
     assert report.count("the annotations are of step 0") == 2
 

@@ -8,6 +8,7 @@ import pytest
 
 from acpo.diagnose.outliers import EACH, QUANTITIES, outliers
 from acpo.records import Trace, TraceWriter
+from commandline import REFUSED
 from diagnose.test_command import run
 from viewer.conftest import view  # noqa: F401 (a fixture)
 from viewer.traces import HOSTILE, write_trace
@@ -81,8 +82,8 @@ def test_hostile_tokens_and_names_stay_text_in_the_report(no_analyses, tmp_path)
         assert re.fullmatch(
             r"#\w+|\.\./a%22%3E%3Cscript%3E%26javascript%3Ax\.html#[\w=&;.%+-]+", link
         )
-    missing = run("all", tmp_path / "t", "--page", tmp_path / "no.html", status=2)
-    assert "acpo view" in missing.output
+    missing = run("all", tmp_path / "t", "--page", tmp_path / "no.html", status=REFUSED)
+    assert "acpo view" in missing
 
 
 def test_a_part_without_tokens_loses_no_report(no_analyses, tmp_path):

@@ -6,27 +6,20 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
 from acpo.checkpoints import resolve_model
-from acpo.cli import app
 from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.trace import write
+from commandline import INTERRUPTED, acpo, refused
 from evaluate.runs import sums
 from evaluate.tinymodel import save
 
 CHAIN = "package:acpo/tasks/checkpoints/chain"
 SMALL = ["--task", "chain", "--n", 4, "--group", 8, "--max-tokens", 24, "--device", "cpu"]
-
-
-def acpo(*arguments, ok=True):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert (result.exit_code == 0) == ok, result.output
-    return result.output
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +80,7 @@ def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(write, "score", dies)
-        acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
+        acpo("trace", CHAIN, *SMALL, "--output", folder, status=INTERRUPTED)
     assert len(Trace.open(folder).parts) == 2
     said = acpo("trace", CHAIN, *SMALL, "--output", folder)
     assert "16 of 32 completions" in said and "32 of 32 completions" in said, "lines for a log"
@@ -96,7 +89,7 @@ def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
     for name in ("logp", "entropy", "credit"):
         ours, theirs = two.tokens(name)[name], one.tokens(name)[name]
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
-    assert "holds step 0 already" in acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
+    assert "holds step 0 already" in refused("trace", CHAIN, *SMALL, "--output", folder)
 
 
 def test_steps_of_training_in_one_trace(chain, tmp_path):
@@ -104,7 +97,7 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
     folder.mkdir()
     (folder / "header.jsonl").touch()  # a writer that died before its first line
     acpo("trace", CHAIN, *SMALL, "--output", folder)
-    assert "holds step 0 already" in acpo("trace", CHAIN, *SMALL, "--output", folder, ok=False)
+    assert "holds step 0 already" in refused("trace", CHAIN, *SMALL, "--output", folder)
     other = AutoModelForCausalLM.from_pretrained(resolve_model(CHAIN, tmp_path))
     with torch.no_grad():
         other.get_output_embeddings().weight.mul_(0.5)
@@ -119,9 +112,7 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
     assert ids[:32] == ids[32:]
     entropy = np.split(trace.tokens("entropy")["entropy"], [trace.starts[32]])
     assert entropy[1].mean() > 2 * entropy[0].mean(), "half the logits, more entropy"
-    said = acpo(
-        "trace", CHAIN, *SMALL, "--temperature", 0.5, "--step", 41, "--output", folder, ok=False
-    )
+    said = refused("trace", CHAIN, *SMALL, "--temperature", 0.5, "--step", 41, "--output", folder)
     assert "temperature=1.0, not 0.5" in said
 
 
@@ -138,15 +129,14 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(tmp_path, arguments, message):
-    said = acpo("trace", *arguments, "--output", tmp_path / "t", ok=False)
-    assert message in " ".join(said.split()), said
+    assert message in refused("trace", *arguments, "--output", tmp_path / "t")
 
 
 def test_more_prompts_than_there_are(tmp_path):
     save(tmp_path / "model")
     data = sums(tmp_path / "sums.jsonl", 3)
-    said = acpo(
-        "trace", tmp_path / "model", "--data", data, "--n", 4, "--output", tmp_path / "t", ok=False
+    said = refused(
+        "trace", tmp_path / "model", "--data", data, "--n", 4, "--output", tmp_path / "t"
     )
     assert "--n 4: the data has 3 problems" in said
 
@@ -250,8 +240,7 @@ def test_damaged_samples_are_told(evaluated, tmp_path, line, change, said):
     rows[line] |= change
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, out = evaluated / "model", tmp_path / "t"
-    found = acpo("trace", model, "--samples", tmp_path, "--output", out, ok=False)
-    assert said in " ".join(found.split())
+    assert said in refused("trace", model, "--samples", tmp_path, "--output", out)
 
 
 def test_a_trace_has_one_policy(evaluated, tmp_path):
@@ -260,8 +249,8 @@ def test_a_trace_has_one_policy(evaluated, tmp_path):
         rows[0]["settings"]["temperature"] = temperature
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model, out = evaluated / "model", tmp_path / "t"
-    found = acpo("trace", model, "--samples", tmp_path, "--output", out, ok=False)
-    assert "cold was drawn with temperature=0.1, hot with 2.0" in " ".join(found.split())
+    found = refused("trace", model, "--samples", tmp_path, "--output", out)
+    assert "cold was drawn with temperature=0.1, hot with 2.0" in found
 
 
 def test_samples_of_a_server_are_refused(evaluated, tmp_path):
@@ -272,14 +261,10 @@ def test_samples_of_a_server_are_refused(evaluated, tmp_path):
     for row in rows[1:]:
         del row["ids"]
     (run / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = acpo(
-        "trace", evaluated / "model", "--samples", run, "--output", tmp_path / "t", ok=False
-    )
-    assert "without token ids" in " ".join(said.split())
-    said = acpo(
-        "eval", "x", "--base-url", "http://localhost:1/v1", "--trace", tmp_path / "t", ok=False
-    )
-    assert "needs --backend transformers" in " ".join(said.split())
+    said = refused("trace", evaluated / "model", "--samples", run, "--output", tmp_path / "t")
+    assert "without token ids" in said
+    said = refused("eval", "x", "--base-url", "http://localhost:1/v1", "--trace", tmp_path / "t")
+    assert "needs --backend transformers" in said
 
 
 def test_prompts_have_the_name_training_gives_them(chain):
@@ -291,7 +276,7 @@ def test_prompts_have_the_name_training_gives_them(chain):
 def test_what_samples_do_not_take_is_refused(evaluated, tmp_path):
     scoring = ["--samples", evaluated / "run", "--output", tmp_path / "t", "--top-k", 2]
     others = ["--step", 3, "--temperature", 1.0, "--n", 48, "--no-chat"]
-    said = acpo("trace", evaluated / "model", *scoring, *others, ok=False)
-    assert "leave out --chat, --n, --step, --temperature" in " ".join(said.split())
+    said = refused("trace", evaluated / "model", *scoring, *others)
+    assert "leave out --chat, --n, --step, --temperature" in said
     assert not (tmp_path / "t").exists()
     acpo("trace", evaluated / "model", *scoring, "--method", "sapo", "--batch-size", 2)

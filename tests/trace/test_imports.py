@@ -8,26 +8,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from acpo.checkpoints import load_tokenizer, resolve_model
-from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.method_columns import method_columns
 from acpo.objectives import METHODS
 from acpo.records import Trace
 from acpo.trace import imports
 from acpo.trace.imports import read_rollouts
+from commandline import INTERRUPTED, REFUSED, acpo
 
 CHAIN = "package:acpo/tasks/checkpoints/chain"
 PROMPTS = ["3+6+6+6*6*5:", "9*7-8*4+1-2:"]
 TEXTS = ["3+6=9+6=5+6=1*6=6*5=0", "3+6=8+6=4+6=0*6=0*5=0", "9*7=3"]
 
 
-def run(*arguments, ok=True):
-    result = CliRunner().invoke(app, ["import", *map(str, arguments)])
-    assert (result.exit_code == 0) == ok, result.output
-    return result.output
+def run(*arguments, status=0):
+    return acpo("import", *arguments, "--model", CHAIN, "--device", "cpu", status=status)
 
 
 def verl(folder):
@@ -105,7 +102,7 @@ def slime(folder, **changes):
 @pytest.mark.parametrize(("make", "step"), [(prime_rl, 3), (slime, 7)])
 def test_tokens_that_were_drawn_stay_with_their_log_probabilities(tmp_path, make, step):
     source = make(tmp_path / "theirs")
-    run(source, "--model", CHAIN, "--output", tmp_path / "t", "--device", "cpu")
+    run(source, "--output", tmp_path / "t")
     trace = Trace.open(tmp_path / "t")
     rows = trace.rollouts.to_pylist()
     assert [row["step"] for row in rows] == [step, step]
@@ -139,7 +136,7 @@ def test_damaged_dumps_are_told(tmp_path, changes):
 @pytest.mark.parametrize(("make", "steps"), [(verl, [1, 1, 1, 2, 2, 2]), (trl, [5, 5])])
 def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps):
     source = make(tmp_path / "theirs")
-    run(source, "--model", CHAIN, "--output", tmp_path / "t", "--device", "cpu")
+    run(source, "--output", tmp_path / "t")
     trace = Trace.open(tmp_path / "t")
     rows = trace.rollouts.to_pylist()
     assert [row["step"] for row in rows] == steps
@@ -148,9 +145,7 @@ def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps):
     assert rows[0]["reward"] == (1.0 if make is verl else 1.5) and rows[0]["advantage"] > 0
     assert trace.header["retokenised"] is True and "old_logp" not in trace.columns
     assert np.isfinite(method_columns(trace, "acpo").update).all()
-    assert "holds a trace already" in run(
-        source, "--model", CHAIN, "--output", tmp_path / "t", ok=False
-    )
+    assert "holds a trace already" in run(source, "--output", tmp_path / "t", status=REFUSED)
 
 
 BAD = {
@@ -210,7 +205,7 @@ def test_rewards_that_are_no_numbers_are_none(tmp_path, score):
 
 def test_a_killed_import_is_no_trace_and_starts_over(tmp_path, monkeypatch):
     source = verl(tmp_path / "theirs")
-    arguments = (source, "--model", CHAIN, "--output", tmp_path / "t", "--device", "cpu")
+    arguments = (source, "--output", tmp_path / "t")
     real, calls = imports.score, []
 
     def dies(*given, **options):
@@ -220,7 +215,7 @@ def test_a_killed_import_is_no_trace_and_starts_over(tmp_path, monkeypatch):
         return real(*given, **options)
 
     monkeypatch.setattr(imports, "score", dies)
-    run(*arguments, "--method", "acpo", ok=False)
+    run(*arguments, "--method", "acpo", status=INTERRUPTED)
     assert not (tmp_path / "t").exists(), "one step of two"
     run(*arguments)
     assert [part["step"] for part in Trace.open(tmp_path / "t").parts] == [1, 2]

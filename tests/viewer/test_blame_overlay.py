@@ -1,22 +1,16 @@
 """First errors on the credit page: marked, and the method's shares beside them."""
 
-from typer.testing import CliRunner
-
 from acpo.annotate.pairs import Span, select
-from acpo.cli import app
 from acpo.diagnose.blame import REGIONS
 from acpo.records import Trace
 from annotate.traces import placed_by_models, text_rows, write_texts
 from diagnose.test_blame import case, finding  # noqa: F401 (fixtures)
 
 
-def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, browser):  # noqa: F811
+def test_the_page_marks_the_error_and_says_the_shares(case, finding, view, browser):  # noqa: F811
     _, _, folder = case
-    page = tmp_path / "page.html"
-    arguments = ["view", str(folder / "trace"), "--annotations", str(folder / "a.jsonl")]
-    result = CliRunner().invoke(app, [*arguments, "--methods", "sapo,acpo", "-o", str(page)])
-    assert result.exit_code == 0, result.output
-    browser.open(page)
+    marked = ("--annotations", folder / "a.jsonl", "--methods", "sapo,acpo")
+    browser.open(view(folder / "trace", *marked))
     row = finding.extra["completions"][0]
     browser.press("b")
     said = browser.texts(".blame")
@@ -35,7 +29,7 @@ def test_the_page_marks_the_error_and_says_the_shares(case, finding, tmp_path, b
     assert f"first error at token {row['error_first'] + 1}, computed" in head
 
 
-def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
+def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, view, browser):
     """Errors placed by nobody one knows, in completions that are markup."""
     body = "<img src=x onerror=window.hit=1> </script><script>window.hit=2</script> \u202e 1+1=3 "
     hostile = {"prompt_id": body, "prompt": body, "answer": body, "advantage": 0.0}
@@ -43,11 +37,7 @@ def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, browser):
     trace = write_texts(tmp_path / "t", rows, split=r"\S+|\s+")
     file = tmp_path / "a.jsonl"
     placed_by_models(file, select(Trace.open(trace)), Span(0, 2), "<b>m</b>", said=body)
-    page = tmp_path / "page.html"
-    arguments = ["view", str(trace), "--annotations", str(file), "-o", str(page)]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    browser.open(page)
+    browser.open(view(trace, "--annotations", file))
     browser.press("f", "f", "f")
     assert browser.count("img, iframe, b:not(.silent)") == 1
     assert browser.run("window.hit") is None

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerControl, TrainerState
-from typer.testing import CliRunner
 
-from acpo.cli import app
 from acpo.engines.trl.watch import Watch
 from acpo.viewer.live import LiveServer, run_answers
 from acpo.viewer.run import MOST_POINTS, run_facts, thinned
+from viewer.test_credit import refusal
 from viewer.test_screens import fits, screen  # noqa: F401 (a fixture)
 from viewer.traces import HOSTILE, write_trace
 
@@ -150,8 +149,7 @@ def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, 
     with LiveServer(run_answers(empty)) as served:
         kind, text = served.answers[""]("")
     assert kind == "text/html" and "connect-src 'self'" in text.replace("&#39;", "'")
-    told = CliRunner().invoke(app, ["view", str(empty)])
-    assert told.exit_code == 2 and "is not a trace" in told.output
+    assert "is not a trace" in refusal(empty)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +165,7 @@ def test_a_run_without_rollouts_and_one_that_has_not_begun(run, tmp_path, view, 
 def test_what_cannot_be_served_is_told(run, server, more, said):
     taken = str(server.server_port)
     arguments = [one.replace("RUN", str(run)).replace("TAKEN", taken) for one in more]
-    told = CliRunner().invoke(app, ["view", "--live", *arguments])
-    assert told.exit_code == 2 and said in " ".join(told.output.split())
+    assert said in refusal("--live", *arguments)
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:{port}", "", "127.0.0.1", "[::1]"])
@@ -293,14 +290,9 @@ def test_thinning_keeps_the_newest_point():
 
 
 def test_options_that_would_do_nothing_are_refused(run, tmp_path):
-    def refused(*arguments):
-        result = CliRunner().invoke(app, ["view", *map(str, arguments)])
-        assert result.exit_code == 2
-        return " ".join(result.output.split())
-
-    assert "--port 8000 is of --live" in refused(run, "--port", 8000)
+    assert "--port 8000 is of --live" in refusal(run, "--port", 8000)
     bare = tmp_path / "bare"
     bare.mkdir()
     log(bare, row(1))
     for option in (("--step", 3), ("--annotations", "a.jsonl")):
-        assert "holds no recorded rollouts" in refused(bare, *option)
+        assert "holds no recorded rollouts" in refusal(bare, *option)
