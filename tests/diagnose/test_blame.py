@@ -13,11 +13,12 @@ from acpo.annotate.pairs import select
 from acpo.diagnose.blame import REGIONS, Shares, _rows, blame
 from acpo.diagnose.clusters import effect
 from acpo.errors import ACPOError
-from acpo.objectives import METHODS, group_advantages, stats_from_logits
+from acpo.objectives import METHODS, group_advantages
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
 from annotate.traces import annotated, chain_rows
 from commandline import acpo, refused
+from diagnose.distributions import scalars, trace_columns
 
 VOCAB = 12
 
@@ -40,26 +41,12 @@ def case(tmp_path_factory):
         tokens.append(y)
     advantages = group_advantages([row["reward"] for row in rows], 4).tolist()
     z, y = torch.cat(logits), torch.cat(tokens)
-    stats = stats_from_logits(logits=z, tokens=y)
-    log_p = z.log_softmax(-1)
-    tail = log_p.scatter(-1, log_p.argmax(-1, keepdim=True), -torch.inf)
-    p2 = (2 * tail).exp()
+    known = scalars(z, y)
     text = "".join(row["completion"] for row in rows)
     place = np.concatenate([np.arange(row["tokens"]) for row in rows])
-    columns = {
-        "token_id": y.numpy(),
-        "piece": [character.encode() for character in text],
-        "start": place,
-        "end": place + 1,
-        "logp": stats.logp.numpy(),
-        "old_logp": stats.logp.numpy(),
-        "log_pmax": stats.log_pmax.numpy(),
-        "is_mode": stats.is_mode.numpy(),
-        "entropy": stats.entropy.numpy(),
-        "delta": -np.expm1(stats.log_pmax.numpy()),
-        "tail_p2": p2.sum(-1).numpy(),
-        "tail_p2_logp": (p2 * tail.masked_fill(tail == -torch.inf, 0)).sum(-1).numpy(),
-    }
+    columns = trace_columns(known) | {"token_id": y.numpy(), "old_logp": known.logp}
+    columns |= {"piece": [character.encode() for character in text]}
+    columns |= {"start": place, "end": place + 1}
     rows = [{**row, "advantage": a} for row, a in zip(rows, advantages, strict=True)]
     header = {"model": "by hand", "method": "acpo", "vocab_size": VOCAB, "temperature": 1.0}
     with TraceWriter(folder / "trace", header) as writer:

@@ -1,5 +1,6 @@
 """The page of a run: while it trains, served to one person; afterwards, a file."""
 
+import contextlib
 import http.client
 import json
 import threading
@@ -49,14 +50,20 @@ def live_browser(shared_browser):
     shared_browser.open("about:blank")
 
 
-@pytest.fixture
-def server(run):
+@contextlib.contextmanager
+def serving(run):
     with LiveServer(run_answers(run)) as served:
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield served
         served.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def server(run):
+    with serving(run) as served:
+        yield served
 
 
 def ask(server, path, method="GET", **headers):
@@ -107,12 +114,8 @@ def test_curves_warnings_rollouts_and_dashboards_as_they_come(run, server, live_
 
 
 def test_when_the_server_ends_the_page_keeps_what_came(run, live_browser):
-    with LiveServer(run_answers(run)) as served:
-        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with serving(run) as served:
         live_browser.open(served.address)
-        served.shutdown()
-        thread.join()
     ended = "document.getElementById('run-state').textContent.startsWith('the server ended')"
     live_browser.wait(ended)
     assert live_browser.count("#curves svg") == 6
@@ -231,23 +234,14 @@ def test_damaged_logs_show_what_is_left(tmp_path):
     assert facts["step"] == 5 and facts["warnings"] == [] and facts["reports"] == {}
 
 
-def test_a_run_of_another_version_shows_its_checkpoint(tmp_path):
-    for step in (2, 10):
-        folder = tmp_path / f"checkpoint-{step}"
-        folder.mkdir()
-        history = [{"step": one, "reward": 0.1} for one in range(step)]
-        (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
-    (tmp_path / "trainer_state.json").write_text("[]")
-    (curve,) = run_facts(tmp_path)["curves"]
-    assert len(curve["points"]) == 10
-
-
 def test_spikes_outlive_thinning():
     points = [(step, 0.0) for step in range(100_000)]
     points[54_321], points[77] = (54_321, 9.0), (77, -9.0)
     kept = thinned(points)
     assert len(kept) <= MOST_POINTS and (54_321, 9.0) in kept and (77, -9.0) in kept
     assert kept == sorted(kept) and thinned(points[:500]) == points[:500]
+    points[-2:] = [(99_998, 9.0), (99_999, 5.0)]
+    assert thinned(points)[-2:] == points[-2:], "the newest stays"
 
 
 def test_training_logs_as_it_goes_and_again_from_a_checkpoint(tmp_path):
@@ -273,20 +267,15 @@ def test_training_logs_as_it_goes_and_again_from_a_checkpoint(tmp_path):
     assert run_facts(tmp_path)["step"] == 20, "what a resumed run forgot is forgotten"
 
 
-def test_the_newest_checkpoint_counts_and_not_the_longest(tmp_path):
+@pytest.mark.parametrize("own", ["[]", "{}"])
+def test_a_run_without_a_log_shows_its_newest_checkpoint_and_not_the_longest(tmp_path, own):
     for step, history in ((9, [{"step": n, "reward": 0.1} for n in range(9)]), (10, [row(10)])):
         (tmp_path / f"checkpoint-{step}").mkdir()
         state = json.dumps({"log_history": history})
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
-    (tmp_path / "trainer_state.json").write_text("{}")
+    (tmp_path / "trainer_state.json").write_text(own)
     facts = run_facts(tmp_path)
     assert facts["step"] == 10 and facts["curves"][0]["points"] == [(10, 1.0)]
-
-
-def test_thinning_keeps_the_newest_point():
-    points = [(step, 0.0) for step in range(10_020)]
-    points[-2:] = [(10_018, 9.0), (10_019, 5.0)]
-    assert thinned(points)[-2:] == points[-2:]
 
 
 def test_options_that_would_do_nothing_are_refused(run, tmp_path):

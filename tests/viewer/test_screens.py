@@ -1,12 +1,12 @@
 """Pages on small screens, of long completions, of many parts: they fit, scroll and open."""
 
-import numpy as np
 import pytest
 
 from acpo import record_columns
 from acpo.objectives import METHODS
 from acpo.records import TraceWriter
 from annotate.test_review import case, open_page  # noqa: F401 (a fixture)
+from viewer.test_training_traces import columns
 from viewer.traces import write_trace
 
 WIDE = """[...document.querySelectorAll('body *')].filter((e) => {
@@ -54,19 +54,10 @@ def test_the_review_page_fits(screen, case, width):  # noqa: F811
 
 def long_trace(path, *, tokens):
     """Columns of one completion: what a page draws, and nothing that takes long to make."""
-    rng = np.random.default_rng(0)
-    logp = -rng.exponential(0.5, tokens)
-    columns = {
-        "token_id": np.arange(tokens) % 50,
-        "piece": [b" w%d" % (i % 50) if i % 40 else b"\n" for i in range(tokens)],
-        "logp": logp,
-        "log_pmax": np.maximum(logp, -0.7),
-        "is_mode": logp >= -0.7,
-        "entropy": rng.exponential(0.5, tokens),
-    }
+    pieces = [b" w%d" % (i % 50) if i % 40 else b"\n" for i in range(tokens)]
     with TraceWriter(path, {"method": "sapo"}) as writer:
         row = {"prompt_id": "q", "sample": 0, "tokens": tokens, "reward": 1.0, "advantage": 1.0}
-        writer.append([row], columns)
+        writer.append([row], columns(tokens, piece=pieces))
 
 
 def test_200_000_tokens_scroll(tmp_path, view, browser):
@@ -74,16 +65,8 @@ def test_200_000_tokens_scroll(tmp_path, view, browser):
     browser.open(view(tmp_path / "t", "--methods", "sapo"))
 
     def scroll():
-        for place in (
-            "+= 900",
-            "+= 900",
-            "+= 3000",
-            "= 4e5",
-            "+= 900",
-            "+= 900",
-            "= 1e9",
-            "-= 900",
-        ):
+        on, far, end, back = "+= 900", "= 4e5", "= 1e9", "-= 900"
+        for place in (on, on, "+= 3000", far, on, on, end, back):
             for _ in range(3):
                 browser.run(f"document.querySelector('.pane').scrollTop {place}")
                 browser.frames(1)
