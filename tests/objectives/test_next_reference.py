@@ -1,8 +1,9 @@
-"""The loop reference of the later rows against numbers worked by hand, numpy, TRL and verl."""
+"""The loop reference of the later rows against numbers worked by hand and numpy.
+
+TRL and verl are compared with the rows themselves: test_trl.py, engines/verl/test_later_rows.py.
+"""
 
 import math
-from collections import defaultdict
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -340,124 +341,3 @@ def test_shaped_advantages_are_constants():
         plain = ref.bnpo(*batch[:3], torch.tensor(advantages), batch[4])
         assert ours.item() == pytest.approx(plain.item())
         np.testing.assert_allclose(gradient(ours, batch[0]), gradient(plain, batch[0]), atol=1e-15)
-
-
-def sampled_log_probs(batch):
-    ids = batch[2][..., None]
-    return [batch[i].log_softmax(-1).gather(-1, ids)[..., 0] for i in (0, 1)]
-
-
-def assert_same(ours, theirs, logits):
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6, abs=1e-9)
-    grad = gradient(ours, logits)
-    assert np.abs(grad).max() > 0
-    np.testing.assert_allclose(grad, gradient(theirs, logits), rtol=1e-6, atol=1e-9)
-
-
-@pytest.fixture(scope="module")
-def trl_trainer():
-    return pytest.importorskip("trl.trainer.grpo_trainer").GRPOTrainer
-
-
-def trl_loss(trainer, batch, loss_type, delta=None):
-    """`GRPOTrainer._compute_loss` on given log-probabilities."""
-    log_probs, old = sampled_log_probs(batch)
-    mask = batch[4].long()
-    settings = SimpleNamespace(
-        delta=delta,
-        steps_per_generation=1,
-        vespo_k_pos=2.0,
-        vespo_lambda_pos=3.0,
-        vespo_k_neg=3.0,
-        vespo_lambda_neg=2.0,
-    )
-    fake = SimpleNamespace(
-        loss_type=loss_type,
-        args=settings,
-        beta=0.0,
-        epsilon_low=0.2,
-        epsilon_high=0.28,
-        max_completion_length=9,
-        importance_sampling_level="token",
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
-        aux_loss_enabled=False,
-        use_vllm=False,
-        _entropy_bonus_enabled=False,
-        current_gradient_accumulation_steps=1,
-        model=SimpleNamespace(training=True),
-        accelerator=SimpleNamespace(num_processes=1, gather=lambda x: x, reduce=lambda x, **_: x),
-        get_gamma_weights=trainer.get_gamma_weights,
-        _metrics={"train": defaultdict(list)},
-        _get_per_token_logps_and_entropies=lambda *_, **__: (log_probs, log_probs.detach(), None),
-    )
-    given = {
-        "prompt_ids": mask[:, :0],
-        "prompt_mask": mask[:, :0],
-        "completion_ids": batch[2],
-        "completion_mask": mask,
-        "advantages": batch[3],
-        "old_per_token_logps": old,
-        "num_items_in_batch": mask.sum(),
-    }
-    return trainer._compute_loss(fake, None, given)
-
-
-TRL = [
-    ("bnpo", {}),
-    ("bnpo", {"delta": 1.5}),
-    ("bnpo", {"delta": 1.1}),
-    ("dr_grpo", {"normaliser": 9}),
-    ("dr_grpo", {"normaliser": 9, "delta": 1.5}),
-    ("vespo", {}),
-]
-
-
-@pytest.mark.parametrize(("row", "constants"), TRL)
-def test_trl(trl_trainer, row, constants):
-    clip = {} if row == "vespo" else {"high": 0.28}
-    for seed in range(3):
-        batch = random_inputs(seed)
-        theirs = trl_loss(trl_trainer, batch, row, constants.get("delta"))
-        assert_same(ref.ROWS[row](*batch, **clip, **constants), theirs, batch[0])
-
-
-class VerlConfig(SimpleNamespace):
-    """What verl's losses read of an actor's configuration."""
-
-    def get(self, name, default):
-        return getattr(self, name, default)
-
-
-@pytest.mark.parametrize("row", ["clip_cov", "kl_cov", "dppo_tv", "dppo_kl"])
-def test_verl(row):
-    algos = pytest.importorskip("verl.trainer.ppo.core_algos")
-    # With every eligible token drawn, verl's random choice has one outcome.
-    covariance = {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.2, "clip_cov_ub": 2.0}
-    config = VerlConfig(
-        clip_ratio=0.2,
-        clip_ratio_low=0.1,
-        clip_ratio_high=0.15,
-        clip_ratio_c=1.6,
-        global_batch_info={},
-        policy_loss=SimpleNamespace(kl_cov_ratio=0.3, ppo_kl_coef=0.7, **covariance),
-    )
-    for seed in range(3):
-        batch = random_inputs(seed)
-        log_probs, old = sampled_log_probs(batch)
-        mask = batch[4].long()
-        advantages = batch[3][:, None].expand(mask.shape)
-        theirs, _ = algos.get_policy_loss_fn(row)(
-            old, log_probs, advantages, mask, "token-mean", config
-        )
-        constants = {"low": 0.1, "high": 0.15, "truncate": 1.6}
-        if row == "kl_cov":
-            constants = {"share": 0.3, "beta": 0.7}
-        elif row == "clip_cov":
-            del constants["truncate"]
-            places = ref.clip_cov_candidates(*batch, bounds=(0.2, 2.0), **constants)
-            assert places
-            drawn = torch.zeros_like(batch[4])
-            drawn[tuple(zip(*places, strict=True))] = True
-            constants["drawn"] = drawn
-        assert_same(ref.ROWS[row](*batch, **constants), theirs, batch[0])

@@ -1,4 +1,4 @@
-"""GRPO, DAPO, SAPO, GSPO, 80/20 and CISPO against TRL's own loss code, called on our tensors."""
+"""Every row that TRL has against TRL's own loss code, called on our tensors."""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -23,7 +23,18 @@ SETTINGS = {
     },
     "8020": {"loss_type": "dapo", "epsilon_high": 0.28, "top_entropy_quantile": 0.2},
     "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
+    "bnpo": {"loss_type": "bnpo"},
+    "dr_grpo": {"loss_type": "dr_grpo", "max_completion_length": 9},
+    "vespo": {"loss_type": "vespo"},
 }
+BOUNDED = {
+    "grpo": {"delta": 1.7},
+    "dapo": {"delta": 1.7},
+    "gspo": {"epsilon": 0.1, "epsilon_high": 0.1, "delta": 1.3},
+    "bnpo": {"epsilon_high": 0.28, "delta": 1.5},
+    "dr_grpo": {"epsilon_high": 0.28, "delta": 1.5},
+}
+"""Our options for TRL's two-sided clipping."""
 
 
 def trl_loss(batch, logits, *, ref_logp=None, beta=0.0, delta=None, **settings):
@@ -80,17 +91,26 @@ def trl_loss(batch, logits, *, ref_logp=None, beta=0.0, delta=None, **settings):
     return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
-@pytest.mark.parametrize("row", SETTINGS)
+@pytest.mark.parametrize(("row", "options"), [*((row, {}) for row in SETTINGS), *BOUNDED.items()])
 @pytest.mark.parametrize("beta", [0.0, 0.04])
-def test_same_loss_and_gradient_as_trl(row, beta):
+def test_same_loss_and_gradient_as_trl(row, options, beta):
+    settings = SETTINGS[row] | options
+    settings["epsilon_low"] = settings.pop("epsilon", settings.get("epsilon_low", 0.2))
+    length = {"max_length": 9} if row == "dr_grpo" else {}
+    bounded = False
     for seed in range(5):
-        ratios = (0.999, 1.001) if row == "gspo" else (0.3, 3.0)
+        ratios = (0.999, 1.001) if row == "gspo" and not options else (0.3, 3.0)
         batch = random_batch(seed, ratios=ratios, temperature=0.8)
         ref = batch["old_logp"] + 0.1 if beta else None
+        kl = {"ref_logp": ref, "beta": beta}
         logits = batch["logits"].clone().requires_grad_()
-        ours = dense_loss(row, **{**batch, "logits": logits}, ref_logp=ref, beta=beta)
-        theirs = trl_loss(batch, logits, ref_logp=ref, beta=beta, **SETTINGS[row])
+        ours = dense_loss(row, **{**batch, "logits": logits}, **kl, **length, **options)
+        theirs = trl_loss(batch, logits, **kl, **settings)
         assert ours.item() != 0
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
         gradients = [torch.autograd.grad(x, logits, retain_graph=True)[0] for x in (ours, theirs)]
         torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
+        if "delta" in options:
+            free = dense_loss(row, **batch, **kl, **length, **{**options, "delta": None})
+            bounded |= abs(free - ours.detach()) > 1e-6
+    assert bounded == ("delta" in options), "a bound that is never reached shows nothing"
