@@ -10,9 +10,9 @@ from unittest import mock
 
 import torch
 
-from acpo import ACPOConfig, ACPOTrainer
+from acpo import ACPOTrainer
 from acpo.engines.trl import checkpoint
-from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+from engines.tiny import build, odd_tokens
 
 
 def die_on(call: int, function: Any) -> Any:
@@ -41,8 +41,9 @@ def run(folder: Path, *, kill: str = "", resume: bool = False, record: bool = Fa
         checkpoint.save_trainer = die_on(int(call), checkpoint.save_trainer)
     if place == "rename":
         checkpoint.flush_path = die_on(int(call), checkpoint.flush_path)
-    settings = options(
+    trainer = build(
         folder,
+        rewards=reward,
         max_steps=12,
         steps_per_generation=4,
         save_strategy="steps",
@@ -51,9 +52,6 @@ def run(folder: Path, *, kill: str = "", resume: bool = False, record: bool = Fa
         max_resample_times=1,
         lr_scheduler_type="linear",
         record_rollouts=record,
-    )
-    trainer = ACPOTrainer(
-        tiny_model(), reward, ACPOConfig(**settings), prompts(16), processing_class=tiny_tokenizer()
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer

@@ -20,6 +20,7 @@ from acpo.engines.trl.rewards import (
 from acpo.errors import ACPOError, NonFiniteError
 from engines.tiny import (
     WORDS,
+    build,
     odd_tokens,
     options,
     prompts,
@@ -28,16 +29,6 @@ from engines.tiny import (
     tiny_tokenizer,
 )
 from engines.worker import fixed_rollout
-
-
-def build(folder, *, model=None, rewards=odd_tokens, data=None, tokenizer=None, **more):
-    return ACPOTrainer(
-        tiny_model() if model is None else model,
-        rewards,
-        ACPOConfig(**options(folder, **more)),
-        prompts() if data is None else data,
-        processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
-    )
 
 
 def texts(*values):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from acpo import ACPOConfig, ACPOTrainer
+from acpo import ACPOConfig
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.objectives import get_method, stats_from_logits
@@ -206,10 +206,7 @@ def test_later_updates_are_scored_again_after_resuming_inside_a_rollout(tmp_path
     recorded(tmp_path / "whole", **whole)
     checkpoints = {"save_strategy": "steps", "save_steps": 1}
     recorded(tmp_path / "killed", **settings, **checkpoints, max_steps=1)
-    config = ACPOConfig(**options(tmp_path / "killed", **whole, **checkpoints))
-    args = (tiny_model(), odd_tokens, config, prompts())
-    trainer = ACPOTrainer(*args, processing_class=tiny_tokenizer())
-    trainer.train(resume_from_checkpoint=True)
+    recorded(tmp_path / "killed", **whole, **checkpoints, resume=True)
     traces = [Trace.open(tmp_path / name / "trace") for name in ("whole", "killed")]
     expected, found = (trace.after_updates() for trace in traces)
     assert sorted(expected) == sorted(found) == [1, 2]

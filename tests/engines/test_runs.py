@@ -7,22 +7,16 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 
-from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.identity import RUN
 from acpo.errors import ACPOError
-from engines.tiny import odd_tokens, options, prompts, tiny_model, tiny_tokenizer
+from engines import tiny
+from engines.tiny import tiny_model
 
 
-def build(folder, *, model=None, data=None, **more):
+def build(folder, **more):
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
-    return ACPOTrainer(
-        tiny_model() if model is None else model,
-        odd_tokens,
-        ACPOConfig(**options(folder, **{**settings, **more})),
-        prompts(16) if data is None else data,
-        processing_class=tiny_tokenizer(),
-    )
+    return tiny.build(folder, **{**settings, **more})
 
 
 def contents(folder):

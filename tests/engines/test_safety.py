@@ -18,9 +18,9 @@ from acpo.errors import ACPOError
 from acpo.objectives import get_method
 from engines.tiny import (
     WORDS,
+    build,
     odd_tokens,
     options,
-    prompts,
     recorded,
     tiny_model,
     tiny_tokenizer,
@@ -65,13 +65,7 @@ def test_logits_that_are_not_the_heads_are_refused_with_the_figure():
 def test_a_layer_before_the_head_is_refused(tmp_path):
     model = T.BertLMHeadModel(T.BertConfig(**SMALL, is_decoder=True))
     with pytest.raises(ACPOError, match="BertLMHeadModel are not its output head"):
-        ACPOTrainer(
-            model,
-            odd_tokens,
-            ACPOConfig(**options(tmp_path)),
-            prompts(),
-            processing_class=tiny_tokenizer(),
-        )
+        build(tmp_path, model)
 
 
 def hybrid(name):
@@ -125,10 +119,8 @@ def test_a_leak_nobody_declared_is_found_by_the_probe(tmp_path):
         return original(hidden.cumsum(1), *args, **kwargs)
 
     layer.forward = leaky
-    settings = {"processing_class": tiny_tokenizer()}
-    config = ACPOConfig(**options(tmp_path, update_layout="packed"))
     with pytest.raises(ACPOError, match="see each other in a pack: a log-probability moved by"):
-        ACPOTrainer(model, odd_tokens, config, prompts(), **settings)
+        build(tmp_path, model, update_layout="packed")
 
 
 def test_packed_is_refused_where_it_cannot_be_had(tmp_path):
@@ -308,11 +300,10 @@ def test_environments_may_fill_prompts_in_later(tmp_path, monkeypatch):
     if hasattr(stock, "supports_tool_calling"):
         monkeypatch.setattr(stock, "supports_tool_calling", lambda processor: True)
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 16})
-    settings = {"processing_class": tiny_tokenizer(chat=True)}
-    config = ACPOConfig(**options(tmp_path))
-    ACPOTrainer(tiny_model(), odd_tokens, config, data, environment_factory=Guessing, **settings)
+    settings = {"data": data, "tokenizer": tiny_tokenizer(chat=True)}
+    build(tmp_path, environment_factory=Guessing, **settings)
     with pytest.raises(ACPOError, match="prompt 0 is empty"):
-        ACPOTrainer(tiny_model(), odd_tokens, config, data, **settings)
+        build(tmp_path, **settings)
 
 
 def test_packs_are_sized_for_the_shard_a_gpu_will_hold(monkeypatch):
@@ -385,10 +376,7 @@ def test_a_mask_of_the_models_own_is_not_dropped(tmp_path):
 
 def test_sharded_weights_are_probed_once_they_are_in_place(tmp_path, monkeypatch):
     monkeypatch.setattr(safety, "packing_fault", lambda *_: "sequences see each other")
-    config = ACPOConfig(**options(tmp_path))
-    trainer = ACPOTrainer(
-        tiny_model(), odd_tokens, config, prompts(), processing_class=tiny_tokenizer()
-    )
+    trainer = build(tmp_path)
     trainer._unprobed = True
     with pytest.raises(ACPOError, match="see each other; set update_layout='padded'"):
         trainer.train()

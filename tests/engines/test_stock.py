@@ -7,15 +7,7 @@ import torch
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
-from engines.tiny import (
-    Recorder,
-    odd_tokens,
-    options,
-    prompts,
-    relative,
-    tiny_model,
-    tiny_tokenizer,
-)
+from engines.tiny import prompts, recorded, relative, tiny_model, tiny_tokenizer
 
 STOCK: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
@@ -98,26 +90,17 @@ def rollout_with_tools(prompts, trainer):
     return {"prompt_ids": prompt_ids, "completion_ids": ids, "logprobs": None, "env_mask": masks}
 
 
-def gradients(trainer_class, config_class, folder, setting, *, steps=3, rewards=odd_tokens, **more):
+def gradients(kind, folder, setting, **more):
     if setting.startswith("sampling ratio"):
-        trainer_class = with_ratio(trainer_class, setting.split()[-1])
+        kind = with_ratio(kind[0], setting.split()[-1]), kind[1]
     model = tiny_model(layers=1)
     if more.get("beta"):
         model.save_pretrained(folder / "model")
         tiny_tokenizer().save_pretrained(folder / "model")
         model = str(folder / "model")
-    recorder = Recorder()
-    trainer = trainer_class(
-        model,
-        rewards,
-        config_class(**options(folder, max_steps=steps, learning_rate=1e-3, **more)),
-        prompts(32),
-        processing_class=tiny_tokenizer(),
-        callbacks=[recorder],
-        rollout_func=rollout_with_tools if setting == "tools" else None,
-    )
-    trainer.train()
-    return recorder.gradients
+    if setting == "tools":
+        more["rollout_func"] = rollout_with_tools
+    return recorded(folder, model, kind=kind, data=prompts(32), max_steps=3, **more)[1]
 
 
 @pytest.mark.parametrize(("method", "setting"), CASES)
@@ -128,8 +111,13 @@ def test_every_step_has_the_gradient_of_stock_trl(tmp_path, method, setting):
         more["per_device_train_batch_size"] = 8 * size
         more["steps_per_generation"] = more.get("steps_per_generation", size) // size
     clip = {k: v for k, v in STOCK[method].items() if k.startswith("epsilon")}
-    ours = gradients(ACPOTrainer, ACPOConfig, tmp_path, setting, method=method, **clip, **more)
-    theirs = gradients(GRPOTrainer, GRPOConfig, tmp_path, setting, **STOCK[method], **more)
+    ours, theirs = (
+        gradients(kind, tmp_path, setting, **own, **more)
+        for kind, own in (
+            ((ACPOTrainer, ACPOConfig), {"method": method, **clip}),
+            ((GRPOTrainer, GRPOConfig), STOCK[method]),
+        )
+    )
     assert len(ours) == len(theirs) == 3
     for a, b in zip(ours, theirs, strict=True):
         assert b.norm() > 1e-4

@@ -25,7 +25,7 @@ from acpo.objectives import (
 )
 from engines.tiny import (
     Recorder,
-    odd_tokens,
+    build,
     options,
     prompts,
     relative,
@@ -73,17 +73,10 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
-def trained(trainer, config, folder, model, *, resume=None, **more):
+def trained(folder, model, *, resume=None, **more):
     recorder = Recorder()
     before = dict(os.environ)
-    built = trainer(
-        model,
-        odd_tokens,
-        config(**options(folder, **COLOCATE, **more)),
-        prompts(32),
-        processing_class=tiny_tokenizer(),
-        callbacks=[recorder],
-    )
+    built = build(folder, model, data=prompts(32), callbacks=[recorder], **COLOCATE, **more)
     forget_ranks(before)
     built.train(resume_from_checkpoint=resume)
     return built, recorder.gradients
@@ -94,8 +87,9 @@ def test_the_gradient_is_stock_trls_with_the_same_sampler(tmp_path, vllm, model,
     """Correction included, whose ratios are far from 1: the sampler is sharper than the policy."""
     vllm.FAULTS["gap"] = 1.2
     shared = {"max_steps": 3, "num_iterations": 2, "vllm_importance_sampling_mode": mode}
-    ours, mine = trained(ACPOTrainer, ACPOConfig, tmp_path / "a", model, method="sapo", **shared)
-    _, theirs = trained(GRPOTrainer, GRPOConfig, tmp_path / "b", model, loss_type="sapo", **shared)
+    ours, mine = trained(tmp_path / "a", model, method="sapo", **shared)
+    stock = {"kind": (GRPOTrainer, GRPOConfig), "loss_type": "sapo"}
+    _, theirs = trained(tmp_path / "b", model, **stock, **shared)
     for a, b in zip(mine, theirs, strict=True):
         assert b.norm() > 1e-4 and relative(a, b) < 1e-4
     log = ours.state.log_history[0]
@@ -106,8 +100,6 @@ def test_the_gradient_is_stock_trls_with_the_same_sampler(tmp_path, vllm, model,
 
 def test_weights_follow_through_sleep_and_dynamic_sampling(tmp_path, vllm, model):
     built, _ = trained(
-        ACPOTrainer,
-        ACPOConfig,
         tmp_path,
         model,
         max_steps=4,
@@ -129,10 +121,8 @@ def test_weights_follow_through_sleep_and_dynamic_sampling(tmp_path, vllm, model
 
 def test_a_resumed_run_goes_on_from_its_rollout(tmp_path, vllm, model):
     settings = {"steps_per_generation": 2, "save_strategy": "steps", "save_steps": 1}
-    trained(ACPOTrainer, ACPOConfig, tmp_path, model, max_steps=3, **settings)
-    built, _ = trained(
-        ACPOTrainer, ACPOConfig, tmp_path, model, max_steps=6, resume=True, **settings
-    )
+    trained(tmp_path, model, max_steps=3, **settings)
+    built, _ = trained(tmp_path, model, max_steps=6, resume=True, **settings)
     assert built.state.global_step == 6
     logs = {log["step"]: log for log in built.state.log_history if "ratio" in log}
     assert sorted(logs) == [1, 2, 3, 4, 5, 6]
@@ -153,7 +143,7 @@ def test_versions_of_vllm_are_refused_by_name(tmp_path, vllm, model, monkeypatch
             assert vllm_version.require_vllm("use_vllm") == found
             continue
         with pytest.raises(ACPOError, match=rf"use_vllm: vllm {found} is .* 0.22.0 to 0.31.0 work"):
-            trained(ACPOTrainer, ACPOConfig, tmp_path, model)
+            trained(tmp_path, model)
     assert not vllm.LLMS, "before an engine was started"
 
 

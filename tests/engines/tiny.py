@@ -108,22 +108,42 @@ def relative(a, b):
     return float((a - b).norm() / b.norm())
 
 
-def recorded(folder: Path, model: Any = None, **more: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Train a tiny model; the trainer and every step's gradient."""
-    from acpo import ACPOConfig, ACPOTrainer
+ARGUMENTS = ("callbacks", "environment_factory", "eval_dataset", "peft_config", "rollout_func")
+"""Those of a trainer; other names are options of its configuration."""
 
-    extra = {k: more.pop(k) for k in ("peft_config", "eval_dataset", "rollout_func") if k in more}
-    rewards = more.pop("rewards", odd_tokens)
-    data, resume = more.pop("data", None), more.pop("resume", None)
-    recorder, others = Recorder(), more.pop("callbacks", [])
-    trainer = ACPOTrainer(
+
+def build(
+    folder: Path,
+    model: Any = None,
+    *,
+    rewards: Any = odd_tokens,
+    data: Any = None,
+    tokenizer: Any = None,
+    kind: Any = None,
+    **more: Any,
+) -> Any:
+    """A trainer of a tiny model, not yet begun; `kind` is its class and its configuration's."""
+    if kind is None:
+        from acpo import ACPOConfig, ACPOTrainer
+
+        kind = ACPOTrainer, ACPOConfig
+    trainer, config = kind
+    arguments = {name: more.pop(name) for name in ARGUMENTS if name in more}
+    return trainer(
         tiny_model() if model is None else model,
         rewards,
-        ACPOConfig(**options(folder, **more)),
+        config(**options(folder, **more)),
         prompts() if data is None else data,
-        processing_class=tiny_tokenizer(),
-        callbacks=[recorder, *others],
-        **extra,
+        processing_class=tiny_tokenizer() if tokenizer is None else tokenizer,
+        **arguments,
     )
+
+
+def recorded(
+    folder: Path, model: Any = None, *, callbacks: Any = (), resume: Any = None, **more: Any
+) -> tuple[Any, list[torch.Tensor]]:
+    """Train a tiny model; the trainer and every step's gradient."""
+    recorder = Recorder()
+    trainer = build(folder, model, callbacks=[recorder, *callbacks], **more)
     trainer.train(resume_from_checkpoint=resume)
     return trainer, recorder.gradients

@@ -74,22 +74,14 @@ class SecondUpdate(TrainerCallback):
 
 def by_trainer(method: str, folder: Path) -> dict[str, Any]:
     """Two updates of one rollout by `ACPOTrainer`; the second."""
-    from acpo import ACPOConfig, ACPOTrainer
-    from engines.tiny import odd_tokens, options, prompts, tiny_tokenizer
+    from engines.tiny import build
     from engines.worker import fixed_rollout
 
     second = SecondUpdate()
     settings = {"method": method, "max_steps": 2, "num_iterations": 2, "learning_rate": 5e-3}
     settings |= {"temperature": TEMPERATURE, "shuffle_dataset": False}
-    second.trainer = trainer = ACPOTrainer(
-        model(),
-        odd_tokens,
-        ACPOConfig(**options(folder, **settings)),
-        prompts(),
-        processing_class=tiny_tokenizer(),
-        callbacks=[second],
-        rollout_func=fixed_rollout,
-    )
+    settings |= {"callbacks": [second], "rollout_func": fixed_rollout}
+    second.trainer = trainer = build(folder, model(), **settings)
     trainer.train()
     inputs = second.case.pop("inputs")
     names = {

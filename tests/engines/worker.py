@@ -1,5 +1,6 @@
 """Run by several processes at once: trains with fixed rollouts and saves rank 0's gradients."""
 
+import functools
 import os
 import sys
 from collections import Counter
@@ -7,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from acpo import ACPOConfig, ACPOTrainer
 from acpo.errors import ACPOError
 from engines import fsdp_worker
-from engines.tiny import Recorder, options, prompts, tiny_model, tiny_tokenizer
+from engines.tiny import prompts, recorded
 
 RUNS = {
     "sapo": {"record_rollouts": True},
@@ -57,36 +57,26 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     for method, more in RUNS.items():
-        recorder = Recorder()
-        config = ACPOConfig(
-            **options(
-                folder / f"{method}_{world}",
-                method=method,
-                max_steps=2,
-                shuffle_dataset=False,
-                **more,
-            )
-            | {"per_device_train_batch_size": 16 // world}
-            | {"per_device_eval_batch_size": 4 // world, "num_generations_eval": 4}
-            | ({"ddp_backend": "gloo"} if world > 1 else {})
-        )
-        trainer = ACPOTrainer(
-            tiny_model(),
-            reward,
-            config,
-            prompts(16),
-            processing_class=tiny_tokenizer(),
-            callbacks=[recorder],
+        trainer, gradients = recorded(
+            folder / f"{method}_{world}",
+            rewards=reward,
             rollout_func=uneven_rollout if method.startswith("gtpo") else fixed_rollout,
             eval_dataset=prompts(4),
+            method=method,
+            max_steps=2,
+            shuffle_dataset=False,
+            per_device_train_batch_size=16 // world,
+            per_device_eval_batch_size=4 // world,
+            num_generations_eval=4,
+            ddp_backend="gloo" if world > 1 else None,
+            **more,
         )
-        trainer.train()
         if trainer.is_world_process_zero():
             assert trainer.ranks.count == world
             log = trainer.state.log_history[0]
             keep = ("aligned", "entropy", "update/rows_skipped", "loss")
             result = {
-                "gradients": recorder.gradients,
+                "gradients": gradients,
                 "log": {k: log[k] for k in keep},
                 "evaluations": [
                     e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e
@@ -98,32 +88,22 @@ def main(folder: Path) -> None:
 def resumed(folder: Path) -> None:
     """Six steps at once against four, then two more from the checkpoint, inside a rollout."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    settings = options(
+    run = functools.partial(
+        recorded,
         folder / f"resumed_{world}",
+        rewards=reward,
         max_steps=6,
         steps_per_generation=3,
-        per_device_train_batch_size=8,
         save_strategy="steps",
         save_steps=4,
-        **({"ddp_backend": "gloo"} if world > 1 else {}),
+        ddp_backend="gloo" if world > 1 else None,
     )
     ends = []
-
-    def build(**other):
-        return ACPOTrainer(
-            tiny_model(),
-            reward,
-            ACPOConfig(**{**settings, **other}),
-            prompts(16),
-            processing_class=tiny_tokenizer(),
-        )
-
     for checkpoint in (None, str(folder / f"resumed_{world}" / "checkpoint-4")):
-        trainer = build()
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer, _ = run(resume=checkpoint)
         ends.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
     try:  # on every process, or the others would wait for the one that stopped
-        build(seed=9).train(resume_from_checkpoint=True)
+        run(seed=9, resume=True)
     except ACPOError as error:
         assert "seed: 3 there, 9 here" in str(error)
     else:
