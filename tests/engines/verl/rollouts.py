@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from acpo.objectives import dense_loss, get_method, group_advantages
-from engines.tiny import tiny_tokenizer
+from engines.tiny import WORDS, tiny_model, tiny_tokenizer
 
-VOCABULARY, GROUP, PROMPT, RESPONSE = 64, 4, 6, 9
+VOCABULARY, GROUP, PROMPT, RESPONSE = len(WORDS), 4, 6, 9
 THEIRS = ("gspo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl")
 # verl divides by its own length, keeps no mode of the rollout policy, and no likeliest tokens.
 ELSEWHERE = ("dr_grpo", "score_baseline", "simko")
@@ -38,25 +38,8 @@ class Rollouts(NamedTuple):
 
 
 def save_model(folder: Path) -> Path:
-    """A random Qwen3 with spread logits, a tokenizer, and no tied weights."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=1,
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(8.0)
-    model.save_pretrained(folder)
+    """The tiny model and its tokenizer."""
+    tiny_model(tied=False).save_pretrained(folder)
     tiny_tokenizer(chat=True).save_pretrained(folder)
     return folder
 
