@@ -8,15 +8,16 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter
-from acpo.annotate.annotators import Status
+from acpo.annotate.annotators import Answer, Status
 from acpo.annotate.endpoint import FAILURES_IN_A_ROW, MAX_REPLY_BYTES, Endpoint
 from acpo.annotate.models import SCHEMA, ModelAnnotator, parse_annotators, read_reply
-from acpo.annotate.pairs import select
+from acpo.annotate.pairs import Chars, select
 from acpo.annotate.propose import propose
 from acpo.cli import app
 from acpo.errors import ACPOError
@@ -269,6 +270,44 @@ def test_a_wrong_key_ends_the_run_at_once(selection, tmp_path):
         with pytest.raises(ACPOError, match=r"status 401.*none in \$OPENAI_API_KEY"):
             ask(selection, model_at(server, tmp_path), tmp_path, concurrency=1)
         assert server.number < 3
+
+
+def test_an_interrupted_run_asks_nothing_more(tmp_path, monkeypatch):
+    rights = [("1+1=2", 1.0)] * 8
+    trace = write_texts(tmp_path / "trace", text_rows(*rights, ("1+1=3", 0.0)))
+    chosen = select(Trace.open(trace))
+
+    def interrupted(*_, **__):
+        asked.wait(20)
+        raise KeyboardInterrupt
+
+    class Slow:
+        name = "slow"
+
+        def settings(self):
+            return {}
+
+        def first_error(self, wrong):
+            return Answer(Status.LOCATED, chars=Chars(0, 1))
+
+        def corresponding(self, *given):
+            asked.set()
+            ended.wait(20)
+            answers.append(given)
+            return Answer(Status.LOCATED, chars=Chars(0, 1))
+
+    asked, ended, answers = threading.Event(), threading.Event(), []
+    monkeypatch.setattr("acpo.annotate.propose.wait", interrupted)
+    real = ThreadPoolExecutor.shutdown
+    monkeypatch.setattr(
+        ThreadPoolExecutor, "shutdown", lambda self, **how: (ended.set(), real(self, **how))
+    )
+    with (
+        AnnotationWriter(tmp_path / "a.jsonl", chosen) as writer,
+        pytest.raises(KeyboardInterrupt),
+    ):
+        propose(chosen, [Slow()], writer)
+    assert len(answers) == 1
 
 
 HOSTILE = (

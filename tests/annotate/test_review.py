@@ -222,6 +222,15 @@ def test_no_export_without_a_name(browser, case):
     assert not browser.run("document.getElementById('exported').open")
 
 
+def test_the_button_of_the_theme_says_no_other(browser, case):
+    open_page(browser, case)
+    for theme in ("light", "dark", "auto"):
+        browser.press("t")
+        assert browser.run("document.documentElement.dataset.theme") == theme
+        said = browser.run("document.getElementById('theme').title")
+        assert said == f"Theme: {theme}" and "Theme" not in browser.text("#theme")
+
+
 def test_every_control_is_reached_by_tab(browser, case):
     open_page(browser, case)
     reached = set()

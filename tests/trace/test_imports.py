@@ -169,6 +169,22 @@ def test_files_that_are_not_theirs(tmp_path, name):
         read_rollouts(tmp_path)
 
 
+def test_what_is_wrong_is_said_once(tmp_path):
+    folder = tmp_path / ("long" * 40)
+    folder.mkdir()
+    (folder / "1.jsonl").write_text('{"input": "p", "output": "x", "score": "high"}\n')
+    with pytest.raises(ACPOError, match=r"1\.jsonl:1 is not verl's \(.*high") as told:
+        read_rollouts(folder)
+    assert "its trainer" not in str(told.value)
+
+
+def test_prime_rl_may_have_kept_no_log_probabilities(tmp_path):
+    file = prime_rl(tmp_path) / "token_exports" / "step_3" / "rank_0.jsonl"
+    rows = [json.loads(line) | {"inference_logprobs": None} for line in file.open()]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [rollout.old_logp for rollout in read_rollouts(tmp_path)[3]] == [None, None]
+
+
 class Attack:
     def __init__(self, file):
         self.file = file

@@ -1,8 +1,12 @@
 """First errors on the credit page: marked, and the method's shares beside them."""
 
+import pytest
+
 from acpo.annotate.pairs import Span, select
 from acpo.diagnose.blame import REGIONS
+from acpo.errors import ACPOError
 from acpo.records import Trace
+from acpo.viewer.credit import error_places_by_row
 from annotate.traces import placed_by_models, text_rows, write_texts
 from diagnose.test_blame import case, finding  # noqa: F401 (fixtures)
 
@@ -42,3 +46,13 @@ def test_hostile_completions_stay_text_beside_the_overlay(tmp_path, view, browse
     assert browser.count("img, iframe, b:not(.silent)") == 1
     assert browser.run("window.hit") is None
     assert browser.text(".facts .first-error") == "first error at token 1, proposed"
+
+
+def test_annotations_of_another_step_are_told_as_such(tmp_path):
+    rows = text_rows(("right", 1.0), ("wrong", 0.0))
+    trace = Trace.open(write_texts(tmp_path / "t", rows))
+    file = tmp_path / "a.jsonl"
+    placed_by_models(file, select(trace), Span(0, 1), "m")
+    later = Trace(trace.path, trace.header, tuple(part | {"step": 7} for part in trace.parts))
+    with pytest.raises(ACPOError, match=r"annotations are of step 0, and .* in step 7"):
+        error_places_by_row(later, file)

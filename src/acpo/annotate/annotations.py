@@ -20,7 +20,7 @@ from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
 from acpo.linefile import Closing, LineFile
-from acpo.records import json_line
+from acpo.records import Trace, json_line
 
 FORMAT = "acpo-annotations"
 VERSION = 1
@@ -127,6 +127,15 @@ class Annotations:
             raise AnnotationError(
                 f"{self.path} belongs to another trace, or the trace has changed since: give the "
                 "trace it was made from, or propose anew into another file"
+            )
+
+    def require_step(self, trace: Trace) -> None:
+        """Refuse a trace that does not hold the step these annotations are of."""
+        steps = sorted({part["step"] for part in trace.parts})
+        if self.step not in steps:
+            raise AnnotationError(
+                f"the annotations are of step {self.step}, and {trace.path} is looked at in step "
+                f"{', '.join(map(str, steps))}"
             )
 
     @property

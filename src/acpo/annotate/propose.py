@@ -52,6 +52,7 @@ def propose(
         for job in done:
             job.result()
     finally:
+        over.set()
         for pool in pools:
             pool.shutdown(wait=True, cancel_futures=True)
     return {worker.name: worker.spent for worker in workers}
@@ -88,6 +89,8 @@ class _Worker:
             self._watch(self.name)
         chars = None if error.span is None else _chars(wrong, error.span)
         for right in group.right:
+            if self._over.is_set():
+                return
             item = Item(group.prompt_id, wrong.sample, right.sample)
             if self._settled(item) is not None:
                 self._watch(self.name)

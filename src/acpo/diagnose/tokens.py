@@ -43,12 +43,7 @@ class Chunk:
 
 def annotated(trace: Trace, annotations: Annotations) -> Trace:
     """What a trace holds of the step that annotations are of."""
-    steps = sorted({part["step"] for part in trace.parts})
-    if annotations.step not in steps:
-        raise ACPOError(
-            f"the annotations are of step {annotations.step}, and {trace.path} is looked at in "
-            f"step {', '.join(map(str, steps))}"
-        )
+    annotations.require_step(trace)
     return trace.of_step(annotations.step)
 
 

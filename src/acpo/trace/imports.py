@@ -148,6 +148,8 @@ def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
             try:
                 for rollout in read(file):
                     steps.setdefault(rollout.step, []).append(rollout)
+            except ACPOError:
+                raise
             except UNREADABLE as error:
                 raise ACPOError(f"{file} is not of its trainer ({error!r:.200})") from error
         if files:
@@ -200,7 +202,7 @@ def _read_prime_rl(file: Path) -> Iterator[ForeignRollout]:
             first = mask.index(True)
             last = len(mask) - mask[::-1].index(True)
             rewards = [value for value in row.get("rewards") or () if value is not None]
-            old = row["inference_logprobs"][first:last]
+            old = (row.get("inference_logprobs") or [])[first:last]
             yield ForeignRollout(
                 row.get("export_step", row["step"]),
                 row["token_ids"][:first],

@@ -100,6 +100,7 @@ def error_places_by_row(trace: Trace, path: Path) -> dict[int, Place]:
     from acpo.annotate.pairs import select
 
     opened = Annotations.read(path)
+    opened.require_step(trace)
     found, _ = error_places(select(trace, step=opened.step), opened, Accept.ALL_PROPOSALS)
     return {trajectory.row: place for trajectory, place in found}
 

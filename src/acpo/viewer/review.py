@@ -25,6 +25,7 @@ def write_review_page(
         ACPOError: The annotations are of another trace, nothing was proposed, or the file cannot
             be written.
     """
+    annotations.require_step(trace)
     selection = select(trace, step=annotations.step, limit=limit)
     annotations.require(selection)
     # Who looks for an error must not see the entropy there.
