@@ -11,7 +11,6 @@ and the error of its columns against float64. On CPU: seconds and peak memory fo
 
 import argparse
 import json
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from environment import environment
 
 from acpo.head import distribution_stats
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
@@ -208,19 +207,6 @@ def reading() -> dict[str, Any]:
     return result
 
 
-def environment() -> dict[str, Any]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    versions = {name: version(name) for name in ("torch", "numpy", "pyarrow")}
-    versions["python"] = platform.python_version()
-    return {
-        "command": "python " + " ".join(sys.argv),
-        "device": device,
-        "versions": versions,
-        "seed": 0,
-        "started": time.strftime("%Y-%m-%d %H:%M:%S"),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="write the report here")
@@ -229,7 +215,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=PAPER_TOKENS, help="tokens of the CPU case")
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
-    report: dict[str, Any] = environment()
+    report: dict[str, Any] = {"environment": environment("torch", "numpy", "pyarrow"), "seed": 0}
     if arguments.cpu:
         width, rows = arguments.width, arguments.rows
         report["statistics"] = {f"N={rows} H={width} V={VOCAB}": cpu_statistics(width, rows)}

@@ -7,13 +7,12 @@ numbers and figures under results/diagnose/. A run or a trace that is there alre
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
+
+from environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = ["--task", "chain", "--n", "48", "--group", "8", "--max-tokens", "24"]
@@ -50,7 +49,9 @@ def main() -> None:
         shutil.rmtree(scratch / output, ignore_errors=True)
         acpo("diagnose", "all", trace, *extra, "--output", output, makes=f"{output}/report.html")
         keep(scratch / output, arguments.out / name)
-    write(arguments.out / "quickstart.json", commands)
+    record = {"environment": environment("torch", "transformers", "trl", "matplotlib")}
+    record["commands"] = commands
+    (arguments.out / "quickstart.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
 def keep(source: Path, target: Path) -> None:
@@ -59,19 +60,6 @@ def keep(source: Path, target: Path) -> None:
     for file in sorted(source.iterdir()):
         if file.suffix in KEPT:
             shutil.copy(file, target)
-
-
-def write(path: Path, commands: list[str]) -> None:
-    record = {
-        "command": "python benchmarks/diagnose_quickstart.py",
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": {"machine": platform.machine(), "cpus": os.cpu_count()},
-        "versions": {
-            name: version(name) for name in ("torch", "transformers", "trl", "matplotlib")
-        },
-        "commands": commands,
-    }
-    path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

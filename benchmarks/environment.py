@@ -6,13 +6,14 @@ import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
-
-import torch
 
 
 def environment(*packages: str) -> dict[str, Any]:
-    """Machine, versions, command, date, and the commit: `ACPO_COMMIT` where there is no git."""
+    """Machine, load, versions, command, date, and the commit: `ACPO_COMMIT` without git."""
+    import torch
+
     commit = os.environ.get("ACPO_COMMIT")
     if commit is None:
         said = subprocess.run(
@@ -21,13 +22,23 @@ def environment(*packages: str) -> dict[str, Any]:
         commit = said.stdout.strip() or None
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "cpu": platform.machine(),
+        "cpu": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "packages": {name: _installed(name) for name in packages},
         "commit": commit,
         "command": " ".join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
+    return f"{platform.machine()} {model}".strip()
 
 
 def _installed(package: str) -> str | None:

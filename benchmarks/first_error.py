@@ -14,16 +14,13 @@ import argparse
 import csv
 import json
 import math
-import os
-import platform
 import sys
 from collections import defaultdict
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from environment import environment
 
 from acpo.annotate.annotations import Annotations
 from acpo.annotate.evidence import Accept, aligned_pairs
@@ -48,13 +45,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs=2, default=[200, 1000])
     parser.add_argument("--seeds", type=int, nargs=2, default=[7, 8])
     arguments = parser.parse_args()
-    runs = []
+    record = {"environment": environment("torch", "transformers", "numpy"), "runs": []}
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for name, model in (("packaged", PACKAGED), ("trained", arguments.trained)):
         for prompts, seed in zip(arguments.prompts, arguments.seeds, strict=True):
             run = one_run(arguments, name, model, prompts, seed)
-            runs.append(run)
+            record["runs"].append(run)
             print(json.dumps(run, indent=1))
-            write(arguments.out / "summary.json", runs)
+            (arguments.out / "summary.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def one_run(
@@ -144,18 +142,6 @@ def same_form(text: str, solution: str) -> bool:
         a == b or (i in results and b.isdigit())
         for i, (a, b) in enumerate(zip(solution, text, strict=True))
     )
-
-
-def write(path: Path, runs: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    value = {
-        "command": "python benchmarks/first_error.py --out results/first-error",
-        "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, CPU only",
-        "versions": {name: version(name) for name in ("torch", "transformers", "numpy")},
-        "runs": runs,
-    }
-    path.write_text(json.dumps(value, indent=1) + "\n")
 
 
 if __name__ == "__main__":

