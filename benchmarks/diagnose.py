@@ -13,8 +13,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from environment import environment
+from measuring import cuda_milliseconds, cuda_peak_gib, in_own_process
 
 from acpo.head import distribution_stats
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
@@ -50,33 +49,6 @@ def head(rows: int, width: int, device: str, dtype: torch.dtype) -> tuple[torch.
     return hidden, weight, tokens
 
 
-def seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Median time of a call on CUDA, after half a second of warming up."""
-    start = time.perf_counter()
-    while time.perf_counter() - start < 0.5:
-        call()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(repeats):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        call()
-        last.record()
-        torch.cuda.synchronize()
-        times.append(first.elapsed_time(last) / 1000)
-    return statistics.median(times)
-
-
-def peak_gib(call: Callable[[], Any]) -> float:
-    """Memory a call needs beyond what was there."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
-
-
 def products(hidden: torch.Tensor, weight: torch.Tensor) -> None:
     """The matrix product alone, in the chunks the statistics use."""
     out = torch.empty(8192, VOCAB, device=hidden.device, dtype=torch.float32)
@@ -93,11 +65,11 @@ def measure(rows: int, repeats: int) -> dict[str, Any]:
     }
     entry = {}
     for name, call in calls.items():
-        taken = seconds(call, repeats)
+        taken = cuda_milliseconds(call, repeats)
         entry[name] = {
-            "ms": round(1000 * taken, 2),
-            "tokens_per_second": round(rows / taken),
-            "peak_GiB": round(peak_gib(call), 3),
+            "ms": round(taken, 2),
+            "tokens_per_second": round(1000 * rows / taken),
+            "peak_GiB": round(cuda_peak_gib(call), 3),
         }
         print(f"  N={rows:7d} {name:15s} {json.dumps(entry[name])}", flush=True)
     return entry
@@ -130,29 +102,19 @@ def accuracy() -> dict[str, float]:
 
 
 def cpu_statistics(width: int, rows: int) -> dict[str, Any]:
-    """In a process of its own, whose peak is the call's."""
-    script = f"import diagnose; diagnose.cpu_call({width}, {rows})"
-    folder = str(Path(__file__).parent)
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r}); {script}"]
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(out.stdout.splitlines()[-1])
-
-
-def cpu_call(width: int, rows: int) -> None:
     hidden, weight, tokens = head(rows, width, "cpu", torch.float32)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     distribution_stats(hidden, weight, tokens, top_k=5)
     taken = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    result = {
+    return {
         "seconds": round(taken, 1),
         "tokens_per_second": round(rows / taken),
         "peak_GiB": round(peak / 2**20, 2),
         "peak_of_inputs_GiB": round(before / 2**20, 2),
         "threads": torch.get_num_threads(),
     }
-    print(json.dumps(result))
 
 
 def reading() -> dict[str, Any]:
@@ -218,7 +180,8 @@ def main() -> None:
     report: dict[str, Any] = {"environment": environment("torch", "numpy", "pyarrow"), "seed": 0}
     if arguments.cpu:
         width, rows = arguments.width, arguments.rows
-        report["statistics"] = {f"N={rows} H={width} V={VOCAB}": cpu_statistics(width, rows)}
+        found = in_own_process("diagnose", f"cpu_statistics({width}, {rows})")
+        report["statistics"] = {f"N={rows} H={width} V={VOCAB}": found}
         print(json.dumps(report["statistics"]), flush=True)
     else:
         report["statistics"] = cuda(arguments.repeats)

@@ -13,13 +13,10 @@ the clocks a busy chip holds. Peers that are not installed are reported as such,
 """
 
 import argparse
-import itertools
 import json
 import math
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +25,7 @@ from typing import Any
 
 import torch
 from environment import environment
+from measuring import cuda_milliseconds, cuda_peak_gib, in_own_process
 from torch import Tensor
 
 from acpo.head import TokenTerms, fused_policy_loss, token_stats
@@ -320,29 +318,13 @@ class Trial:
             loss.backward()
 
     def milliseconds(self, repeats: int) -> float:
-        """Median of back-to-back calls after half a second of the same."""
-        start = time.perf_counter()
-        while time.perf_counter() - start < 0.5:
-            self.call()
-            torch.cuda.synchronize()
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-        events[0].record()
-        for event in events[1:]:
-            self.call()
-            event.record()
-        torch.cuda.synchronize()
+        found = cuda_milliseconds(self.call, repeats)
         self.hidden.grad = self.weight.grad = None
-        times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
-        return round(statistics.median(times), 3)
+        return round(found, 3)
 
     def peak_gib(self) -> float:
         self.hidden.grad = self.weight.grad = None
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        self.call()
-        torch.cuda.synchronize()
-        return round((torch.cuda.max_memory_allocated() - before) / 2**30, 3)
+        return round(cuda_peak_gib(self.call), 3)
 
 
 def relative(a: Tensor | None, b: Tensor) -> float | None:
@@ -431,15 +413,7 @@ def cpu(shape: tuple[int, int, int] = CPU_SHAPE) -> dict[str, Any]:
     """Each path in a process of its own, whose peak memory is then that path's."""
     table = {}
     for name, path in (("acpo", "ours()"), ("dense torch", "naive")):
-        call = f"import head, json; print(json.dumps(head.on_cpu(head.{path}, {shape})))"
-        run = subprocess.run(
-            [sys.executable, "-c", call],
-            cwd=Path(__file__).parent,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        table[name] = json.loads(run.stdout.splitlines()[-1])
+        table[name] = in_own_process("head", f"on_cpu(head.{path}, {shape})")
         print(f"  {name:20s} {json.dumps(table[name])}")
     return {"N={} H={} V={}".format(*shape): table}
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 from environment import environment
+from measuring import clock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from acpo.sampling import StaticSampler
@@ -49,12 +50,10 @@ def model(device: torch.device, layers: int) -> LlamaForCausalLM:
         return LlamaForCausalLM(config).eval()
 
 
-def timed(function, device: torch.device) -> float:
-    start = time.perf_counter()
+def timed(function) -> float:
+    start = clock()
     function()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return round(time.perf_counter() - start, 3)
+    return round(clock() - start, 3)
 
 
 def measured(policy, prompts, args, *, rows=None, limits=None, **options) -> dict:
@@ -73,8 +72,7 @@ def measured(policy, prompts, args, *, rows=None, limits=None, **options) -> dic
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seconds = [
-        timed(lambda: sampler.sample(prompts, seed=(1,), **given), device)
-        for _ in range(args.repeats + 1)
+        timed(lambda: sampler.sample(prompts, seed=(1,), **given)) for _ in range(args.repeats + 1)
     ]
     tokens = sum(limits) if limits else len(prompts) * args.tokens
     found = {
@@ -128,7 +126,7 @@ def generate(policy, prompts, args) -> dict:
             )
 
     run(min(4, args.generate_tokens))
-    seconds = timed(lambda: run(args.generate_tokens), device)
+    seconds = timed(lambda: run(args.generate_tokens))
     tokens = len(prompts) * args.generate_tokens
     return {"seconds": seconds, "tokens": tokens, "tokens_per_second": round(tokens / seconds)}
 

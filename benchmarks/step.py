@@ -40,8 +40,8 @@ from typing import Any
 import torch
 from datasets import Dataset
 from environment import environment
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
+from measuring import clock, word_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 FULL: dict[str, Any] = {
@@ -106,9 +106,7 @@ class Clock(TrainerCallback):
 
     def _turn(self) -> None:
         """Give the time since the last turn to the innermost open part."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
+        now = clock()
         if self.counting:
             self.parts[self._open[-1] if self._open else "idle"] += now - self._since
         self._since = now
@@ -270,13 +268,6 @@ def problems(size: dict[str, Any]) -> Dataset:
     return Dataset.from_list(rows)
 
 
-def make_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
-    words = {f"w{i}": i for i in range(vocab)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1")
-
-
 def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> Any:
     cuda = torch.cuda.is_available()
     torch.manual_seed(0)
@@ -320,7 +311,7 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
         from trl import GRPOConfig, GRPOTrainer
 
         trainer, options = GRPOTrainer, GRPOConfig(loss_type="sapo", **common)
-    tokenizer = make_tokenizer(size["shape"]["vocab_size"])
+    tokenizer = word_tokenizer(size["shape"]["vocab_size"])
     if common.get("use_vllm"):  # which loads it from a folder
         for part in (model, tokenizer):
             part.save_pretrained(f"{folder}/model")

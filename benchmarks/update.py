@@ -23,10 +23,9 @@ from typing import Any
 import torch
 from datasets import Dataset
 from environment import environment
-from measuring import cosine, release, timed
-from tokenizers import Tokenizer, models, pre_tokenizers
+from measuring import cosine, release, timed, word_tokenizer
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
@@ -112,10 +111,6 @@ def make_trainer(
     trainer: Any, config: Any, model: Any, folder: str, size: dict[str, Any], **options: Any
 ) -> Any:
     """A trainer ready to step, without a rollout of its own."""
-    words = {f"w{i}": i for i in range(64)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w1")
     args = config(
         output_dir=folder,
         report_to=[],
@@ -131,7 +126,7 @@ def make_trainer(
         lambda completions, **_: [0.0] * len(completions),
         args,
         data,
-        processing_class=wrapped,
+        processing_class=word_tokenizer(64),
     )
     built.model_wrapped = built.accelerator.prepare_model(built.model)
     built.model_wrapped.train()

@@ -126,14 +126,6 @@ class Colocated:
         return self.trainer._tokenize_prompts([row["prompt"] for row in inputs])[0]
 
 
-def clock() -> float:
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 def gib_in_use() -> float | None:
     """Memory of the device that is taken, by whomever."""
     import torch

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm_colocated import Colocated, clock, gib_in_use
+from measuring import clock
+from vllm_colocated import Colocated, gib_in_use
 
 REPEATS = 2
 
