@@ -124,12 +124,3 @@ def _trace(place: Colocated, samples: Path, output: Path) -> dict[str, float]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trace_samples(place.model, samples, output, device=device)
     return {"seconds": round(time.perf_counter() - began, 2)}
-
-
-if __name__ == "__main__":
-    import sys
-
-    from vllm_colocated import main
-
-    sys.argv[1:1] = ["--parts", "evaluate"]
-    main()

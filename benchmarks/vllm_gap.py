@@ -71,7 +71,8 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
     trainer.model.train()
     inputs = place.inputs(seed=1)
     trainer.vllm_generation.sync_weights()
-    rollout, told = _rollout(place, inputs)
+    told = Told(place)
+    rollout = _rollout(place, inputs, told)
     stats, mask = trainer.rollouts.stats, trained_mask(rollout)
     sampler = told.stats(stats)
     known = {"advantages": rollout["advantages"], "mask": mask, "methods": METHODS}
@@ -97,17 +98,18 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
     return record
 
 
-def _rollout(place: Colocated, inputs: Any) -> tuple[dict[str, Any], Told]:
-    generation, told = place.trainer.vllm_generation, Told(place)
-    inner = generation.generate
+def _rollout(place: Colocated, inputs: Any, generate: Callable[..., Any]) -> dict[str, Any]:
+    """TRL's rollout of what `generate` draws in vLLM's place."""
+    trainer = place.trainer
+    generation, inner = trainer.vllm_generation, trainer.vllm_generation.generate
     # TRL synchronises weights at a new step only; they have been.
-    place.trainer._last_loaded_step = place.trainer.state.global_step
-    generation.generate = told
+    trainer._last_loaded_step = trainer.state.global_step
+    generation.generate = generate
     try:
-        return place.trainer._generate_and_score_completions(inputs), told
+        return trainer._generate_and_score_completions(inputs)
     finally:
         generation.generate = inner
-        place.trainer._last_loaded_step = -1
+        trainer._last_loaded_step = -1
 
 
 def _packed_otherwise(trainer: Any, rollout: dict[str, Any]) -> TokenStats:
@@ -165,22 +167,12 @@ def _ratio(rollout: dict[str, Any], mode: str, cap: float) -> Tensor:
 
 def _static(place: Colocated, inputs: Any) -> dict[str, Any]:
     """A rollout by the static sampler, told as if vLLM had drawn it."""
-    trainer = place.trainer
-    generation = trainer.vllm_generation
-    inner = generation.generate
 
     def generate(prompts: Any, **_: Any) -> tuple[Any, ...]:
-        drawn = trainer.rollouts.sample_static(prompts)  # other numbers at every call
+        drawn = place.trainer.rollouts.sample_static(prompts)  # other numbers at every call
         return prompts, drawn.tokens, [[[x] for x in row] for row in drawn.logp], None
 
-    trainer._last_loaded_step = trainer.state.global_step
-    generation.generate = generate
-    try:
-        rollout = trainer._generate_and_score_completions(inputs)
-    finally:
-        generation.generate = inner
-        trainer._last_loaded_step = -1
-    return {**rollout, "importance_sampling_ratio": None}
+    return {**_rollout(place, inputs, generate), "importance_sampling_ratio": None}
 
 
 def _gradient(trainer: Any, rollout: dict[str, Any]) -> Tensor:
@@ -191,12 +183,3 @@ def _gradient(trainer: Any, rollout: dict[str, Any]) -> Tensor:
     found = torch.cat(parts)
     trainer.model.zero_grad(set_to_none=True)
     return found
-
-
-if __name__ == "__main__":
-    import sys
-
-    from vllm_colocated import main
-
-    sys.argv[1:1] = ["--parts", "gap"]
-    main()

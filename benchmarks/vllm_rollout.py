@@ -97,12 +97,3 @@ def _by_vllm(trainer: Any) -> Callable[[Any], tuple[float, list[Any]]]:
 
 def _by_static(trainer: Any) -> Callable[[Any], tuple[float, list[Any]]]:
     return lambda prompts: (0.0, trainer.rollouts.sample_static(prompts).tokens)
-
-
-if __name__ == "__main__":
-    import sys
-
-    from vllm_colocated import main
-
-    sys.argv[1:1] = ["--parts", "rollout"]
-    main()

@@ -2,9 +2,9 @@
 
 Part `train` of vllm_colocated.py, for any method of the recipe:
 
-    python benchmarks/vllm_train.py --out results --label _acpo --method acpo --max_steps 100
-    python benchmarks/vllm_train.py ... --save_strategy steps --save_steps 4    # then kill -9, and
-    python benchmarks/vllm_train.py ... --save_strategy steps --save_steps 4 --resume
+    python benchmarks/vllm_colocated.py --parts train --out results --label _acpo --method acpo
+    python benchmarks/vllm_colocated.py ... --save_strategy steps --save_steps 4    # kill -9, then
+    python benchmarks/vllm_colocated.py ... --save_strategy steps --save_steps 4 --resume
 
 The record is written at every log entry. That of a resumed run has the curve of the whole, and says
 from which update it went on.
@@ -87,12 +87,3 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
         found = accuracy(samples)
         record[name] = None if found is None else {**found._asdict(), "samples": len(samples)}
     return record
-
-
-if __name__ == "__main__":
-    import sys
-
-    from vllm_colocated import main
-
-    sys.argv[1:1] = ["--parts", "train"]
-    main()

@@ -28,7 +28,7 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def command(place: Path, script: str, *more: str) -> list[str]:
+def command(place: Path, *more: str) -> list[str]:
     given = {
         "--recipe": str(ROOT / "recipes" / "qwen2.5-0.5b-gsm8k.yaml"),
         "--model_name_or_path": str(place / "model"),
@@ -39,7 +39,7 @@ def command(place: Path, script: str, *more: str) -> list[str]:
         "--reward_funcs": str(place / "rewards.py:odd"),
     }
     words = [word for pair in given.items() for word in pair]
-    return [sys.executable, str(ROOT / "benchmarks" / script), "--tiny", *words, *more]
+    return [sys.executable, str(ROOT / "benchmarks" / "vllm_colocated.py"), "--tiny", *words, *more]
 
 
 def environment() -> dict[str, str]:
@@ -69,9 +69,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
     words += ["--benchmarks", str(place / "test.jsonl"), "--limit", "6", "--batch", "4"]
     words += ["--server", "http://127.0.0.1:9/v1", "--mark", str(place / "mark")]
     first = ["--parts", "rollout,evaluate,mark,gap,train"]
-    process = subprocess.Popen(
-        command(place, "vllm_colocated.py", *words, *first), env=environment(), cwd=place
-    )
+    process = subprocess.Popen(command(place, *words, *first), env=environment(), cwd=place)
     saved = place / "run" / "checkpoint-2"
     deadline = time.monotonic() + 900
     while process.poll() is None and not saved.exists() and time.monotonic() < deadline:
@@ -82,7 +80,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
     check_parts(place)
     again = ["--parts", "rollout:0.001,train", "--label", "_again", "--resume", "--stop-after", "1"]
     subprocess.run(
-        command(place, "vllm_train.py", *words, *again),
+        command(place, *words, *again),
         env=environment(), cwd=place, check=True, timeout=900,
     )  # fmt: skip
     trained = read(place, "train_again")
