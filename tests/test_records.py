@@ -101,32 +101,6 @@ def test_a_trace_cut_off_before_its_first_line_has_not_begun(tmp_path):
         assert has_begun(path) and len(Trace.open(path)) == 2
 
 
-def test_half_a_line_on_a_full_disk_does_not_spoil_the_next(tmp_path):
-    class Full:
-        """A file that takes three bytes, then none."""
-
-        def __init__(self, file):
-            self.file, self.left = file, 3
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-        def write(self, data):
-            if not self.left:
-                raise OSError(28, "No space left on device")
-            taken, self.left = data[: self.left], 0
-            return self.file.write(taken)
-
-    with TraceWriter(tmp_path / "t", HEADER) as writer:
-        writer.append(rollouts(1), columns(1))
-        whole, writer._lines._file = writer._lines._file, Full(writer._lines._file)
-        with pytest.raises(OSError, match="No space"):
-            writer.append(rollouts(2), columns(2))
-        writer._lines._file = whole
-        writer.append(rollouts(3), columns(3))
-    assert [part["tokens"] for part in Trace.open(tmp_path / "t").parts] == [1, 3]
-
-
 def test_a_writer_that_raced_with_a_rewritten_header_is_refused(tmp_path, monkeypatch):
     """Its lock would be on a file that no longer has a name, and its parts would be lost."""
     path = tmp_path / "t"

@@ -90,5 +90,6 @@ def test_the_version_stands_in_one_place():
 
 def test_errors_lead_to_recipes_that_are_there():
     result = CliRunner().invoke(app, ["train", "none.yaml"])
-    assert result.exit_code == 2 and "`acpo init`" in result.output
+    assert result.exit_code == 2 and "'none.yaml' is not a file; `acpo init`" in result.output
+    assert "Traceback" not in result.output
     assert (Path(packaged_recipes()) / "quickstart.yaml").is_file()

@@ -61,7 +61,7 @@ def test_real_files(shared_data, task, file, kept, unanswered):
 
 
 def found(task, file):
-    return [problem[:2] for problem in load_problems(task, file)[0]]
+    return load_problems(task, file)[0]
 
 
 def test_layouts_of_the_hub(tmp_path):
@@ -99,7 +99,7 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
         problems, cleaning = load_problems(
             get_task("custom"), str(tmp_path / name), columns=Columns("q", "gold")
         )
-        assert [problem[:2] for problem in problems] == [("1+1?", "2"), ("2+2?", "4")]
+        assert problems == [("1+1?", "2"), ("2+2?", "4")]
         assert (cleaning.rows, cleaning.repeated) == (3, 1)
 
 
@@ -135,7 +135,7 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
         {"problem": "d", "answer": " "},
     ]
     problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
-    assert [problem[:2] for problem in problems] == [("b", "2")]
+    assert problems == [("b", "2")]
     assert str(cleaning) == (
         "5 rows, left out: 2 without an answer, 0 repeats, 2 rows of 1 problems with "
         "conflicting answers; 1 problems remain"
@@ -243,7 +243,7 @@ def test_a_hub_data_set_stays_on_disk(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load)
     problems, cleaning = load_problems(get_task("gsm8k"), split="test")
     assert asked == {"path": "openai/gsm8k", "name": "main", "split": "test"}
-    assert [problem[:2] for problem in problems] == [(f"{i}?", str(i)) for i in range(5)]
+    assert problems == [(f"{i}?", str(i)) for i in range(5)]
     assert (cleaning.rows, cleaning.repeated) == (500, 495)
     load_problems(get_task("gsm8k"), "somebody/else")
     assert asked == {"path": "somebody/else", "name": None, "split": "train"}

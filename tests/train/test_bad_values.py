@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.train.data import placed, prompt_lengths
-from train.standin import ascii_tokenizer, save_standin, write_problems
+from acpo.train.data import placed
+from train.standin import save_standin, write_problems
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,12 @@ def run(place, command, extra=(), **changes):
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
         ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),
-        ({"max_completion_length": 950}, "leaves room for 74 in the model's context"),
+        (
+            {"max_completion_length": 950},
+            "leaves room for 74 in the model's context; set max_prompt_tokens: 74",
+        ),
+        ({"data": "none.jsonl"}, "is not a file"),
+        ({"temprature": 1}, "did you mean temperature?"),
         ({"max_tokens_per_pack": 10}, "max_tokens_per_pack=10 cannot hold a sequence"),
         (
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
@@ -107,23 +112,12 @@ def test_vllm_is_missed_where_training_would_be(place, monkeypatch):
     assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]
 
 
-@pytest.mark.parametrize("command", ["train", "doctor"])
-def test_a_reward_that_raises_names_its_line_once(place, tmp_path, command):
+def test_a_reward_that_raises_names_its_line_once(place, tmp_path):
     file = tmp_path / "my_rewards.py"
     file.write_text("def gold(prompts, completions, **columns):\n    return columns['gold']\n")
-    result = run(place, command, reward_funcs=[f"{file}:gold"])
-    if command == "train":
-        assert result[0] == 2
-        assert result[1][-1].count("my_rewards.py:2") == result[1][-1].count("raised") == 1
-        assert "'gold' raised KeyError" in result[1][-1]
-    else:
-        assert result[0] == 1
-
-
-def test_prompts_are_measured_under_the_chat_template():
-    tokenizer = ascii_tokenizer()
-    whole = "<user>why?</><assistant>"
-    assert prompt_lengths([[{"role": "user", "content": "why?"}]], tokenizer) == [len(whole)]
+    status, lines = run(place, "train", reward_funcs=[f"{file}:gold"])
+    assert status == 2 and "'gold' raised KeyError" in lines[-1]
+    assert lines[-1].count("my_rewards.py:2") == lines[-1].count("raised") == 1
 
 
 def test_dry_run_prints_a_recipe_that_says_the_same(tmp_path):

@@ -92,19 +92,6 @@ def test_a_reward_that_raises(examine):
     assert "'broken' raised KeyError" in output
 
 
-def test_prompts_beyond_the_context(examine):
-    code, output = examine(max_completion_length=900)
-    assert code == 2
-    assert "leaves room for 124 in the model's context; set max_prompt_tokens: 124" in output
-
-
-def test_missing_data_and_bad_options(examine, tmp_path):
-    code, output = examine(data=tmp_path / "none.jsonl")
-    assert (code, "is not a file" in output) == (2, True)
-    code, output = examine(temprature=1)
-    assert (code, "did you mean temperature?" in output) == (2, True)
-
-
 def test_a_sampler_is_recommended_from_measured_numbers_alone():
     from acpo.train.plan import MeasuredRollout, sampler_advice
 

@@ -91,10 +91,3 @@ def test_held_out_groups_must_not_be_split(tmp_path):
                 output_dir=tmp_path, num_generations_eval=3, eval_strategy="no", max_problems=100
             ),
         )
-
-
-def test_bad_recipes_end_with_a_message():
-    result = CliRunner().invoke(app, ["train", "nowhere.yaml"])
-    assert result.exit_code == 2
-    assert "nowhere.yaml" in result.output
-    assert "Traceback" not in result.output

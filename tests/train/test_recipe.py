@@ -82,11 +82,6 @@ def test_one_reward_needs_no_brackets(tmp_path):
     assert read_recipe(recipe).task.reward_funcs == ["my_rewards.exact"]
 
 
-def test_missing_recipe():
-    with pytest.raises(ACPOError, match="is not a file"):
-        read_recipe("nowhere.yaml")
-
-
 def test_the_papers_grid_is_complete_and_differs_in_one_line():
     models = ("qwen2.5-math-7b", "qwen3-8b-base")
     assert {path.stem for path in PAPER} == {f"{m}-{row}" for m in models for row in ROWS}
