@@ -28,10 +28,12 @@ from acpo.compare.figures import COLOURS
 from acpo.compare.plan import BASELINE, MATCHED, STUDY
 from acpo.compare.statistics import SeedEstimate, mean_over_seeds
 from acpo.errors import ACPOError
+from acpo.evaluate.report import markdown_table
 from acpo.jsonl import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 FITTED, TESTED = ("law-0.1m", "law-1m"), ("law-10m", "law-carry")
+PLACE = ("study", "start", "per rollout")
 FIRST_UPDATES = 10
 OURS = ("score_normalised", "score_baseline")
 SURE, EVEN = 0.1, 0.2
@@ -132,17 +134,16 @@ def answer_text(settings: Sequence[Setting], fits: Mapping[str, Fit]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _verdicts(fits: Mapping[str, Fit], settings: Sequence[Setting]) -> Iterator[str]:
-    yield f"| row | answer | gain where fitted | p | {' | '.join(TESTED)} |"
-    yield f"|---|---|---|---|{'---|' * len(TESTED)}"
+def _verdicts(fits: Mapping[str, Fit], settings: Sequence[Setting]) -> list[str]:
+    lines = []
     for row, fit in fits.items():
         cells = [""] * len(TESTED)
         if fit.offered:
             found = [tested(_of(settings, study), row, fit) for study in TESTED]
             cells = [f"{word} {points(gain)}".strip() for word, gain in found]
         gain = f"{100 * fit.gain:+.1f}" if fit.rule else ""
-        verdict = answer(row, fit, settings)
-        yield f"| {row} | {verdict} | {gain} | {fit.p:.3f} | {' | '.join(cells)} |"
+        lines.append([row, answer(row, fit, settings), gain, f"{fit.p:.3f}", *cells])
+    return markdown_table(["row", "answer", "gain where fitted", "p", *TESTED], lines)
 
 
 def _of(settings: Sequence[Setting], study: str) -> list[Setting]:
@@ -227,32 +228,26 @@ def _count(settings: Sequence[Setting], row: str) -> str:
     )
 
 
-def _table(settings: Sequence[Setting], rows: Sequence[str]) -> Iterator[str]:
-    head = ["study", "start", "per rollout", *PREDICTORS.values(), *rows]
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
+def _table(settings: Sequence[Setting], rows: Sequence[str]) -> list[str]:
+    lines = []
     for one in settings:
-        cells = [one.study, one.start, one.ratio]
-        cells += [
-            f"{one.predictors[name]:.3g}" if name in one.predictors else "" for name in PREDICTORS
-        ]
+        known = [one.predictors.get(name) for name in PREDICTORS]
+        cells = ["" if value is None else f"{value:.3g}" for value in known]
         cells += ["failed" if row in one.failed else _benefit(one.tuned, row) for row in rows]
-        yield f"| {' | '.join(cells)} |"
+        lines.append([one.study, one.start, one.ratio, *cells])
+    return markdown_table([*PLACE, *PREDICTORS.values(), *rows], lines)
 
 
-def _matched(settings: Sequence[Setting]) -> Iterator[str]:
+def _matched(settings: Sequence[Setting]) -> list[str]:
     rows = list(dict.fromkeys(row for one in settings for row in one.matched))
     if not rows:
-        return
-    yield "## At SAPO's update lengths"
-    yield ""
-    yield f"| study | start | per rollout | {' | '.join(rows)} |"
-    yield f"|{'---|' * (3 + len(rows))}"
-    for one in settings:
-        if one.matched:
-            cells = [one.study, one.start, one.ratio]
-            cells += [_benefit(one.matched, row) for row in rows]
-            yield f"| {' | '.join(cells)} |"
+        return []
+    lines = [
+        [one.study, one.start, one.ratio, *(_benefit(one.matched, row) for row in rows)]
+        for one in settings
+        if one.matched
+    ]
+    return ["## At SAPO's update lengths", "", *markdown_table([*PLACE, *rows], lines)]
 
 
 def _benefit(found: Mapping[str, Mapping[int, float]], row: str) -> str:

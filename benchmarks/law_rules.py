@@ -6,7 +6,7 @@ value is the mean benefit over settings of doing so; it has to beat the better o
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -188,20 +188,20 @@ def deal_starts(settings: Sequence[Setting]) -> np.ndarray:
     return np.stack(columns, 1)
 
 
-def pooled(settings: Sequence[Setting], row: str, rule: Rule | bool = True) -> SeedEstimate | None:
-    """Mean benefit over settings of following a rule (or always, or never), over seeds."""
+def pooled(settings: Sequence[Setting], row: str) -> SeedEstimate | None:
+    """Mean benefit over settings of always using a row, over seeds."""
     there = [one for one in settings if one.benefit(row) is not None]
-    if not there:
-        return None
-    seeds = set.intersection(*(set(one.tuned[row]) for one in there))
+    return _over_seeds(there, row, lambda one: 1) if there else None
+
+
+def _over_seeds(
+    settings: Sequence[Setting], row: str, use: Callable[[Setting], int]
+) -> SeedEstimate | None:
+    """Mean over settings of so many times the benefit, over the seeds that all of them have."""
+    seeds = sorted(set.intersection(*(set(one.tuned[row]) for one in settings)))
     by_seed = [
-        math.fsum(
-            one.tuned[row][seed]
-            for one in there
-            if (rule.applies(one) if isinstance(rule, Rule) else rule)
-        )
-        / len(there)
-        for seed in sorted(seeds)
+        math.fsum(use(one) * one.tuned[row][seed] for one in settings) / len(settings)
+        for seed in seeds
     ]
     return mean_over_seeds(by_seed) if by_seed else None
 
@@ -214,15 +214,9 @@ def tested(settings: Sequence[Setting], row: str, fit: Fit) -> tuple[str, SeedEs
         return "no runs yet", None
     if any(rule.predictor not in one.predictors for one in there):
         return "predictor not logged", None
-    seeds = sorted(set.intersection(*(set(one.tuned[row]) for one in there)))
-    gains = [
-        math.fsum((rule.applies(one) - fit.always) * one.tuned[row][seed] for one in there)
-        / len(there)
-        for seed in seeds
-    ]
-    if not gains:
+    estimate = _over_seeds(there, row, lambda one: rule.applies(one) - fit.always)
+    if estimate is None:
         return "no seed common to all", None
-    estimate = mean_over_seeds(gains)
     if all(rule.applies(one) == fit.always for one in there):
         return "says the same everywhere", estimate
     return told(estimate, above="holds", below="fails"), estimate
