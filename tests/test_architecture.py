@@ -57,7 +57,7 @@ ALLOWED = {
     "viewer": {"errors", "records", "annotate", "method_columns"},
     "verl": {"engines"},
 }
-LAZY = dict.fromkeys(("ACPOConfig", "ACPOTrainer"), "acpo.engines")
+LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")
 TORCH_FREE = (
     "errors",
     "intervals",
@@ -94,7 +94,7 @@ def imports_of(file: Path, known: Collection[str]) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                found.add(name if name in known else node.module)
+                found.add(LAZY.get(name, name if name in known else node.module))
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             found |= {arg.value for arg in node.args if isinstance(arg, ast.Constant)}
     return found & set(known)
@@ -158,25 +158,16 @@ def test_a_class_has_one_meaning_in_the_whole_house():
 
 
 def packages() -> list[str]:
-    found = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
-    return sorted(found - {"__init__", "__main__", "cli"})
+    found = {name.split(".")[1] for name in modules() if "." in name}
+    return sorted(found - {"__main__", "cli"})
 
 
 def imported_by(package: str) -> set[str]:
     """Our own packages that a package's files import, at any depth of nesting."""
-    single = SOURCE / f"{package}.py"
-    files = [single] if single.exists() else list((SOURCE / package).rglob("*.py"))
-    names: set[str] = set()
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module}
-                if node.module == "acpo":
-                    names |= {LAZY.get(a.name, f"acpo.{a.name}") for a in node.names}
-    ours = {name.split(".")[1] for name in names if name.startswith("acpo.")}
-    return ours - {package}
+    known = modules()
+    files = [file for name, file in known.items() if name.split(".")[1:2] == [package]]
+    names = set().union(*(imports_of(file, known) for file in files))
+    return {name.split(".")[1] for name in names if "." in name} - {package}
 
 
 @pytest.mark.parametrize("package", packages())

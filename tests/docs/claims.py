@@ -13,6 +13,7 @@ from docs.pages import ROOT
 
 TINY = "results/compare/tiny/summary.json"
 GSM8K = "results/compare/qwen2.5-0.5b-gsm8k"
+PERCENT = "{:.1f}%"
 CLAIMS = []
 
 
@@ -35,15 +36,14 @@ def load(file):
     return text.replace("\\", "")
 
 
-def percent(estimate, digits=1):
+def percent(estimate, form="{:.1f}", keys=("value", "low", "high"), scale=100):
     """A share with its interval, as accuracies are written."""
-    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
-    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+    value, low, high = (form.format(scale * float(estimate[key])) for key in keys)
+    return f"{value} [{low}, {high}]"
 
 
 def points(estimate):
-    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
-    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return percent(estimate, "{:+.1f}")
 
 
 @claim("README.md", "results/quickstart.json")
@@ -54,12 +54,8 @@ def quickstart_in_short(r):
 
 @claim("docs/quickstart.md", "results/quickstart.json")
 def quickstart_table(r):
-    def shown(estimate):
-        value, low, high = (f"{100 * estimate[key]:.1f}%" for key in ("value", "low", "high"))
-        return f"{value} [{low}, {high}]"
-
     return [
-        f"| {run['seed']} | {shown(run['before'])} | {shown(run['after'])} | "
+        f"| {run['seed']} | {percent(run['before'], PERCENT)} | {percent(run['after'], PERCENT)} | "
         f"{run['gain_points']:+.1f} | {run['train_seconds']:.0f} s | "
         f"{run['train_cpu_seconds']:.0f} s |"
         for run in r["runs"]
@@ -485,8 +481,7 @@ def blame(rows):
                 for row in rows
                 if (row["method"], row["quantity"], row["region"]) == (name, quantity, "at")
             ]
-            value, low, high = (f"{100 * float(row[k]):.1f}%" for k in ("share", "low", "high"))
-            cells.append(f"{value} [{low}, {high}]")
+            cells.append(percent(row, PERCENT, ("share", "low", "high")))
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
 
@@ -501,9 +496,9 @@ def first_errors(r):
             if (row["quantity"], row["effect"])
             == ("entropy", "after minus before, wrong minus right")
         ]
-        value, low, high = (f"{row[k]:+.4f}".replace("-", "−") for k in ("mean", "low", "high"))
+        change = percent(row, "{:+.4f}", ("mean", "low", "high"), scale=1).replace("-", "−")
         count = f"{row['pairs']:.0f}, {row['prompts']:.0f}"
         p = row["p_value"]
         shown = f"{p:.2f}" if p > 0.1 else f"{p:.2g}"
-        lines.append(f"| {count} | {value} [{low}, {high}] | {shown} |")
+        lines.append(f"| {count} | {change} | {shown} |")
     return lines
