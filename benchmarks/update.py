@@ -111,21 +111,20 @@ def make_trainer(
     trainer: Any, config: Any, model: Any, folder: str, size: dict[str, Any], **options: Any
 ) -> Any:
     """A trainer ready to step, without a rollout of its own."""
-    args = config(
-        output_dir=folder,
-        report_to=[],
-        num_generations=GROUP,
-        max_completion_length=size["cap"],
-        use_cpu=not torch.cuda.is_available(),
-        bf16=torch.cuda.is_available(),
+    given = {
+        "output_dir": folder,
+        "report_to": [],
+        "num_generations": GROUP,
+        "max_completion_length": size["cap"],
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": torch.cuda.is_available(),
         **options,
-    )
-    data = Dataset.from_dict({"prompt": ["w3 w4"] * size["completions"]})
+    }
     built = trainer(
         model,
         lambda completions, **_: [0.0] * len(completions),
-        args,
-        data,
+        config(**given),
+        Dataset.from_dict({"prompt": ["w3 w4"] * size["completions"]}),
         processing_class=word_tokenizer(64),
     )
     built.model_wrapped = built.accelerator.prepare_model(built.model)
@@ -294,6 +293,17 @@ def speeds(
     }
 
 
+def told(row: dict[str, Any]) -> str:
+    """A row in short."""
+    ours, stock = row["acpo"], row.get("trl")
+    if stock is None:
+        return str(ours)
+    return (
+        f"acpo {ours['seconds']:.3f} s, trl {stock['seconds']:.3f} s, {row['speedup']:.1f}x, "
+        f"cosine {row['gradient_cosine']:.6f}, GiB {ours['peak_gib']} / {stock['peak_gib']}"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/update.json"))
@@ -325,17 +335,8 @@ def main() -> None:
         for checkpointing in (True, False):
             try:
                 row = run_variant(name, checkpointing, size, args)
-                if args.without_trl:
-                    print(name, checkpointing, row["acpo"], flush=True)
-                    result["rows"].append(row)
-                    args.out.write_text(json.dumps(result, indent=1))
-                    release()
-                    continue
                 print(
-                    f"{name}, checkpointing {'on' if checkpointing else 'off'}: "
-                    f"acpo {row['acpo']['seconds']:.3f} s, trl {row['trl']['seconds']:.3f} s, "
-                    f"{row['speedup']:.1f}x, cosine {row['gradient_cosine']:.6f}, "
-                    f"GiB {row['acpo']['peak_gib']} / {row['trl']['peak_gib']}",
+                    f"{name}, checkpointing {'on' if checkpointing else 'off'}: {told(row)}",
                     flush=True,
                 )
             except Exception:

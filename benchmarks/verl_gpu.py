@@ -234,42 +234,29 @@ def run_trl(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def trl_row(rollout: dict[str, Tensor], row: str, args: argparse.Namespace) -> dict[str, Any]:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
+    from update import make_trainer, our_update
 
     from acpo import ACPOConfig, ACPOTrainer
 
-    path = (args.work / MODEL).read_text()
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    count = len(rollout["advantages"])
+    path, count = (args.work / MODEL).read_text(), len(rollout["advantages"])
     with tempfile.TemporaryDirectory() as folder:
-        config = ACPOConfig(
-            output_dir=folder,
+        trainer = make_trainer(
+            ACPOTrainer,
+            ACPOConfig,
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
+            folder,
+            {"completions": count, "cap": rollout["completion_ids"].shape[1]},
             method=row,
-            report_to=[],
-            num_generations=GROUP,
             per_device_train_batch_size=count,
-            max_completion_length=rollout["completion_ids"].shape[1],
             max_tokens_per_pack=args.micro_batch_tokens,
             gradient_checkpointing=True,
             bf16=True,
-            use_cpu=DEVICE == "cpu",
         )
-        trainer = ACPOTrainer(
-            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32),
-            lambda completions, **_: [0.0] * len(completions),
-            config,
-            Dataset.from_dict({"prompt": ["1"] * count}),
-            processing_class=tokenizer,
-        )
-    trainer.model_wrapped = trainer.accelerator.prepare_model(trainer.model)
-    trainer.model_wrapped.train()
-    trainer._prepare_inputs = lambda _: rollout
 
     def update() -> None:
         trainer.model.zero_grad(set_to_none=True)
-        trainer.training_step(trainer.model_wrapped, {}, None)
+        our_update(trainer, rollout)
 
     measured = measure(update, args.repeats)
     ours, theirs = gradients(trainer.model), torch.load(args.work / f"{row}.pt", weights_only=True)
