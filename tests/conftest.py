@@ -3,9 +3,9 @@
 import contextlib
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,6 +33,22 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("no benchmark files beside this checkout")
     return SHARED_DATA
+
+
+@pytest.fixture
+def compiled_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Every compilation by a backend of the test's instead of Inductor."""
+    import torch
+
+    compile_ = torch.compile
+
+    def use(backend: Any) -> None:
+        torch.compiler.reset()
+        monkeypatch.setattr(
+            torch, "compile", lambda f, **how: compile_(f, **{**how, "backend": backend})
+        )
+
+    return use
 
 
 def require_tool(found: bool, name: str) -> None:

@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import MistralConfig, MistralForCausalLM
 
-from acpo.engines.trl.forward import CompiledLayers, choose_attention
+from acpo.engines.trl.forward import choose_attention
 from acpo.engines.trl.packing import (
     find_rows,
     first_fit_decreasing,
@@ -147,12 +147,12 @@ def test_gradient_checkpointing_recomputes_with_the_same_attention(tmp_path):
 
 
 @pytest.mark.parametrize(("layout", "backend"), [("packed", "aot_eager"), ("padded", "eager")])
-def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, backend):
+def test_compiled_layers_give_the_same_gradient(tmp_path, compiled_by, layout, backend):
     """Through Dynamo, and once through AOTAutograd under gradient checkpointing.
 
     The code generator is the GPU benchmark's to check.
     """
-    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", (backend,))
+    compiled_by(backend)
     settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
     settings |= {"num_iterations": 2, "max_steps": 3}
     settings["gradient_checkpointing"] = layout == "packed"
@@ -166,19 +166,22 @@ def test_compiled_layers_give_the_same_gradient(tmp_path, monkeypatch, layout, b
     assert graphs[0] > 0 and graphs[1] == graphs[-1], "packs of other lengths compile nothing"
 
 
-def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path, monkeypatch):
-    def broken(graph, inputs):
+def test_layers_that_cannot_be_compiled_stay_as_they_are(tmp_path, compiled_by):
+    tries = []
+
+    def broken(graph, inputs, **options):
+        tries.append(graph)
         raise RuntimeError("no such backend here")
 
-    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", (broken,))
+    compiled_by(broken)
     settings = {"rollout_func": fixed_rollout}
     _, plain = recorded(tmp_path, tiny_model(layers=1), **settings)
     _, tried = recorded(tmp_path, tiny_model(layers=1), compile_layers=True, **settings)
-    assert relative(tried[0], plain[0]) < 1e-6
+    assert tries and relative(tried[0], plain[0]) < 1e-6
 
 
-def test_lora_layers_compile(tmp_path, monkeypatch):
-    monkeypatch.setattr(CompiledLayers.__init__, "__defaults__", ("aot_eager",))
+def test_lora_layers_compile(tmp_path, compiled_by):
+    compiled_by("aot_eager")
     adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     settings = {"rollout_func": fixed_rollout, "peft_config": adapter}
     torch.manual_seed(0)

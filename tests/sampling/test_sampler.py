@@ -276,22 +276,15 @@ def test_graphs_on_a_gpu_say_what_plain_steps_say(compiled):
                 parameter.mul_(1.05)
 
 
-def compiled_by(monkeypatch, backend):
-    """Every compilation by `backend` instead of Inductor."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **k: compile_(f, **{**k, "backend": backend}))
-
-
 @pytest.mark.parametrize("name", MODELS)
-def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
+def test_all_layers_and_batches_share_one_compilation(name, monkeypatch, compiled_by):
     graphs = []
 
     def backend(graph, inputs, **options):
         graphs.append(graph)
         return graph.forward
 
-    compiled_by(monkeypatch, backend)
-    torch.compiler.reset()
+    compiled_by(backend)
     model = MODELS[name]()
     ours = sampler(model, rows=5, eos=[EOS, 4], compiled=True)
     plain = sampler(model, rows=5, eos=[EOS, 4])
@@ -304,12 +297,11 @@ def test_all_layers_and_batches_share_one_compilation(name, monkeypatch):
         assert ours.compiled and len(graphs) == 4, "up to attention and behind it, layer and block"
 
 
-def test_layers_that_do_not_compile_run_as_they_are(monkeypatch):
+def test_layers_that_do_not_compile_run_as_they_are(compiled_by):
     def backend(graph, inputs, **options):
         raise RuntimeError("no compiler here")
 
-    compiled_by(monkeypatch, backend)
-    torch.compiler.reset()
+    compiled_by(backend)
     model = llama()
     ours = sampler(model, compiled=True)
     with pytest.warns(RuntimeWarning, match="no compiler here"):

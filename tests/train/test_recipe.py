@@ -63,6 +63,12 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         read_recipe(write(tmp_path / "bad.yaml", text), overrides)
 
 
+def test_a_recipe_in_another_encoding_is_told(tmp_path):
+    (tmp_path / "bad.yaml").write_bytes(MINIMAL.encode() + b"# caf\xe9\n")
+    with pytest.raises(ACPOError, match="is not YAML: 'utf-8' codec"):
+        read_recipe(tmp_path / "bad.yaml")
+
+
 @pytest.mark.parametrize("row", METHODS)
 def test_every_recipe_trains_every_row(tmp_path, row):
     recipe = write(tmp_path / "mine.yaml", MINIMAL + "method: acpo\n")

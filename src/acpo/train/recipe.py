@@ -198,7 +198,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ACPOError(f"recipe={str(path)!r} is not a file; `acpo init` writes some to recipes/")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ACPOError(f"recipe={str(path)!r} is not YAML: {error}") from error
     if not isinstance(values, dict):
         raise ACPOError(f"recipe={str(path)!r} must be a mapping of options to values")
