@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from acpo.verify import Limits, session
+from acpo.verify.sandbox import BubblewrapLauncher, _Sessions
 from acpo.verify.verdict import Outcome
 from verify.sandboxed import ADD, HASTY, SHORT, inside, judge, sandbox_processes
 
@@ -152,6 +154,23 @@ def test_attack_17_memory_while_replies_keep_coming():
     calls = {**ADD, "test_code": "assert add(1, 2) == 3\n" * 100}
     code = f"{GROW}grow()\ndef add(a, b):\n    time.sleep(0.04)\n    return a + b"
     assert judge(code, calls).outcome is Outcome.LIMIT
+    assert not sandbox_processes()
+
+
+def test_attack_17_memory_while_the_test_is_started(monkeypatch):
+    """A solution that breaks its limit while the sandbox beside it starts is not the machine's."""
+
+    class Greedy:
+        def _watch_memory(self):
+            raise session.SessionEnded(Outcome.LIMIT, "more resident memory than memory_bytes")
+
+    monkeypatch.setattr(session, "_TICK_SECONDS", 0.0)
+    with _Sessions(BubblewrapLauncher(), Limits()) as sessions:
+        sessions._opened = siblings = [Greedy()]
+        with pytest.raises(session.SessionEnded) as ended:
+            sessions.open({"mode": "calls", "sources": []})
+        assert ended.value.outcome is Outcome.LIMIT
+        siblings.clear()
     assert not sandbox_processes()
 
 

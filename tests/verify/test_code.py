@@ -161,6 +161,23 @@ def test_helpers_of_the_prompt_are_there_for_solution_and_test():
 
 
 @pytest.mark.sandbox
+@pytest.mark.parametrize(
+    ("raised", "outcome"),
+    [
+        ("ValueError('no')", Outcome.CORRECT),
+        ("TypeError('no')", Outcome.INCORRECT),
+        ("UnicodeDecodeError('utf-8', b'', 0, 1, 'x')", Outcome.INCORRECT),
+        ("SystemExit(0)", Outcome.INCORRECT),
+        ("type('ValueErrors', (Exception,), {})()", Outcome.INCORRECT),
+    ],
+)
+def test_assert_mode_raises_what_the_solution_raised(raised, outcome):
+    test = "try:\n    add(1, 2)\nexcept ValueError:\n    pass\nelse:\n    assert False\n"
+    row = {**ADD, "test_code": test}
+    assert read_problem(row).assert_mode
+    assert judge(f"def add(a, b): raise {raised}", row).outcome is outcome
+
+
 def test_assert_mode_shows_changed_arguments():
     test = "xs = [3, 1, 2]\nadd(xs, 0)\nassert xs == [1, 2, 3]\n"
     row = {**ADD, "test_code": test}

@@ -50,6 +50,8 @@ def test_extract_code_prefers_the_block_with_the_entry_point():
     text = "```python\ndef f(): pass\n```\ntext\n```python\nf()\n```"
     assert extract_code(text, "f") == "def f(): pass\n"
     assert extract_code(text) == "f()\n"
+    assert extract_code("```python\nf()\n```\nprints\n```\n1\n```") == "f()\n"
+    assert extract_code("```python\nf()\n```\n```\ndef f(): pass\n```", "f") == "def f(): pass\n"
     assert extract_code("```js\nf()\n```") is None
     assert extract_code("plain") == "plain"
     assert extract_code("````python\n```\ninner\n```\n````") == "```\ninner\n```\n"

@@ -105,17 +105,21 @@ def brace_depths(text: str, start: int = 0) -> Iterator[tuple[int, int]]:
 def extract_code(text: str, entry_point: str | None = None) -> str | None:
     """The program of a code completion, or None when it holds none.
 
-    Over the visible text: the last fenced Python block that defines `entry_point`, else the last
-    fenced Python block, else, where nothing is fenced, the whole text. A block whose fence is
-    never closed runs to the end. Nothing is parsed here: what the code is worth is for the sandbox.
+    Over the visible text: the last fenced block that defines `entry_point`, else the last one
+    tagged as Python, else the last without a tag, else, where nothing is fenced, the whole text. A
+    block whose fence is never closed runs to the end. Nothing is parsed here: what the code is
+    worth is for the sandbox.
     """
     text = visible(text.removeprefix("\ufeff"))
     blocks = _python_blocks(text)
     if blocks is None:
         return text if text.strip() else None
+    tagged = [body for tag, body in blocks if tag]
+    untagged = [body for tag, body in blocks if not tag]
+    found = tagged or untagged  # beside a program, a block without a tag is what it prints
     if entry_point is not None:
-        blocks = [block for block in blocks if defines(block, entry_point)] or blocks
-    return blocks[-1] if blocks and blocks[-1].strip() else None
+        found = [body for _, body in blocks if defines(body, entry_point)] or found
+    return found[-1] if found and found[-1].strip() else None
 
 
 def defines(code: str, name: str) -> bool:
@@ -124,9 +128,9 @@ def defines(code: str, name: str) -> bool:
     return re.search(pattern, code, re.MULTILINE) is not None
 
 
-def _python_blocks(text: str) -> list[str] | None:
-    """Bodies of the fenced blocks that may be Python; None when there is no fence at all."""
-    blocks: list[str] = []
+def _python_blocks(text: str) -> list[tuple[str, str]] | None:
+    """Tags and bodies of the fenced blocks that may be Python; None when there is no fence."""
+    blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
     fences = 0
     for fence in _FENCE.finditer(text):
@@ -141,6 +145,6 @@ def _python_blocks(text: str) -> list[str] | None:
     return blocks if fences else None
 
 
-def _keep(blocks: list[str], opening: re.Match[str], body: str) -> None:
+def _keep(blocks: list[tuple[str, str]], opening: re.Match[str], body: str) -> None:
     if opening[2].lower() in _PYTHON_TAGS:
-        blocks.append(body)
+        blocks.append((opening[2], body))

@@ -190,6 +190,19 @@ def run_program(channel: Channel, job: dict[str, Any]) -> None:
     raise SystemExit
 
 
+def as_raised(error: str) -> Exception:
+    """What `describe` described, where it is a builtin exception; a RuntimeError elsewhere."""
+    import builtins
+
+    kind = getattr(builtins, error.partition(":")[0], None)
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind("raised by the solution")
+        except TypeError:  # it wants other arguments
+            pass
+    return RuntimeError("the solution raised or died")
+
+
 def run_asserts(channel: Channel, job: dict[str, Any]) -> None:
     """Run a test whose solution lives in another sandbox; every call to it goes by the parent."""
 
@@ -200,7 +213,7 @@ def run_asserts(channel: Channel, job: dict[str, Any]) -> None:
             channel.send(request)
             reply = channel.receive()
             if reply is None or "error" in reply:
-                raise RuntimeError("the solution raised or died")
+                raise as_raised(str((reply or {}).get("error")))
             for argument, after in zip(args, reply["args"], strict=False):
                 if type(argument) is list:
                     argument[:] = decode(after)

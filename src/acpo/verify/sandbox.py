@@ -17,7 +17,7 @@ from acpo.errors import ACPOError, ACPOWarning
 from acpo.linefile import Closing
 from acpo.verify import runner
 from acpo.verify.seccomp import seccomp_filter
-from acpo.verify.session import Launcher, Limits, Session, SessionEnded
+from acpo.verify.session import Launcher, Limits, Session, SessionEnded, SiblingEnded
 from acpo.verify.verdict import Outcome
 
 RUNNER = Path(runner.__file__)
@@ -131,8 +131,8 @@ class _Sessions(Closing):
                 session = Session(self._launcher, self._limits, job, stdin, self._opened)
                 self._opened.append(session)
                 return session
-            except SessionEnded:
-                if attempt == _STARTS - 1:
+            except SessionEnded as ended:
+                if attempt == _STARTS - 1 or isinstance(ended, SiblingEnded):
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -83,6 +83,10 @@ class SessionEnded(Exception):
         self.detail = detail
 
 
+class SiblingEnded(SessionEnded):
+    """Another session of the same run has to go."""
+
+
 class Session:
     """A started runner. Everything it says is untrusted data.
 
@@ -222,6 +226,9 @@ class Session:
                 if ready:
                     self._confine()
                     self.send({})
+            except SiblingEnded:  # untrusted code is at fault, not the machine
+                self.close()
+                raise
             except SessionEnded as ended:
                 ready, why = False, ended.detail
             if not ready:
@@ -268,8 +275,12 @@ class Session:
         if now >= self._deadline:
             raise SessionEnded(Outcome.TIMEOUT, f"more than {self._limits.wall_seconds} s")
         if now >= self._next_look:
-            for session in {self, *self._siblings}:
-                session._watch_memory()
+            self._watch_memory()
+            try:
+                for session in self._siblings:
+                    session._watch_memory()
+            except SessionEnded as ended:
+                raise SiblingEnded(ended.outcome, ended.detail) from None
             self._next_look = time.monotonic() + _TICK_SECONDS
         return max(0.001, min(_TICK_SECONDS, self._deadline - now))
 
