@@ -506,6 +506,70 @@ def test_the_likeliest_tokens_are_never_left_out_silently(settings):
         flat_call("simko", hidden, weight, batch, {}, **settings, **ref)
 
 
+def corrected_kl(method, **changes):
+    """Two sequences of six tokens, two of them masked; fresh terms for each call."""
+    g = torch.Generator().manual_seed(0)
+    hidden = torch.randn(12, 6, generator=g, dtype=torch.float64).requires_grad_()
+    weight = torch.randn(9, 6, generator=g, dtype=torch.float64)
+    old, ref = 0.3 * torch.randn(2, 12, generator=g, dtype=torch.float64) - 2
+    ids = torch.arange(12) // 6
+    columns = {
+        "advantages": torch.where(ids == 0, 1.0, -1.0).double(),
+        "weights": torch.full((12,), 1 / 12, dtype=torch.float64).index_fill(
+            0, torch.tensor([2, 3]), 0.0
+        ),
+        "old_logp": old,
+        "ref_logp": ref,
+        **changes,
+    }
+    settings = {"method": method, "sequence_ids": ids, "beta": 0.04, "corrects_kl": True}
+    tokens = torch.randint(9, (12,), generator=g)
+    return hidden, weight, lambda **more: TokenTerms(tokens, **columns, **{**settings, **more})
+
+
+@pytest.mark.parametrize("method", ["grpo", "gspo", "gmpo", "vespo", "shannon"])
+def test_masked_tokens_are_in_no_mean_of_a_corrected_kl(method):
+    hidden, weight, terms = corrected_kl(method)
+    ours, theirs = (
+        torch.autograd.grad(loss(hidden, weight, terms()), hidden)[0]
+        for loss in (fused_policy_loss, reference_policy_loss)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("method", "shared"), [("grpo", False), ("vespo", False), ("gspo", True)])
+def test_the_kl_is_corrected_by_the_ratio_trl_takes(method, shared):
+    hidden, weight, terms = corrected_kl(method)
+    given = terms()
+    with torch.no_grad():
+        both, alone = (fused_policy_loss(hidden, weight, terms(beta=beta)) for beta in (0.04, 0.0))
+        logp = torch.log_softmax(hidden @ weight.t(), -1).gather(1, given.tokens[:, None])[:, 0]
+    log_ratio, counted = logp - given.old_logp, given.weights != 0
+    if shared:
+        means = [log_ratio[rows][counted[rows]].mean() for rows in (slice(6), slice(6, 12))]
+        log_ratio = torch.stack(means).repeat_interleave(6)
+    gap = given.ref_logp - logp
+    kl = (gap.exp() - gap - 1) * log_ratio.exp()
+    torch.testing.assert_close(both - alone, 0.04 * (given.weights * kl).sum())
+
+
+def test_a_corrected_kl_refuses_what_the_other_losses_refuse():
+    ones = torch.ones(12, dtype=torch.float64)
+    for changes, words in (
+        ({"advantages": torch.full((12,), torch.nan)}, "advantages"),
+        ({"advantages": torch.arange(12).double(), "weights": ones}, "differ within a sequence"),
+    ):
+        hidden, weight, terms = corrected_kl("gmpo", **changes)
+        with pytest.raises(ACPOError, match=words):
+            fused_policy_loss(hidden, weight, terms())
+    hidden, weight, terms = corrected_kl("grpo")
+    for more in ({"sparse": 1e-5}, {"logits_dtype": torch.float32}):
+        with pytest.raises(ACPOError, match="not for a ratio-corrected KL"):
+            fused_policy_loss(hidden, weight, terms(), **more)
+    hidden, weight, terms = corrected_kl("shannon", weights=torch.zeros(12, dtype=torch.float64))
+    assert fused_policy_loss(hidden, weight, terms()) == 0
+
+
 def test_a_gate_that_reads_marks_asks_for_them():
     tokens = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ACPOError, match="marks is missing: the gate of method 'aspo'"):

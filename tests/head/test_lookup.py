@@ -29,3 +29,12 @@ def test_a_head_trained_beside_an_adapter_is_found():
     head = language_model_head(adapted)
     trained = [p for name, p in adapted.named_parameters() if "lm_head.modules_to_save" in name]
     assert head.weight is trained[0] and head.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    "name", ["final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"]
+)
+def test_soft_caps_under_all_their_names(name):
+    model = tiny_model()
+    setattr(model.config, name, 30.0)
+    assert language_model_head(model).softcap == 30.0

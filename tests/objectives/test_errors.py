@@ -8,6 +8,7 @@ from acpo.objectives import (
     dense_loss,
     get_method,
     group_advantages,
+    shape_tokens,
     stats_from_logits,
     theory,
     token_objective,
@@ -127,3 +128,48 @@ def test_tau_that_breaks_proportionality_warns_with_the_remedy():
 def test_trl_option_names_are_accepted():
     method = get_method("sapo", sapo_temperature_pos=0.9, sapo_temperature_neg=1.2)
     assert method.options["tau_pos"] == 0.9 and method.options["tau_neg"] == 1.2
+
+
+@pytest.mark.parametrize(
+    ("row", "changes", "words"),
+    [
+        ("sapo", {"advantages": torch.zeros(1)}, "advantages has shape"),
+        ("sapo", {"advantages": torch.zeros(4, 1)}, "advantages has shape"),
+        ("entropy_adv", {"entropy": torch.zeros(1, 3)}, "entropy has shape"),
+        ("score_normalised", {"logp": torch.zeros(4, 1)}, "logp has shape"),
+        ("kl_cov", {"logp": torch.full((4, 3), torch.nan)}, r"logp\[0, 0\]=nan"),
+        ("sapo", {"advantages": torch.full((4,), torch.nan)}, "non-finite"),
+    ],
+)
+def test_shaping_refuses_what_the_loss_refuses(row, changes, words):
+    names = ("entropy", "log_pmax", "logp", "old_entropy", "old_logp")
+    columns = {name: torch.zeros(4, 3) for name in names} | {"mask": torch.ones(4, 3)}
+    with pytest.raises(ACPOError, match=words):
+        shape_tokens(row, **{"advantages": torch.zeros(4), **columns, **changes})
+
+
+def test_unanimous_groups_have_no_advantage_whatever_eps_is():
+    found = group_advantages([1.0, 1.0, 0.0, 1.0], 2, eps=0.0)
+    assert found[:2].tolist() == [0.0, 0.0] and found.isfinite().all()
+    with pytest.raises(ACPOError, match=r"eps=-1\.0"):
+        group_advantages([1.0, 0.0], 2, eps=-1.0)
+
+
+def test_lists_are_as_exact_as_tensors():
+    rewards = [16777216.0, 16777217.0]
+    exact = group_advantages(torch.tensor(rewards, dtype=torch.float64), 2)
+    torch.testing.assert_close(group_advantages(rewards, 2), exact.float())
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "words"),
+    [
+        ("low_prob", {"alpha": 1.5}, "alpha=1.5 must be at most 1"),
+        ("simko", {"alpha": 1.5}, "alpha=1.5 must be at most 1"),
+        ("hapo", {"beta_entropy": 3.0}, "beta_entropy=3.0 must be at most 1"),
+        ("clip_cov", {"cov_low": 5.0, "cov_high": 1.0}, "cov_low=5.0 must be below cov_high=1.0"),
+    ],
+)
+def test_options_that_reverse_a_row_or_switch_it_off(row, options, words):
+    with pytest.raises(ACPOError, match=words):
+        get_method(row, **options)

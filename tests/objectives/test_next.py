@@ -62,7 +62,7 @@ NAMES = {
 OTHER_VALUES = {
     "entropy_adv": {"alpha": 0.9, "kappa": 3.0, "delta": 2.0},
     "low_prob": {"alpha": 0.7, "epsilon": 0.4, "delta": 2.0},
-    "clip_cov": {"cov_share": 0.5, "cov_low": 0.0, "cov_high": 0.5},
+    "clip_cov": {"cov_share": 0.5, "cov_low": 0.0, "cov_high": 1.5},
     "kl_cov": {"cov_share": 0.4, "beta_cov": 0.3},
     "simko": {
         **{"alpha": 0.4, "candidates": 2, "mode_scale": 2.0, "entropy_quantile": 0.3, "delta": 2.0},

@@ -15,6 +15,7 @@ from acpo.objectives import (
     token_objective,
 )
 from acpo.objectives.batch import entropy_maximum
+from acpo.objectives.shaping import Reducer
 from objectives.batches import EXTRAS, ROWS, loss_and_gradient, random_batch, shaped_tokens
 
 seeds = st.integers(0, 10_000)
@@ -203,3 +204,45 @@ def test_equal_entropy_shares_shape_to_exactly_nothing():
         group_size=2,
     ).advantages
     assert (shaped == 0).all()
+
+
+def test_a_silent_mini_batch_is_not_penalised_everywhere():
+    """All covariances are 0 there, and the share is a share all the same."""
+    g = torch.Generator().manual_seed(0)
+    logp = -torch.rand(20, 50, generator=g)
+    columns = {"advantages": torch.zeros(20), "mask": torch.ones(20, 50), "logp": logp}
+    assert (shape_tokens("kl_cov", **columns, old_logp=logp).marks != 0).sum() == 1
+
+
+def test_copies_of_a_completion_are_not_all_left_out():
+    """Equal completions have equal keys; no more tokens are drawn for that."""
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.randint(50, (1, 5), generator=g).repeat(16, 1)
+    logp = -torch.rand(1, 5, generator=g).repeat(16, 1)
+    advantages = torch.tensor([1.0, -1.0]).repeat(8)
+    shaped = shape_tokens(
+        "clip_cov",
+        **{"advantages": advantages, "mask": torch.ones(16, 5), "tokens": tokens},
+        **{"logp": logp, "old_logp": logp, "cov_low": 0.0, "cov_high": 100.0},
+    )
+    assert (shaped.advantages == 0).sum() == 1
+
+
+def test_parts_of_a_mini_batch_choose_the_smallest_together():
+    values = [torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 5.0]), torch.tensor([])]
+
+    class Part(Reducer):
+        def __init__(self, place):
+            self.number = place
+
+        @property
+        def place(self):
+            return self.number
+
+        def gather(self, own):
+            if own.dtype == torch.long:
+                return torch.tensor([len(part) for part in values])
+            return torch.cat(values)
+
+    found = [Part(place).smallest(part, 2).tolist() for place, part in enumerate(values)]
+    assert found == [[False, True, False], [True, False, False], []]

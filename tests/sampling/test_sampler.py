@@ -328,3 +328,9 @@ def test_attention_that_does_not_go_through_the_cache_is_refused():
     config = GPT2Config(vocab_size=23, n_embd=32, n_layer=1, n_head=2, n_positions=64)
     with pytest.raises(ACPOError, match=r"of GPT2LMHeadModel does not go.*sampler='generate'"):
         sampler(GPT2LMHeadModel(config)).sample(PROMPTS, seed=(0,))
+
+
+@pytest.mark.parametrize("limits", [[4], [4, 4, 4, 4], []])
+def test_limits_are_one_per_prompt(limits):
+    with pytest.raises(ACPOError, match=f"limits: {len(limits)} of them for 3 prompts"):
+        sampler(llama()).sample([[5], [6], [7]], seed=(1,), limits=limits)

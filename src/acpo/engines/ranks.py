@@ -27,6 +27,11 @@ class Ranks(Reducer):
         several = self.together and dist.is_available() and dist.is_initialized()
         return dist.get_world_size(self.group) if several else 1
 
+    @property
+    def place(self) -> int:
+        """How many processes stand before this one."""
+        return dist.get_rank(self.group) if self.count > 1 else 0
+
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the processes; a new tensor."""
         x = x.clone()

@@ -58,10 +58,15 @@ def fused_policy_loss(
     head = LanguageModelHead.of(head)
     _refuse(terms, sparse)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
-    if terms.beta and terms.corrects_kl:
-        return _autograd_loss(hidden, head, terms, logits_bytes)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     local, n_broken, rows = _usable(hidden, head, terms.wide(wide))
+    if terms.beta and terms.corrects_kl:
+        if sparse is not None or logits_dtype is not None:
+            raise ACPOError(
+                "sparse and logits_dtype are not for a ratio-corrected KL, whose gradient is "
+                "autograd's; leave them out, or set use_bias_correction_kl=False"
+            )
+        return _autograd_loss(hidden, head, terms, local, logits_bytes)
     settings = HeadSettings.make(
         hidden,
         local.tokens,
@@ -120,10 +125,17 @@ def _usable(
 
 
 def _autograd_loss(
-    hidden: Tensor, head: LanguageModelHead, terms: TokenTerms, logits_bytes: int | None
+    hidden: Tensor,
+    head: LanguageModelHead,
+    terms: TokenTerms,
+    usable: TokenTerms,
+    logits_bytes: int | None,
 ) -> Tensor:
-    """The same loss through differentiable statistics: a ratio-corrected KL has no closed form."""
-    assert terms.weights is not None
+    """The same loss through differentiable statistics: a ratio-corrected KL has no closed form.
+
+    `terms` learn what was found about their `usable` part.
+    """
+    assert usable.weights is not None
     method = terms.method
     wanted = ["logp"]
     if method.credit.differentiates_mode:
@@ -141,9 +153,9 @@ def _autograd_loss(
     )
     finite = torch.isfinite(raw.logp) & torch.isfinite(raw.entropy)
     clean = TokenStats(*(torch.where(finite, x, torch.zeros_like(x)) for x in raw))
-    ids = terms.sequence_ids
-    mean = missing_sequence_mean if ids is None else segment_mean(ids)
-    loss = loss_from_stats(terms.without(~finite), clean, mean)
+    ids, counted = usable.sequence_ids, (usable.weights != 0) & finite
+    mean = missing_sequence_mean if ids is None else segment_mean(ids, counted)
+    loss = loss_from_stats(usable.without(~finite), clean, mean)
     terms.loss, terms.computed = loss.detach().float(), torch.ones_like(finite)
     terms.stats = TokenStats(*(x.detach() for x in raw))
     terms.nonfinite = (~finite).sum()

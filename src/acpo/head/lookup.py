@@ -8,6 +8,9 @@ from torch.distributed.tensor import DTensor, Partial
 from acpo.errors import ACPOError
 from acpo.head.projection import Projection
 
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Under which names configurations keep c of c · tanh(logits / c)."""
+
 
 class LanguageModelHead(NamedTuple):
     """Weights of the output projection and how its products become logits.
@@ -66,7 +69,7 @@ def language_model_head(model: Any) -> LanguageModelHead:
     return LanguageModelHead(
         _whole(weight),
         None if bias is None else _whole(bias),
-        getattr(config, "final_logit_softcapping", None),
+        next(filter(None, (getattr(config, name, None) for name in SOFT_CAPS)), None),
         _logit_scale(config),
     )
 

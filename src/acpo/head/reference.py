@@ -6,7 +6,7 @@ from torch import Tensor
 from acpo.head.lookup import LanguageModelHead
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, stats_from_logits
-from acpo.objectives.gates import SequenceMean
+from acpo.objectives.gates import GATES, SequenceMean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
 from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 
@@ -61,7 +61,8 @@ def loss_from_stats(
     assert terms.advantages is not None and terms.weights is not None
     method, entropy_max = terms.method, terms.entropy_max
     if entropy_max is None and method.credit.signal == "entropy":
-        entropy_max = stats.entropy.detach()[terms.weights != 0].max()
+        valid = terms.weights != 0
+        entropy_max = torch.where(valid, stats.entropy.detach(), 0.0).max().clamp_min(1e-8)
     old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
     gated, credit = evaluate_tokens(
         method,
@@ -79,7 +80,8 @@ def loss_from_stats(
         kl = kl_penalty(stats.logp, terms.ref_logp)
         if terms.corrects_kl:
             log_ratio = stats.logp - old_logp
-            kl = kl * (sequence_mean(log_ratio) if method.sequence_level else log_ratio).exp()
+            shared = GATES[method.gate].one_ratio
+            kl = kl * (sequence_mean(log_ratio) if shared else log_ratio).exp()
         value = value - terms.beta * kl
     loss = -(terms.weights * value).sum()
     if terms.entropy_weights is not None:

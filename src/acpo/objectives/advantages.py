@@ -32,7 +32,13 @@ def group_advantages(
         `[N]` advantages, float64 if the rewards are, else float32.
     """
     if not isinstance(rewards, Tensor):
-        rewards = torch.tensor([float("nan") if r is None else float(r) for r in rewards])
+        values = [float("nan") if reward is None else float(reward) for reward in rewards]
+        exact = group_advantages(
+            torch.tensor(values, dtype=torch.float64), group_size, scale=scale, eps=eps
+        )
+        return exact.float()
+    if not eps >= 0:
+        raise ACPOError(f"eps={eps} must not be negative")
     if scale not in ("std", "none"):
         raise ACPOError(f"scale={scale!r} is unknown; use 'std' or 'none'")
     _check_rewards(rewards, group_size)
@@ -45,10 +51,10 @@ def group_advantages(
     centred = torch.where(judged, values - mean, 0.0)
     lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
     highest = torch.where(judged, groups, -torch.inf).amax(1, keepdim=True)
-    advantages = torch.where(judged & (highest > lowest), centred, 0.0)
     if scale == "std":
         variance = centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)
-        advantages = advantages / (variance.sqrt() + eps)
+        centred = centred / (variance.sqrt() + eps)
+    advantages = torch.where(judged & (highest > lowest), centred, 0.0)
     return advantages.flatten().to(out_dtype)
 
 

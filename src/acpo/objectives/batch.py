@@ -1,5 +1,6 @@
 """A mini-batch made safe: shapes agree, valid numbers are finite, masked positions are harmless."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -73,7 +74,8 @@ def prepare_batch(
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
-    _check_batch(stats, old_logp, advantages, mask, tokens, ref_logp)
+    given = {"old_logp": old_logp, "tokens": tokens, "ref_logp": ref_logp}
+    _check_columns(advantages, mask, {**stats._asdict(), **given})
     mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
         advantages, _, marks = shape_tokens(
@@ -143,6 +145,7 @@ def shape_tokens(
     rollout = {"tokens": tokens, "old_entropy": old_entropy}
     rollout |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
     _refuse_missing(method, current | rollout)
+    _check_columns(advantages, mask, current | rollout)
     column = None
     if shaping.group_needs:
         column = _group_column(method, advantages, mask, group_size, rollout)
@@ -208,35 +211,20 @@ def _spread_within(advantages: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask.any(1), (high - low) / high.abs().maximum(low.abs()), 0.0).nan_to_num()
 
 
-def _check_batch(
-    stats: TokenStats,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    tokens: Tensor | None,
-    ref_logp: Tensor | None,
-) -> None:
+def _check_columns(advantages: Tensor, mask: Tensor, columns: Mapping[str, Tensor | None]) -> None:
     """Shapes agree and every valid number is finite."""
-    shape = stats.logp.shape
+    shape = mask.shape
     if len(shape) != 2:
-        raise ACPOError(f"stats.logp has shape {list(shape)}; it must be [B, T]")
-    fields = {"old_logp": old_logp, "mask": mask, "tokens": tokens, "ref_logp": ref_logp}
-    fields |= {f"stats.{name}": value for name, value in stats._asdict().items()}
-    for name, value in fields.items():
-        if value is not None and value.shape != shape:
-            raise ACPOError(
-                f"{name} has shape {list(value.shape)} where stats.logp has {list(shape)}; "
-                "all per-token tensors must be [B, T] of the completion tokens"
-            )
-    if advantages.shape not in (shape, shape[:1]):
-        raise ACPOError(
-            f"advantages has shape {list(advantages.shape)}; pass [B]=[{shape[0]}] (one per "
-            f"sequence) or [B, T]={list(shape)} (from shape_tokens)"
-        )
+        raise ACPOError(f"mask has shape {list(shape)}; it must be [B, T]")
     valid = mask.bool()
-    for name, value in {"old_logp": old_logp, "ref_logp": ref_logp, **stats._asdict()}.items():
-        if value is None or name == "is_mode":
+    for name, value in columns.items():
+        if value is None:
             continue
+        if value.shape != shape:
+            raise ACPOError(
+                f"{name} has shape {list(value.shape)} where mask has {list(shape)}; all per-token "
+                "tensors must be [B, T] of the completion tokens"
+            )
         bad = valid & ~torch.isfinite(value.detach())
         if bad.any():
             row, column = bad.nonzero()[0].tolist()
@@ -244,6 +232,11 @@ def _check_batch(
                 f"{name}[{row}, {column}]={float(value[row, column])} at a valid token; mask it "
                 "out or find where the policy produced it"
             )
+    if advantages.shape not in (shape, shape[:1]):
+        raise ACPOError(
+            f"advantages has shape {list(advantages.shape)}; pass [B]=[{shape[0]}] (one per "
+            f"sequence) or [B, T]={list(shape)} (from shape_tokens)"
+        )
     bad = ~torch.isfinite(advantages) & (valid if advantages.dim() == 2 else valid.any(1))
     if bad.any():
         raise ACPOError(

@@ -358,20 +358,23 @@ class RatioGate(NamedTuple):
         title: in a few words.
         averages: whether it looks at the other tokens of the sequence.
         one_advantage: whether it takes one advantage per sequence only.
+        one_ratio: whether all tokens of a sequence have its mean ratio, which then corrects the KL
+            estimate, too (TRL's `use_bias_correction_kl`).
     """
 
     apply: Callable[[GateInputs], Gated]
     title: str
     averages: bool = False
     one_advantage: bool = False
+    one_ratio: bool = False
 
 
 GATES: dict[str, RatioGate] = {
     "soft": RatioGate(soft_gate, "soft gate (4/τ)σ(τ(w-1))"),
     "clip": RatioGate(ratio_clip, "ratio clip"),
-    "sequence_clip": RatioGate(sequence_clip, "sequence ratio, clipped", averages=True),
+    "sequence_clip": RatioGate(sequence_clip, "sequence ratio, clipped", True, one_ratio=True),
     "geometric_clip": RatioGate(
-        geometric_clip, "geometric mean of clipped ratios", averages=True, one_advantage=True
+        geometric_clip, "geometric mean of clipped ratios", True, one_advantage=True, one_ratio=True
     ),
     "capped_reinforce": RatioGate(capped_reinforce, "sg[min(w, cap)] log π"),
     "ratio": RatioGate(plain_ratio, "ratio"),

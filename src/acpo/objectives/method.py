@@ -190,6 +190,12 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "entropy_quantile": (0.0, 1.0, "the authors use 0.8"),
     "candidates": (0, 64, "the authors use 3"),
 }
+_AT_MOST_1 = {
+    "likelihood_weighted_clip": "alpha",
+    "shared_clip": "alpha",
+    "entropy_adaptive_clip": "beta_entropy",
+}
+"""Of a gate, the option that reverses it when larger."""
 
 
 def _check_option(name: str, value: Any) -> None:
@@ -224,6 +230,12 @@ def _check_together(method: Method) -> None:
             f"delta={delta} must exceed 1 + epsilon_high="
             f"{1 + float(method.options['epsilon_high']):g}; TRL's two-sided clipping uses 4"
         )
+    name = _AT_MOST_1.get(method.gate)
+    if name is not None and (value := method.options[name]) > 1:
+        raise ACPOError(f"{name}={value} must be at most 1: a larger one pushes good tokens down")
+    low, high = (method.options.get(name) for name in ("cov_low", "cov_high"))
+    if low is not None and high is not None and not low < high:
+        raise ACPOError(f"cov_low={low} must be below cov_high={high}: no token lies between them")
 
 
 def _warn_if_reversing(method: Method) -> None:

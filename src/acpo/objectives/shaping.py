@@ -28,8 +28,23 @@ class Reducer:
         return x
 
     def gather(self, values: Tensor) -> Tensor:
-        """One-dimensional values of all parts, of whatever lengths."""
+        """One-dimensional values of all parts, of whatever lengths, part after part."""
         return values
+
+    @property
+    def place(self) -> int:
+        """How many parts stand before this one."""
+        return 0
+
+    def smallest(self, values: Tensor, number: int) -> Tensor:
+        """Which of this part's values are of the `number` smallest of all; of equal ones the
+        first."""
+        everyone = self.gather(values)
+        chosen = torch.zeros_like(everyone, dtype=torch.bool)
+        chosen[everyone.argsort(stable=True)[:number]] = True
+        lengths = self.gather(torch.tensor([values.numel()], device=values.device))
+        before = int(lengths[: self.place].sum())
+        return chosen[before : before + values.numel()]
 
 
 class Sequences(NamedTuple):
@@ -238,7 +253,8 @@ class CovarianceClip(Covariance):
         candidates = batch.mask & inside & ~clipped
         keys = draw_keys(batch.tokens, batch.mask)
         number = max(int(batch.option("cov_share") * count), 1)
-        drawn = candidates & (keys <= nth_smallest(reduce.gather(keys[candidates]), number))
+        drawn = candidates.clone()
+        drawn[candidates] = reduce.smallest(keys[candidates], number)
         return Shaped(advantages.masked_fill(drawn, 0.0), batch.mask)
 
 
@@ -252,9 +268,9 @@ class CovariancePenalty(Covariance):
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         covariance, count = self.covariance(batch, reduce)
         number = max(int(batch.option("cov_share") * count), 1)
-        limit = -nth_smallest(-reduce.gather(covariance[batch.mask]), number)
-        marked = batch.mask & (covariance >= limit)
-        marks = marked.to(covariance.dtype) * batch.option("beta_cov")
+        marks = torch.zeros_like(covariance)
+        largest = reduce.smallest(-covariance[batch.mask], number)
+        marks[batch.mask] = largest.to(marks.dtype) * batch.option("beta_cov")
         return Shaped(batch.per_token, batch.mask, marks)
 
 
@@ -300,13 +316,6 @@ def completion_quantile(values: Tensor, mask: Tensor, q: float) -> Tensor:
     high = torch.minimum(low + 1, last)
     bounds = ordered.gather(1, low), ordered.gather(1, high)
     return torch.where(mask.any(1, keepdim=True), torch.lerp(*bounds, position - low), 0.0)
-
-
-def nth_smallest(values: Tensor, number: int) -> Tensor:
-    """The `number`-th smallest value, or the largest if there are fewer; -inf of nothing."""
-    if not values.numel():
-        return values.new_full((), -torch.inf)
-    return values.kthvalue(min(number, values.numel())).values
 
 
 def draw_keys(tokens: Tensor, mask: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ NOTHING = -1
 
 
 def uniform_table(rows: int, columns: int, seed: int | tuple[int, ...]) -> Tensor:
-    """`[rows, columns]` numbers in [0, 1) that depend on the seed and on nothing else.
+    """`[rows, columns]` numbers in [0, 1) that depend on the seed and on the table's shape alone.
 
     Runs that share a seed share them, whatever their policies do and wherever they run: as long as
     two policies agree, so do their samples.

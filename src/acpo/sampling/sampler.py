@@ -33,7 +33,8 @@ RUNNING, ENDED, NOT_FINITE = range(3)
 class Samples(NamedTuple):
     """Completions, one per prompt given, in their order; the token that ended one is its last.
 
-    `logp` is of each token, under the distribution it was drawn from.
+    `logp` is of each token, under the distribution it was drawn from; of the likeliest one, which
+    temperature 0 takes, at temperature 1.
     """
 
     tokens: list[list[int]]
@@ -131,14 +132,16 @@ class StaticSampler:
 
         Args:
             prompts: token ids; none empty.
-            seed: with the place in `prompts`, decides every draw.
+            seed: with `max_new_tokens` and the place in `prompts`, decides every draw.
             limits: longest completion of each prompt, where that is less than `max_new_tokens`.
         """
         if any(not prompt for prompt in prompts):
             raise ACPOError("prompts: one is empty; a completion needs a token to follow")
         if limits is not None and any(not 1 <= limit <= self.new_tokens for limit in limits):
             raise ACPOError(f"limits: each must be from 1 to max_new_tokens={self.new_tokens}")
-        limits = limits or [self.new_tokens] * len(prompts)
+        limits = [self.new_tokens] * len(prompts) if limits is None else limits
+        if len(limits) != len(prompts):
+            raise ACPOError(f"limits: {len(limits)} of them for {len(prompts)} prompts")
         requests = map(_Request, range(len(prompts)), prompts, limits)
         # Neighbours of similar length pad little; equal prompts stay together.
         waiting = deque(sorted(requests, key=lambda r: (len(r.prompt), tuple(r.prompt))))
@@ -189,7 +192,7 @@ class StaticSampler:
                 read = self._hidden(ids[:, :7], positions[:, :7], cache)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:
             raise ACPOError(
                 f"sampler='static': the attention of {type(self.model).__name__} does not go "
                 f"through the static cache ({error}); use sampler='generate'"
