@@ -378,10 +378,13 @@ def sure_starts(text):
     table = re.findall(r"^\| law-0.1m \| e([\d.]+) \| eight \|(.*)\|$", text, re.M)
     cells = [(entropy, [cell.strip() for cell in rest.split("|")]) for entropy, rest in table]
     whole = [(entropy, row) for entropy, row in cells if all("+-" in cell for cell in row[5:])]
-    first, second, third = (float(row[4]) for _, row in whole)
+    variation = {row[-1]: float(row[4]) for _, row in whole}
+    best = max(variation, key=lambda cell: float(cell.split()[0]))
+    assert variation[best] == min(variation.values())
     return [
         *(f"| {entropy} | {' | '.join(row[5:])} |" for entropy, row in whole),
-        f"({second:.2f} and {third:.2f} against {first:.2f})",
+        f"smallest ({variation[best]:.2f}) where it gains most",
+        f"the one start above ({float(whole[-1][1][1]):.2f})",
     ]
 
 

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
@@ -117,7 +117,7 @@ class RemoteBackend:
         return answer
 
 
-def _is_result(value: Any) -> bool:
+def _is_result(value: Any) -> TypeGuard[dict[str, Any]]:
     """Whether a server's `run_result` can be read."""
     if not isinstance(value, dict) or not isinstance(value.get("return_code"), int | None):
         return False
