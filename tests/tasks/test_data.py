@@ -64,6 +64,33 @@ def found(task, file):
     return load_problems(task, file)[0]
 
 
+def message(content, role="user"):
+    return {"role": role, "content": content}
+
+
+def test_text_parts_of_a_message_are_joined(tmp_path):
+    parts = [{"type": "text", "text": "12+3"}, {"type": "text", "text": "?", "image": None}]
+    row = {"prompt": [message(parts)], "answer": "15"}
+    assert found(get_task("custom"), write(tmp_path / "p.jsonl", [row])) == [("12+3?", "15")]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [message("Answer in hex.", "system"), message("12+3?")],
+        [message("2+2?"), message("4", "assistant"), message("and twice that?")],
+        [message([{"type": "image"}, {"type": "text", "text": "How many?"}])],
+        [message("2+2?", "assistant")],
+        [{"from": "human", "value": "2+2?"}],
+    ],
+)
+def test_no_message_of_a_conversation_is_dropped(tmp_path, prompt):
+    rows = [{"prompt": [message("1+1?")], "answer": "2"}, {"prompt": prompt, "answer": "8"}]
+    said = "row 2: 'prompt' is a conversation of .* put a system message into system_prompt"
+    with pytest.raises(ACPOError, match=said):
+        found(get_task("custom"), write(tmp_path / "p.jsonl", rows))
+
+
 def test_layouts_of_the_hub(tmp_path):
     prompt = fill(TEMPLATES["dapo"], {"problem": "What is {1+1}?"})
     dapo = {

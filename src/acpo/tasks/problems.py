@@ -137,7 +137,7 @@ def canonical(
     if layout is None:
         return clean_row
     value = _value(row, layout.problem, where, needed=True)
-    text = _text(value)
+    text = _text(value, f"{where}: {layout.problem!r}")
     clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
     gold = _value(row, layout.answer, where, needed=needed)
     if gold is not None:
@@ -237,11 +237,22 @@ def _value(row: Row, name: str, where: str, *, needed: bool) -> Any:
         raise ACPOError(f"{where}: column {name!r} is missing; other rows have it") from None
 
 
-def _text(value: Any) -> str:
-    """A question as text: itself, or the last message of a conversation."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        return str(value[-1].get("content", ""))
-    return "" if value is None else str(value)
+def _text(value: Any, where: str) -> str:
+    """A question as text: itself, or the one message of a user."""
+    if not (isinstance(value, list) and value and isinstance(value[-1], Mapping)):
+        return "" if value is None else str(value)
+    content = value[-1].get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    alone = len(value) == 1 and value[0].get("role", "user") == "user"
+    if not alone or not all(isinstance(text, str) for text in texts):
+        roles = [one.get("role") if isinstance(one, Mapping) else one for one in value]
+        raise ACPOError(
+            f"{where} is a conversation of {roles}, and a problem is one message of the user, of "
+            "text: put a system message into system_prompt and what is asked into one column; or "
+            "train with ACPOTrainer and a data set of your own, which keep every message"
+        )
+    return "".join(texts)
 
 
 def _after_hashes(answer: str) -> str:

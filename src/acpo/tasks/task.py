@@ -26,7 +26,7 @@ MATH, CODE = "math", "code"
 
 
 class Columns(NamedTuple):
-    """The columns of a question (or of chat messages that end in it) and of its answer.
+    """The columns of a question (text, or one chat message of a user) and of its answer.
 
     `gold` says how the answer stands there: "text" (after the last `####`, where there is one), or
     "boxed" for a solution that ends in a box.
