@@ -120,6 +120,24 @@ def test_every_column_of_the_file_reaches_the_reward(tmp_path):
     assert train["mixed"] == ["1", '"x"'] and train["answer"] == ["1", "2"]
 
 
+def test_numbers_that_no_column_holds_arrive_as_json(tmp_path):
+    rows = [{"problem": f"{n}?", "answer": "1", "n": n} for n in (3, 2**64)]
+    file = tmp_path / "huge.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert build(tmp_path, data=str(file)).train["n"] == ["3", str(2**64)]
+
+
+@pytest.mark.parametrize(
+    "broken", [{"problem": "2? \ud83d"}, {"note": "\ud83d"}, {"meta": {"tags": ["\ude00"]}}]
+)
+def test_half_a_character_names_its_row_and_column(tmp_path, broken):
+    rows = [{"problem": "1? \U0001f600", "answer": "1"}, {"problem": "2?", "answer": "2"} | broken]
+    file = tmp_path / "half.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ACPOError, match=f"row 2: column '{next(iter(broken))}' holds half of a"):
+        build(tmp_path, data=str(file))
+
+
 def test_a_code_problem_reaches_its_grader_whole(tmp_path):
     row = {"prompt": "def f(x):\n", "entry_point": "f", "test": "def check(c):\n    assert c(1)\n"}
     file = tmp_path / "code.jsonl"

@@ -5,14 +5,14 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
+from acpo.tasks.blame import line_of
 from acpo.tasks.grading import ROW, reward_function
 from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
-from acpo.tasks.registry import get_task, import_reward, line_of
+from acpo.tasks.registry import get_task, import_reward
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
@@ -87,7 +87,6 @@ def build_data(
 
 def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function; what it raises names the line of its own file."""
-    file = Path(getattr(getattr(reward, "__code__", None), "co_filename", "?"))
 
     @contextlib.contextmanager
     def telling() -> Iterator[None]:
@@ -95,7 +94,7 @@ def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
             yield
         except Exception as error:
             kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
-            raise kind(f"{error}, at {line_of(error, file)}") from error
+            raise kind(f"{error}, at {line_of(error, reward)}") from error
 
     return around(reward, inside=telling)
 
@@ -125,7 +124,7 @@ def _row(problem: Problem, prompt: Prompt, graded: bool) -> dict[str, Any]:
 
 
 def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
-    """The rows as a data set; a column whose values have no common type becomes JSON."""
+    """The rows as a data set; a column without a common type, or of huge numbers, becomes JSON."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -135,7 +134,7 @@ def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
         values = [row.get(name) for row in rows]
         try:
             pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
             values = [json.dumps(value, default=str) for value in values]
         columns[name] = values
     return Dataset.from_dict(columns)
