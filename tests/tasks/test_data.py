@@ -246,12 +246,22 @@ def test_every_task_rewards_its_gold_answer(name):
 
 def test_reward_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_reward_module.py").write_text("def best(prompts, completions, **c): return []")
+    for name, text in {
+        "my_reward_module": "LIMIT = 3\ndef best(prompts, completions, **c): return []",
+        "my_broken_syntax": "import math\ndef best(:",
+        "my_broken_import": "import math\nfrom math import none",
+        "my_broken_value": "import math\n\n1 / 0",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
     assert import_reward("my_reward_module.best")([], []) == []
     for path, message in (
         ("best", "not a dotted path"),
         ("no_such_module.best", "cannot be imported"),
         ("my_reward_module.worst", "has no 'worst'"),
+        ("my_reward_module.LIMIT", "has LIMIT=3, no function"),
+        ("my_broken_syntax.best", "cannot be imported: .*my_broken_syntax.py:2: SyntaxError"),
+        ("my_broken_import.best", "my_broken_import.py:2: ImportError: cannot import name 'none'"),
+        ("my_broken_value.best", "my_broken_value.py:3: ZeroDivisionError"),
     ):
         with pytest.raises(ACPOError, match=message):
             import_reward(path)

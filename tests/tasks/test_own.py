@@ -14,6 +14,7 @@ from acpo.cli import app
 from acpo.compare.execute import execute
 from acpo.compare.plan import study_runs
 from acpo.compare.study_file import read_study
+from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks import Outcome, Task, get_task, reward_function
@@ -246,6 +247,20 @@ def test_a_graders_own_mistake_names_its_line(tmp_path):
     task = get_task(f"{tmp_path / 'own.py'}:t")
     with pytest.raises(ACPOError, match=r"its grader raised at .*own.py:6: KeyError: 'gold'"):
         verdicts(task, ("x", {"n": 1}))
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_a_grader_that_returns_nothing_is_not_told_to(tmp_path, here):
+    """Nor is one that raises: for a task's grader the remedy is its own, and the line is named."""
+    text = "from acpo.tasks import Task\n\n\ndef grade(completion, row):\n    return row.get('n')\n"
+    text += f"\n\nt = Task(grader=grade, in_process={here})\n"
+    (tmp_path / "own.py").write_text(text)
+    reward = checked_reward(reward_function(get_task(f"{tmp_path / 'own.py'}:t")))
+    assert reward(prompts=["?"], completions=["x"], **{ROW: ['{"n": 1}']}) == [1.0]
+    with pytest.raises(ACPOError, match=r"^task='.*own.py:t': a grader returned None; .*Verdict$"):
+        reward(prompts=["?"], completions=["x"], **{ROW: ["{}"]})
+    with pytest.raises(ACPOError, match=r"^task='.*its grader raised at .*own.py:5: AttributeErr"):
+        reward(prompts=["?"], completions=["x"], **{ROW: ["[]"]})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Whose line it was: what code of the user's raises, in one line that names its file."""
 
+import importlib
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,18 @@ def told(task: Task, what: str, function: Callable[..., Any]) -> Iterator[None]:
 def blame(error: BaseException, source: Source) -> str:
     """What was raised, at the last line of the user's own file."""
     return f"{line_of(error, source)}: {type(error).__name__}: {error}"
+
+
+def importing_file(error: BaseException) -> Path:
+    """The file whose import by name failed: the first that the import ran, or could not read."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ran = [frame.filename for frame in frames if not _of_import(frame.filename)]
+    unread = error.filename if isinstance(error, SyntaxError) and error.filename else "?"
+    return Path(ran[0] if ran else unread)
+
+
+def _of_import(file: str) -> bool:
+    return file.startswith("<frozen ") or file == importlib.__file__
 
 
 def line_of(error: BaseException, source: Source) -> str:

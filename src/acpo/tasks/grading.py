@@ -64,13 +64,14 @@ class InProcess(Closing):
 
     def __init__(self, task: Task) -> None:
         assert callable(task.grader)
-        self._grade = task.grader
+        self._task, self._grade = task, task.grader
 
     def verify(self, text: str, row: Row) -> Future[Verdict]:
         """The verdict on `text`, at once."""
         start = time.perf_counter()
         done: Future[Verdict] = Future()
-        verdict = as_verdict(self._grade(text, row))
+        with told(self._task, "grader", self._grade):
+            verdict = as_verdict(self._grade(text, row))
         done.set_result(verdict._replace(seconds=time.perf_counter() - start))
         return done
 

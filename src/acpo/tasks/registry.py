@@ -14,7 +14,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
-from acpo.tasks.blame import blame
+from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
 from acpo.tasks.sources import FORMATS, DataError
 from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
@@ -260,7 +260,7 @@ def import_reward(path: str) -> Callable[..., Any]:
     Modules in the working directory are found.
 
     Raises:
-        ACPOError: when there is no such module or function.
+        ACPOError: when there is no such module or function, or importing it fails.
     """
     file, _, function = path.rpartition(":")
     if file.endswith(".py"):
@@ -272,8 +272,14 @@ def import_reward(path: str) -> Callable[..., Any]:
     if working_directory not in sys.path:
         sys.path.insert(0, working_directory)
     try:
-        return getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ACPOError(f"reward_funcs: {path!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise ACPOError(f"reward_funcs: module {module_name!r} has no {name!r}") from None
+    except Exception as error:
+        said = blame(error, importing_file(error))
+        raise ACPOError(f"reward_funcs: {path!r} cannot be imported: {said}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        has = f"has {name}={found!r}, no function" if hasattr(module, name) else f"has no {name!r}"
+        raise ACPOError(f"reward_funcs: module {module_name!r} {has}")
+    return found
