@@ -145,7 +145,7 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ACPOError(f"{name}={value} must be positive, or left out")
-    if arguments.held_out < 0:
+    if arguments.held_out is not None and arguments.held_out < 0:
         raise ACPOError(f"held_out={arguments.held_out} must not be negative")
     if not task.endless:
         return
@@ -163,38 +163,57 @@ def _problems(
     """(training, held-out) problems."""
     if task.endless:
         return _endless(task, arguments, seed, prompts, notes)
-    columns = _columns(arguments)
     problems, cleaning = load_problems(
         task,
         arguments.data,
         config=arguments.data_config,
         split=arguments.data_split,
-        columns=columns,
+        columns=_columns(arguments),
         template=arguments.template,
     )
     notes.append(f"{task.title}: {cleaning}")
-    held: list[Problem] = []
     own_split = task.held_out_split if arguments.data is None else None
+    held: list[Problem] = []
     if arguments.held_out_data or (arguments.held_out and own_split):
-        split = arguments.held_out_split or own_split or "test"
-        same = arguments.held_out_data in (None, arguments.data)
-        held, cleaning = load_problems(
-            task,
-            arguments.held_out_data,
-            config=arguments.data_config if same else None,
-            split=split,
-            columns=columns,
-            template=arguments.template,
-        )
-        texts = {problem.text for problem in held}
-        problems = [problem for problem in problems if problem.text not in texts]
-        if arguments.held_out < len(held):
-            held = split_off(held, arguments.held_out)[1] if arguments.held_out else []
-        notes.append(f"held out: {cleaning}; {len(held)} of them used")
+        problems, held = _held_out_elsewhere(task, arguments, problems, own_split, notes)
     elif arguments.held_out:
         problems, held = split_off(problems, arguments.held_out)
         notes.append(f"held out: {len(held)} of the problems")
     return problems[: arguments.max_problems], held
+
+
+def _held_out_elsewhere(
+    task: Task,
+    arguments: TaskArguments,
+    problems: list[Problem],
+    own_split: str | None,
+    notes: list[str],
+) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems, where those have a file or a split of their own."""
+    split = arguments.held_out_split or own_split or "test"
+    same = arguments.held_out_data in (None, arguments.data)
+    held, cleaning = load_problems(
+        task,
+        arguments.held_out_data,
+        config=arguments.data_config if same else None,
+        split=split,
+        columns=_columns(arguments),
+        template=arguments.template,
+    )
+    texts = {problem.text for problem in held}
+    kept = [problem for problem in problems if problem.text not in texts]
+    source = "held_out_data" if arguments.held_out_data else f"the {split} split"
+    if not kept:
+        raise ACPOError(
+            f"all {len(problems)} training problems are also in {source}, so that none is left; "
+            "set data or held_out_data to another file"
+        )
+    if arguments.held_out is not None and arguments.held_out < len(held):
+        held = split_off(held, arguments.held_out)[1] if arguments.held_out else []
+    notes.append(f"held out: {cleaning}; {len(held)} of them used")
+    if len(kept) < len(problems):
+        notes.append(f"{len(problems) - len(kept)} training problems also in {source} left out")
+    return kept, held
 
 
 def _endless(
