@@ -337,6 +337,8 @@ def test_gym_scores_with_its_own_scorer_in_a_process_apart(tmp_path):
         ("gym:countdown?seed=1000", "seed=1000 must be"),
         ("gym:countdown?min_numbers", "is not KEY=VALUE"),
         ("aime24?k=3", "takes no settings"),
+        ("problems.jsonl?k=3", "a file takes no settings; leave out \\?k=3"),
+        ("tasks.yaml:mine?k=3", "a file takes no settings"),
         ("chain?steps=two", "it takes steps=N"),
     ],
 )

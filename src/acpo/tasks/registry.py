@@ -95,6 +95,8 @@ def get_task(reference: str) -> Task:
         task = gym_task(base.removeprefix(GYM), settings)
     elif file.endswith(".py"):
         task = _from_python(Path(file), name, settings, reference)
+    elif settings and (file.endswith((".yaml", ".yml")) or Path(base).suffix in FORMATS):
+        raise ACPOError(f"task={reference!r}: a file takes no settings; leave out ?{query}")
     elif file.endswith((".yaml", ".yml")):
         task = _from_yaml(Path(file), name, reference)
     elif Path(base).suffix in FORMATS:
