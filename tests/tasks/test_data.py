@@ -64,6 +64,33 @@ def found(task, file):
     return load_problems(task, file)[0]
 
 
+def message(content, role="user"):
+    return {"role": role, "content": content}
+
+
+def test_text_parts_of_a_message_are_joined(tmp_path):
+    parts = [{"type": "text", "text": "12+3"}, {"type": "text", "text": "?", "image": None}]
+    row = {"prompt": [message(parts)], "answer": "15"}
+    assert found(get_task("custom"), write(tmp_path / "p.jsonl", [row])) == [("12+3?", "15")]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [message("Answer in hex.", "system"), message("12+3?")],
+        [message("2+2?"), message("4", "assistant"), message("and twice that?")],
+        [message([{"type": "image"}, {"type": "text", "text": "How many?"}])],
+        [message("2+2?", "assistant")],
+        [{"from": "human", "value": "2+2?"}],
+    ],
+)
+def test_no_message_of_a_conversation_is_dropped(tmp_path, prompt):
+    rows = [{"prompt": [message("1+1?")], "answer": "2"}, {"prompt": prompt, "answer": "8"}]
+    said = "row 2: 'prompt' is a conversation of .* put a system message into system_prompt"
+    with pytest.raises(ACPOError, match=said):
+        found(get_task("custom"), write(tmp_path / "p.jsonl", rows))
+
+
 def test_layouts_of_the_hub(tmp_path):
     prompt = fill(TEMPLATES["dapo"], {"problem": "What is {1+1}?"})
     dapo = {
@@ -219,12 +246,22 @@ def test_every_task_rewards_its_gold_answer(name):
 
 def test_reward_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_reward_module.py").write_text("def best(prompts, completions, **c): return []")
+    for name, text in {
+        "my_reward_module": "LIMIT = 3\ndef best(prompts, completions, **c): return []",
+        "my_broken_syntax": "import math\ndef best(:",
+        "my_broken_import": "import math\nfrom math import none",
+        "my_broken_value": "import math\n\n1 / 0",
+    }.items():
+        (tmp_path / f"{name}.py").write_text(text)
     assert import_reward("my_reward_module.best")([], []) == []
     for path, message in (
         ("best", "not a dotted path"),
         ("no_such_module.best", "cannot be imported"),
         ("my_reward_module.worst", "has no 'worst'"),
+        ("my_reward_module.LIMIT", "has LIMIT=3, no function"),
+        ("my_broken_syntax.best", "cannot be imported: .*my_broken_syntax.py:2: SyntaxError"),
+        ("my_broken_import.best", "my_broken_import.py:2: ImportError: cannot import name 'none'"),
+        ("my_broken_value.best", "my_broken_value.py:3: ZeroDivisionError"),
     ):
         with pytest.raises(ACPOError, match=message):
             import_reward(path)

@@ -14,10 +14,11 @@ from acpo.cli import app
 from acpo.compare.execute import execute
 from acpo.compare.plan import study_runs
 from acpo.compare.study_file import read_study
+from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks import Outcome, Task, get_task, reward_function
-from acpo.tasks.grading import ROW, Judges
+from acpo.tasks.grading import ROW, Judges, gold_completion, vote
 from acpo.tasks.problems import endless_problems
 from acpo.tasks.questions import load_questions
 from acpo.train.launch import prepare
@@ -149,6 +150,13 @@ def test_yaml_entries(tmp_path):
         "few": {**entry, "k": "x"},
         "a/b": entry,
         "worse": {**entry, "grader": "g.py:none"},
+        "number": {**entry, "template": 5},
+        "asked": {**entry, "test_template": 5},
+        "rows": {**entry, "problems": 5},
+        "form": {**entry, "columns": {"problem": "q", "answer": "gold", "gold": "foo"}},
+        "named": {**entry, "columns": {"problem": 1, "answer": "gold"}},
+        "game": {"gym": 5},
+        "games": {"gym": "countdown", "operators": [["+"]]},
     }
     file = tmp_path / "tasks.yaml"
     file.write_text(yaml.safe_dump(entries))
@@ -163,6 +171,13 @@ def test_yaml_entries(tmp_path):
         ("none", "no entry 'none'"),
         ("few", "k='x' must be a positive number"),
         ("a/b", "in its name"),
+        ("number", "tasks.yaml:number': template=5 must be a text"),
+        ("asked", "test_template=5 must be a text"),
+        ("rows", "problems=5: use a file"),
+        ("form", "gold='foo'.* gold is one of text, boxed"),
+        ("named", "problem=1.* use Columns"),
+        ("game", "gym=5 must be the name"),
+        ("games", "must be numbers, texts or lists"),
     ):
         with pytest.raises(ACPOError, match=said):
             get_task(f"{file}:{name}")
@@ -234,6 +249,50 @@ def test_a_graders_own_mistake_names_its_line(tmp_path):
         verdicts(task, ("x", {"n": 1}))
 
 
+@pytest.mark.parametrize("here", [False, True])
+def test_a_grader_that_returns_nothing_is_not_told_to(tmp_path, here):
+    """Nor is one that raises: for a task's grader the remedy is its own, and the line is named."""
+    text = "from acpo.tasks import Task\n\n\ndef grade(completion, row):\n    return row.get('n')\n"
+    text += f"\n\nt = Task(grader=grade, in_process={here})\n"
+    (tmp_path / "own.py").write_text(text)
+    reward = checked_reward(reward_function(get_task(f"{tmp_path / 'own.py'}:t")))
+    assert reward(prompts=["?"], completions=["x"], **{ROW: ['{"n": 1}']}) == [1.0]
+    with pytest.raises(ACPOError, match=r"^task='.*own.py:t': a grader returned None; .*Verdict$"):
+        reward(prompts=["?"], completions=["x"], **{ROW: ["{}"]})
+    with pytest.raises(ACPOError, match=r"^task='.*its grader raised at .*own.py:5: AttributeErr"):
+        reward(prompts=["?"], completions=["x"], **{ROW: ["[]"]})
+
+
+@pytest.mark.parametrize(
+    ("problems", "said"),
+    [
+        ("lambda seed: 5", r"problems\(7\) returned 5; return rows"),
+        ("lambda: 5", r"its problems\(seed\) raised at .*own.py:2: TypeError: .* 0 positional"),
+        ("lambda seed: [5]", "its problems gave 5; each must be a mapping"),
+        ("lambda seed: ({'n': 1 / n} for n in (1, 0))", "own.py:2: ZeroDivisionError"),
+    ],
+)
+def test_problems_that_cannot_be_made_are_one_line(tmp_path, problems, said):
+    task = f"t = Task(problems={problems}, template='{{n}}', grader=lambda completion, row: True)\n"
+    (tmp_path / "own.py").write_text("from acpo.tasks import Task\n" + task)
+    with pytest.raises(ACPOError, match=f"task='.*own.py:t': .*{said}"):
+        endless_problems(get_task(f"{tmp_path / 'own.py'}:t"), 2, seed=7)
+
+
+def test_gold_and_extract_that_raise_are_one_line(tmp_path):
+    text = "from acpo.tasks import Task\nt = Task(grader=lambda completion, row: True,\n"
+    text += "         extract=lambda text: int(text),\n         gold=lambda row: row['gold'])\n"
+    (tmp_path / "own.py").write_text(text)
+    task = get_task(f"{tmp_path / 'own.py'}:t")
+    assert gold_completion(task, {"gold": "x"}) == "x" and vote(task, "07") == "7"
+    with pytest.raises(ACPOError, match=r"its gold\(row\) raised at .*own.py:4: KeyError: 'gold'"):
+        gold_completion(task, {})
+    with pytest.raises(ACPOError, match=r"gold\(row\) returned 5; return"):
+        gold_completion(task, {"gold": 5})
+    with pytest.raises(ACPOError, match=r"its extract\(completion\) raised at .*own.py:3: Value"):
+        vote(task, "x")
+
+
 gym = pytest.importorskip("reasoning_gym")
 
 
@@ -278,6 +337,8 @@ def test_gym_scores_with_its_own_scorer_in_a_process_apart(tmp_path):
         ("gym:countdown?seed=1000", "seed=1000 must be"),
         ("gym:countdown?min_numbers", "is not KEY=VALUE"),
         ("aime24?k=3", "takes no settings"),
+        ("problems.jsonl?k=3", "a file takes no settings; leave out \\?k=3"),
+        ("tasks.yaml:mine?k=3", "a file takes no settings"),
         ("chain?steps=two", "it takes steps=N"),
     ],
 )

@@ -43,6 +43,7 @@ def run(place, command, extra=(), **changes):
     [
         ({"temperature": 0}, "temperature=0 must be above 0"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0 must be 0 or more"),
+        ({"learning_rate": "-1e-6"}, "learning_rate=-1e-06 must be 0 or more"),  # as YAML reads it
         ({"learning_rate": float("nan")}, "learning_rate=nan must be"),
         ({"learning_rate": None}, "learning_rate is empty"),
         ({"learning_rate": [1]}, "learning_rate=[1] must be a number"),

@@ -43,11 +43,20 @@ def test_a_held_out_file_is_removed_from_the_training_problems(tmp_path):
     data = build(tmp_path, held_out=5, held_out_data=held)
     assert (len(data.train), len(data.held_out)) == (25, 5)
     assert not set(map(str, data.train["prompt"])) & set(map(str, data.held_out["prompt"]))
+    assert "5 training problems also in held_out_data left out" in data.notes
+    with pytest.raises(ACPOError, match="all 5 training problems are also in held_out_data"):
+        build(tmp_path, data=held, held_out_data=held)
+
+
+def test_a_held_out_file_is_used_whole_where_no_number_is_given(tmp_path):
+    held = write_problems(tmp_path / "held.jsonl", 5)
+    data = build(tmp_path, held_out_data=held)
+    assert (len(data.train), len(data.held_out)) == (25, 5)
 
 
 def test_a_held_out_file_is_not_trained_on_when_nothing_is_measured(tmp_path):
     held = write_problems(tmp_path / "held.jsonl", 5)
-    data = build(tmp_path, held_out_data=held)
+    data = build(tmp_path, held_out_data=held, held_out=0)
     assert len(data.train) == 25 and data.held_out is None
     assert any("0 of them used" in note for note in data.notes)
 
@@ -73,8 +82,12 @@ def test_rows_that_differ_in_what_the_template_shows_are_all_kept(tmp_path):
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = {"data": str(file), "chat": False, "template": "{problem} {choices}"}
     assert build(tmp_path, **options).train["prompt"] == ["Which? a b", "Which? c d"]
-    held = build(tmp_path, **options, held_out_data=str(file), held_out=1)
-    assert len(held.held_out) == 1
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        "".join(json.dumps({**rows[1], "choices": one}) + "\n" for one in ("c d", "e"))
+    )
+    held = build(tmp_path, **options, held_out_data=str(other), held_out=2)
+    assert held.train["prompt"] == ["Which? a b"] and len(held.held_out) == 2
     with pytest.raises(ACPOError, match="3 rows of 1 problems with conflicting answers"):
         build(tmp_path, data=str(file), chat=False, template="{problem}")
 
@@ -118,6 +131,24 @@ def test_every_column_of_the_file_reaches_the_reward(tmp_path):
     train = build(tmp_path, data=str(file)).train
     assert train["level"] == [3, 4] and train["meta"] == [{"a": 1}, {"a": 2}]
     assert train["mixed"] == ["1", '"x"'] and train["answer"] == ["1", "2"]
+
+
+def test_numbers_that_no_column_holds_arrive_as_json(tmp_path):
+    rows = [{"problem": f"{n}?", "answer": "1", "n": n} for n in (3, 2**64)]
+    file = tmp_path / "huge.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert build(tmp_path, data=str(file)).train["n"] == ["3", str(2**64)]
+
+
+@pytest.mark.parametrize(
+    "broken", [{"problem": "2? \ud83d"}, {"note": "\ud83d"}, {"meta": {"tags": ["\ude00"]}}]
+)
+def test_half_a_character_names_its_row_and_column(tmp_path, broken):
+    rows = [{"problem": "1? \U0001f600", "answer": "1"}, {"problem": "2?", "answer": "2"} | broken]
+    file = tmp_path / "half.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ACPOError, match=f"row 2: column '{next(iter(broken))}' holds half of a"):
+        build(tmp_path, data=str(file))
 
 
 def test_a_code_problem_reaches_its_grader_whole(tmp_path):

@@ -7,13 +7,13 @@ open connections, since graders are known to `eval` what they are given.
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.tasks.blame import blame
 from acpo.tasks.confine import confine
 from acpo.tasks.grading import as_verdict
-from acpo.tasks.registry import blame, get_task
+from acpo.tasks.registry import get_task
 from acpo.verify.mathworker import prepare_server, serve_spawns
 
 
@@ -24,7 +24,6 @@ def main(control_fd: int, memory_bytes: int, reference: str, folder: str) -> Non
     task = get_task(reference)
     assert callable(task.grader)
     grade = task.grader
-    home = Path(getattr(getattr(grade, "__code__", None), "co_filename", reference))
     confined: list[bool] = []
 
     def judge(job: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def main(control_fd: int, memory_bytes: int, reference: str, folder: str) -> Non
         except ACPOError as error:
             return {"error": f"task={reference!r}: {error}"}
         except Exception as error:
-            return {"error": f"task={reference!r}: its grader raised at {blame(error, home)}"}
+            return {"error": f"task={reference!r}: its grader raised at {blame(error, grade)}"}
         return {"outcome": str(verdict.outcome), "detail": verdict.detail}
 
     serve_spawns(control_fd, memory_bytes, judge)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
+from acpo.tasks.blame import told
 from acpo.tasks.task import CODE, MATH, Row, Task
 from acpo.verify.code import CodeBackend, CodePool
 from acpo.verify.extract import extract_answer
@@ -63,13 +64,14 @@ class InProcess(Closing):
 
     def __init__(self, task: Task) -> None:
         assert callable(task.grader)
-        self._grade = task.grader
+        self._task, self._grade = task, task.grader
 
     def verify(self, text: str, row: Row) -> Future[Verdict]:
         """The verdict on `text`, at once."""
         start = time.perf_counter()
         done: Future[Verdict] = Future()
-        verdict = as_verdict(self._grade(text, row))
+        with told(self._task, "grader", self._grade):
+            verdict = as_verdict(self._grade(text, row))
         done.set_result(verdict._replace(seconds=time.perf_counter() - start))
         return done
 
@@ -140,14 +142,21 @@ def vote(task: Task, text: str) -> str | None:
     if task.grader == MATH:
         answer = extract_answer(text)
         return normalise(answer)[:200] if answer else None
-    answer = task.extract(text) if task.extract else None
+    if task.extract is None:
+        return None
+    with told(task, "extract(completion)", task.extract):
+        answer = task.extract(text)
     return None if answer is None else str(answer)[:200]
 
 
 def gold_completion(task: Task, row: Row) -> str | None:
     """A completion that answers with the gold; None where the row has none."""
     if task.gold is not None:
-        return task.gold(row)
+        with told(task, "gold(row)", task.gold):
+            gold = task.gold(row)
+            if not isinstance(gold, str | None):
+                raise ACPOError(f"gold(row) returned {gold!r}; return a completion's text, or None")
+        return gold
     if task.grader == MATH:
         return f"\\boxed{{{row['answer']}}}"
     if task.grader != CODE:

@@ -42,6 +42,10 @@ def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
     if type(seed) is not int or not 0 <= seed < TRAINING_SEEDS:
         raise ACPOError(f"gym:{name}: seed={seed!r} must be a number from 0 to 999")
     frozen = tuple(sorted(chosen.items()))
+    try:
+        hash(frozen)
+    except TypeError:
+        raise ACPOError(f"gym:{name}: {chosen} must be numbers, texts or lists of them") from None
     dataset(name, frozen, seed * STRIDE)  # refuses what does not fit, now
     return Task(
         name=name,

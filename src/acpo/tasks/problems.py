@@ -1,15 +1,17 @@
 """Rows to problems: which column is what, what the gold answer is, and which rows must go."""
 
 import random
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
+from acpo.tasks.blame import told
 from acpo.tasks.sources import column, has_column, mappings, read_rows
-from acpo.tasks.task import Columns, Row, Task
+from acpo.tasks.task import GOLD_FORMS, Columns, Row, Task
 from acpo.tasks.templates import DAPO, fill, get_template, shown_columns, strip
 
 MOST_REPEATS = 20
@@ -107,14 +109,11 @@ def endless_problems(
     Raises:
         ACPOError: when the stream ends, or repeats itself, before that.
     """
-    assert callable(task.problems)
     found: dict[str, Problem] = {}
     banned = set(exclude)
-    rows = task.problems(seed)
     where = f"task={task.reference!r}"
-    for number, row in enumerate(islice(rows, MOST_REPEATS * count + 1000), 1):
-        if not isinstance(row, Mapping):
-            raise ACPOError(f"{where}: its problems gave {row!r}; each must be a mapping")
+    rows = islice(_stream(task, seed), MOST_REPEATS * count + 1000)
+    for number, row in enumerate(rows, 1):
         layout = _fitting(row, task.columns, needed=task.needs_gold)
         problem = _problem(
             row, layout, task, template or task.template, f"{where}, problem {number}"
@@ -129,15 +128,33 @@ def endless_problems(
     )
 
 
+def _stream(task: Task, seed: int) -> Iterator[Row]:
+    assert callable(task.problems)
+    with told(task, "problems(seed)", task.problems):
+        rows = task.problems(seed)
+        if not isinstance(rows, Iterable):
+            raise ACPOError(f"problems({seed}) returned {rows!r}; return rows, or yield them")
+        for row in rows:
+            if not isinstance(row, Mapping):
+                raise ACPOError(f"its problems gave {row!r}; each must be a mapping")
+            yield row
+
+
 def canonical(
     row: Row, layout: Columns | None, where: str, *, needed: bool, cut: str | None = None
 ) -> dict[str, Any]:
     """`row` with its question under `problem` and its gold under `answer`, where it has them."""
+    for name in row:
+        if _has_half(name) or _has_half(row[name]):
+            raise ACPOError(
+                f"{where}: column {name!r} holds half of a character, an unpaired surrogate such "
+                "as \\ud83d, which no model reads; repair the text, or remove the row"
+            )
     clean_row = dict(row)
     if layout is None:
         return clean_row
     value = _value(row, layout.problem, where, needed=True)
-    text = _text(value)
+    text = _text(value, f"{where}: {layout.problem!r}")
     clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
     gold = _value(row, layout.answer, where, needed=needed)
     if gold is not None:
@@ -237,11 +254,34 @@ def _value(row: Row, name: str, where: str, *, needed: bool) -> Any:
         raise ACPOError(f"{where}: column {name!r} is missing; other rows have it") from None
 
 
-def _text(value: Any) -> str:
-    """A question as text: itself, or the last message of a conversation."""
-    if isinstance(value, list) and value and isinstance(value[-1], dict):
-        return str(value[-1].get("content", ""))
-    return "" if value is None else str(value)
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _has_half(value: Any) -> bool:
+    """Whether a text in it has no UTF-8: JSON may hold either half of a pair alone."""
+    if isinstance(value, str):
+        return _HALF.search(value) is not None
+    if isinstance(value, Mapping):
+        return any(map(_has_half, (*value, *value.values())))
+    return isinstance(value, list | tuple) and any(map(_has_half, value))
+
+
+def _text(value: Any, where: str) -> str:
+    """A question as text: itself, or the one message of a user."""
+    if not (isinstance(value, list) and value and isinstance(value[-1], Mapping)):
+        return "" if value is None else str(value)
+    content = value[-1].get("content")
+    parts = content if isinstance(content, list) else [content]
+    texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    alone = len(value) == 1 and value[0].get("role", "user") == "user"
+    if not alone or not all(isinstance(text, str) for text in texts):
+        roles = [one.get("role") if isinstance(one, Mapping) else one for one in value]
+        raise ACPOError(
+            f"{where} is a conversation of {roles}, and a problem is one message of the user, of "
+            "text: put a system message into system_prompt and what is asked into one column; or "
+            "train with ACPOTrainer and a data set of your own, which keep every message"
+        )
+    return "".join(texts)
 
 
 def _after_hashes(answer: str) -> str:
@@ -258,5 +298,5 @@ def _boxed(solution: str) -> str:
     return (extract_answer(solution) or "") if "\\boxed" in solution else ""
 
 
-GOLD: dict[str, Callable[[str], str]] = {"text": _after_hashes, "boxed": _boxed}
+GOLD: dict[str, Callable[[str], str]] = dict(zip(GOLD_FORMS, (_after_hashes, _boxed), strict=True))
 """How to read the gold answer from its column."""

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +14,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
+from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
 from acpo.tasks.sources import FORMATS, DataError
 from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
@@ -95,6 +95,8 @@ def get_task(reference: str) -> Task:
         task = gym_task(base.removeprefix(GYM), settings)
     elif file.endswith(".py"):
         task = _from_python(Path(file), name, settings, reference)
+    elif settings and (file.endswith((".yaml", ".yml")) or Path(base).suffix in FORMATS):
+        raise ACPOError(f"task={reference!r}: a file takes no settings; leave out ?{query}")
     elif file.endswith((".yaml", ".yml")):
         task = _from_yaml(Path(file), name, reference)
     elif Path(base).suffix in FORMATS:
@@ -157,7 +159,7 @@ def _from_python(path: Path, name: str, settings: dict[str, Any], reference: str
         try:
             made = made(**settings)
         except Exception as error:
-            raise ACPOError(f"task={reference!r}: {blame(error, path)}") from error
+            raise ACPOError(f"task={reference!r}: {blame(error, made)}") from error
     elif settings:
         raise ACPOError(f"task={reference!r}: {name} is no function, so it takes no settings")
     if not isinstance(made, Task):
@@ -183,6 +185,8 @@ def _from_yaml(path: Path, name: str, reference: str) -> Task:
     if "gym" in fields:
         from acpo.tasks.gym import gym_task
 
+        if not isinstance(fields["gym"], str):
+            raise ACPOError(f"{where}: gym={fields['gym']!r} must be the name of a task")
         return gym_task(fields.pop("gym"), fields)
     for key in fields:
         if key not in YAML_KEYS:
@@ -199,7 +203,10 @@ def _from_yaml(path: Path, name: str, reference: str) -> Task:
         identity["grader"] = _hash(path.parent / file)
     if "columns" in fields:
         fields["columns"] = (_yaml_columns(fields["columns"], where),)
-    return Task(**fields, identity=identity)
+    try:
+        return Task(**fields, identity=identity)
+    except ACPOError as error:
+        raise ACPOError(f"{where}: {error}") from None
 
 
 def _yaml_columns(value: Any, where: str) -> Columns:
@@ -245,19 +252,6 @@ def load_file(path: Path, what: str) -> ModuleType:
     return module
 
 
-def blame(error: BaseException, path: Path) -> str:
-    """What was raised, at the last line of the user's own file."""
-    return f"{line_of(error, path)}: {type(error).__name__}: {error}"
-
-
-def line_of(error: BaseException, path: Path) -> str:
-    """The last line of a file that an error went through, as `file:line`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame.lineno for frame in frames if Path(frame.filename) == path.resolve()]
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    return f"{path}:{line or (own[-1] if own else '?')}"
-
-
 def _hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
@@ -268,7 +262,7 @@ def import_reward(path: str) -> Callable[..., Any]:
     Modules in the working directory are found.
 
     Raises:
-        ACPOError: when there is no such module or function.
+        ACPOError: when there is no such module or function, or importing it fails.
     """
     file, _, function = path.rpartition(":")
     if file.endswith(".py"):
@@ -280,8 +274,14 @@ def import_reward(path: str) -> Callable[..., Any]:
     if working_directory not in sys.path:
         sys.path.insert(0, working_directory)
     try:
-        return getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ACPOError(f"reward_funcs: {path!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise ACPOError(f"reward_funcs: module {module_name!r} has no {name!r}") from None
+    except Exception as error:
+        said = blame(error, importing_file(error))
+        raise ACPOError(f"reward_funcs: {path!r} cannot be imported: {said}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        has = f"has {name}={found!r}, no function" if hasattr(module, name) else f"has no {name!r}"
+        raise ACPOError(f"reward_funcs: module {module_name!r} {has}")
+    return found

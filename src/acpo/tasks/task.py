@@ -14,6 +14,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
@@ -25,8 +26,12 @@ Stream = Callable[[int], Iterable[Row]]
 MATH, CODE = "math", "code"
 
 
+GOLD_FORMS = ("text", "boxed")
+"""How a gold answer may stand in its column."""
+
+
 class Columns(NamedTuple):
-    """The columns of a question (or of chat messages that end in it) and of its answer.
+    """The columns of a question (text, or one chat message of a user) and of its answer.
 
     `gold` says how the answer stands there: "text" (after the last `####`, where there is one), or
     "boxed" for a solution that ends in a box.
@@ -120,6 +125,21 @@ class Task:
             raise ACPOError(
                 f"grader={self.grader!r}: use 'math', 'code', or a function of completion and row"
             )
+        for name in ("problems", "test"):
+            value = getattr(self, name)
+            if not callable(value) and not isinstance(value, (str, Iterable, Pinned, NoneType)):
+                raise ACPOError(f"{name}={value!r}: use a file, a hub id, or rows")
+        for name in ("template", "test_template", "title"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (name == "template" or value is not None):
+                raise ACPOError(f"{name}={value!r} must be a text")
+        for layout in self.columns:
+            named = isinstance(layout, Columns) and all(isinstance(one, str) for one in layout)
+            if not named or layout.gold not in GOLD_FORMS:
+                raise ACPOError(
+                    f"columns={self.columns!r}: use Columns(problem, answer, gold), of which gold "
+                    f"is one of {', '.join(GOLD_FORMS)}"
+                )
         for name in ("k", "cpu_seconds"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not value > 0:

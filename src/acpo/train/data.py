@@ -5,14 +5,14 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
+from acpo.tasks.blame import line_of
 from acpo.tasks.grading import ROW, reward_function
 from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
-from acpo.tasks.registry import get_task, import_reward, line_of
+from acpo.tasks.registry import get_task, import_reward
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
@@ -87,7 +87,6 @@ def build_data(
 
 def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function; what it raises names the line of its own file."""
-    file = Path(getattr(getattr(reward, "__code__", None), "co_filename", "?"))
 
     @contextlib.contextmanager
     def telling() -> Iterator[None]:
@@ -95,7 +94,7 @@ def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
             yield
         except Exception as error:
             kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
-            raise kind(f"{error}, at {line_of(error, file)}") from error
+            raise kind(f"{error}, at {line_of(error, reward)}") from error
 
     return around(reward, inside=telling)
 
@@ -125,7 +124,7 @@ def _row(problem: Problem, prompt: Prompt, graded: bool) -> dict[str, Any]:
 
 
 def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
-    """The rows as a data set; a column whose values have no common type becomes JSON."""
+    """The rows as a data set; a column without a common type, or of huge numbers, becomes JSON."""
     import pyarrow as pa
     from datasets import Dataset
 
@@ -135,7 +134,7 @@ def _as_dataset(rows: list[dict[str, Any]]) -> "Dataset":
         values = [row.get(name) for row in rows]
         try:
             pa.array(values)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError):
             values = [json.dumps(value, default=str) for value in values]
         columns[name] = values
     return Dataset.from_dict(columns)
@@ -146,7 +145,7 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ACPOError(f"{name}={value} must be positive, or left out")
-    if arguments.held_out < 0:
+    if arguments.held_out is not None and arguments.held_out < 0:
         raise ACPOError(f"held_out={arguments.held_out} must not be negative")
     if not task.endless:
         return
@@ -164,38 +163,57 @@ def _problems(
     """(training, held-out) problems."""
     if task.endless:
         return _endless(task, arguments, seed, prompts, notes)
-    columns = _columns(arguments)
     problems, cleaning = load_problems(
         task,
         arguments.data,
         config=arguments.data_config,
         split=arguments.data_split,
-        columns=columns,
+        columns=_columns(arguments),
         template=arguments.template,
     )
     notes.append(f"{task.title}: {cleaning}")
-    held: list[Problem] = []
     own_split = task.held_out_split if arguments.data is None else None
+    held: list[Problem] = []
     if arguments.held_out_data or (arguments.held_out and own_split):
-        split = arguments.held_out_split or own_split or "test"
-        same = arguments.held_out_data in (None, arguments.data)
-        held, cleaning = load_problems(
-            task,
-            arguments.held_out_data,
-            config=arguments.data_config if same else None,
-            split=split,
-            columns=columns,
-            template=arguments.template,
-        )
-        texts = {problem.text for problem in held}
-        problems = [problem for problem in problems if problem.text not in texts]
-        if arguments.held_out < len(held):
-            held = split_off(held, arguments.held_out)[1] if arguments.held_out else []
-        notes.append(f"held out: {cleaning}; {len(held)} of them used")
+        problems, held = _held_out_elsewhere(task, arguments, problems, own_split, notes)
     elif arguments.held_out:
         problems, held = split_off(problems, arguments.held_out)
         notes.append(f"held out: {len(held)} of the problems")
     return problems[: arguments.max_problems], held
+
+
+def _held_out_elsewhere(
+    task: Task,
+    arguments: TaskArguments,
+    problems: list[Problem],
+    own_split: str | None,
+    notes: list[str],
+) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems, where those have a file or a split of their own."""
+    split = arguments.held_out_split or own_split or "test"
+    same = arguments.held_out_data in (None, arguments.data)
+    held, cleaning = load_problems(
+        task,
+        arguments.held_out_data,
+        config=arguments.data_config if same else None,
+        split=split,
+        columns=_columns(arguments),
+        template=arguments.template,
+    )
+    texts = {problem.text for problem in held}
+    kept = [problem for problem in problems if problem.text not in texts]
+    source = "held_out_data" if arguments.held_out_data else f"the {split} split"
+    if not kept:
+        raise ACPOError(
+            f"all {len(problems)} training problems are also in {source}, so that none is left; "
+            "set data or held_out_data to another file"
+        )
+    if arguments.held_out is not None and arguments.held_out < len(held):
+        held = split_off(held, arguments.held_out)[1] if arguments.held_out else []
+    notes.append(f"held out: {cleaning}; {len(held)} of them used")
+    if len(kept) < len(problems):
+        notes.append(f"{len(problems) - len(kept)} training problems also in {source} left out")
+    return kept, held
 
 
 def _endless(

@@ -39,7 +39,9 @@ class TaskArguments:
     max_prompt_tokens: int | None = _option("Leave out, and count, problems above this length.")
     max_problems: int | None = _option("Train on the first so many problems.")
     chain_steps: int = _option("Operations in each chain of the chain task.", 5)
-    held_out: int = _option("Problems kept aside; accuracy on them before and after.", 0)
+    held_out: int | None = _option(
+        "Problems kept aside; accuracy on them before and after. Unset: all of held_out_data."
+    )
     held_out_data: str | None = _option("A file or hub id with the held-out problems.")
     held_out_split: str | None = _option("Its split, when on the hub. Unset: the task's, or test.")
     reward_funcs: list[str] | None = _option(  # noqa: RUF009

@@ -1,5 +1,6 @@
 """Values of a recipe that no option can have, told before anything is built of them."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from types import NoneType
@@ -37,6 +38,9 @@ def check_ranges(values: Mapping[str, Any]) -> None:
     """Raise for numbers out of their range."""
     for name in (*POSITIVE, *NOT_NEGATIVE):
         value = values.get(name)
+        if isinstance(value, str):  # YAML takes 1e-6 for a text, and the parser for a number
+            with contextlib.suppress(ValueError):
+                value = float(value)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
         if not math.isfinite(value) or value < 0 or (value == 0 and name in POSITIVE):

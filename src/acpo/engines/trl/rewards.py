@@ -48,6 +48,8 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     def telling() -> Iterator[None]:
         try:
             yield
+        except ACPOError:  # it names what to do, which is not always to return None
+            raise
         except Exception as error:
             raise ACPOError(
                 f"the reward function {name!r} raised {type(error).__name__}: {error}; return None "

@@ -1,0 +1,61 @@
+"""Whose line it was: what code of the user's raises, in one line that names its file."""
+
+import importlib
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from acpo.errors import ACPOError
+from acpo.tasks.task import Task
+
+Source = Path | Callable[..., Any]
+
+
+@contextmanager
+def told(task: Task, what: str, function: Callable[..., Any]) -> Iterator[None]:
+    """What a function of a task raises, as an `ACPOError` that names the task and the line."""
+    where = f"task={task.reference or task.name!r}"
+    try:
+        yield
+    except ACPOError as error:
+        raise ACPOError(f"{where}: {error}") from error
+    except Exception as error:
+        raise ACPOError(f"{where}: its {what} raised at {blame(error, function)}") from error
+
+
+def blame(error: BaseException, source: Source) -> str:
+    """What was raised, at the last line of the user's own file."""
+    return f"{line_of(error, source)}: {type(error).__name__}: {error}"
+
+
+def importing_file(error: BaseException) -> Path:
+    """The file whose import by name failed: the first that the import ran, or could not read."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    ran = [frame.filename for frame in frames if not _of_import(frame.filename)]
+    unread = error.filename if isinstance(error, SyntaxError) and error.filename else "?"
+    return Path(ran[0] if ran else unread)
+
+
+def _of_import(file: str) -> bool:
+    return file.startswith("<frozen ") or file == importlib.__file__
+
+
+def line_of(error: BaseException, source: Source) -> str:
+    """The last line that an error went through of a file, or of a function's, as `file:line`.
+
+    A function that could not even be called is named by its first line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(source, "__code__", None)
+    if isinstance(source, Path):
+        path = source
+    else:  # a class or a partial has no code: then whoever raised
+        path = Path(code.co_filename if code else frames[-1].filename)
+    whole = path.resolve()
+    lines = [code.co_firstlineno] if code else []
+    lines += [frame.lineno for frame in frames if Path(frame.filename) == whole]
+    if isinstance(error, SyntaxError) and Path(error.filename or "").resolve() == whole:
+        lines.append(error.lineno)
+    return f"{path}:{lines[-1] if lines else '?'}"
