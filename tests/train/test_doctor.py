@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -58,8 +59,16 @@ def test_the_quickstart_as_it_is(tmp_path):
 
 def test_too_few_problems(examine):
     code, output = examine(max_problems=100, generation_batch_size=1024)
-    assert code == 1
-    assert "100 problems are fewer than the 128 of one rollout" in output
+    assert code == 2
+    assert "100 prompts, but one rollout takes 128" in " ".join(output.split())
+
+
+def test_too_few_problems_for_so_many_processes(tmp_path):
+    options = flags(output_dir=tmp_path, max_problems=100)
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), "--processes", "2", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert "100 problems are fewer than the 128 of one rollout" in result.output
 
 
 def test_gold_answers_that_earn_nothing(examine, tmp_path):
@@ -90,6 +99,23 @@ def test_a_reward_that_raises(examine):
     code, output = examine(reward_funcs="train.standin.broken")
     assert code == 1
     assert "'broken' raised KeyError" in output
+
+
+def test_a_second_reward_that_raises(examine):
+    both = ["--reward_funcs", "train.standin.thrifty", "train.standin.broken"]
+    code, output = examine(arguments=both)
+    assert code == 1
+    assert "'broken' raised KeyError" in output
+
+
+def test_a_recipe_for_a_gpu_where_there_is_none(examine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, output = examine()
+    assert code == 0
+    assert "no GPU here" in output and output.endswith("ready to train where there is a GPU\n")
+    code, output = examine(use_cpu=True, use_vllm=False)
+    assert code == 0
+    assert "no GPU here" not in output and output.endswith("ready to train\n")
 
 
 def test_a_sampler_is_recommended_from_measured_numbers_alone():

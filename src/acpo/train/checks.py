@@ -2,16 +2,20 @@
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
+from acpo.train.data import TrainingData, build_data, prompt_lengths
+from acpo.train.plan import prompts_used
+from acpo.train.recipe import Recipe
 from acpo.vllm_version import require_vllm
 
 if TYPE_CHECKING:
-    from acpo.train.data import TrainingData
-    from acpo.train.recipe import Recipe
+    from transformers import PreTrainedTokenizerBase
 
 REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
 """Values of `report_to` that are packages of the same name."""
@@ -20,7 +24,59 @@ GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
 
 
-def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
+class Material(NamedTuple):
+    """What a run is made of, once nothing is found wrong with it."""
+
+    name: str
+    tokenizer: "PreTrainedTokenizerBase"
+    data: TrainingData
+
+
+def gather(
+    recipe: Recipe,
+    processes: int,
+    *,
+    choose: Callable[[TrainingData], TrainingData] | None = None,
+    elsewhere: bool = False,
+) -> Material:
+    """Read what a recipe names, and raise for whatever would stop the run later.
+
+    Args:
+        recipe: what to train.
+        processes: training processes.
+        choose: picks from the data before anything looks at them.
+        elsewhere: whether another machine is to train.
+    """
+    from acpo.engines.trl.rewards import checked_rewards
+    from acpo.engines.trl.safety import check_dataset, check_output_folder
+
+    config, model = recipe.config, recipe.model
+    check_packages(recipe, elsewhere=elsewhere)
+    if config.process_index == 0:
+        check_output_folder(str(recipe.output_dir))
+    name = resolve_model(recipe.model_name, recipe.output_dir)
+    tokenizer = load_tokenizer(
+        name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+    )
+    check_model(recipe, name, tokenizer)
+    used = prompts_used(recipe, processes)
+    spare = 8 if choose else 1  # a study leaves most of them to another phase
+    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
+    data = choose(data) if choose else data
+    check_dataset(data.train, config, has_environment=False)
+    checked_rewards(data.rewards, data.train)
+    check_lengths(recipe, data, tokenizer, name)
+    check_evaluation(recipe, data, processes)
+    return Material(name, tokenizer, data)
+
+
+def resumption(config: Any) -> str | bool | None:
+    """`true` asks for the newest checkpoint; anything else is the path of one."""
+    value, words = config.resume_from_checkpoint, {"true": True, "false": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
     """Raise for packages that the recipe needs and this machine lacks; vLLM, unless elsewhere."""
     config: Any = recipe.config
     wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
@@ -34,11 +90,9 @@ def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
             )
 
 
-def shape_of(recipe: "Recipe", name: str) -> Any:
+def shape_of(recipe: Recipe, name: str) -> Any:
     """The configuration of a model, or of what is below an adapter."""
     from transformers import AutoConfig
-
-    from acpo.checkpoints import adapter_base
 
     trusted, base = recipe.config.trust_remote_code, adapter_base(name)
     revision = recipe.model.model_revision if base is None else None
@@ -47,7 +101,7 @@ def shape_of(recipe: "Recipe", name: str) -> Any:
     )
 
 
-def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
+def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
     """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
     from trl import get_peft_config
 
@@ -82,10 +136,9 @@ def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
                 ) from error
 
 
-def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: str) -> None:
+def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str) -> None:
     """Raise where a prompt leaves no room, no completion holds an answer, or no pack a sequence."""
     from acpo.engines.trl.safety import prompt_room
-    from acpo.train.data import prompt_lengths
 
     config: Any = recipe.config
     golds = [gold for _, gold in gold_answers(data) if gold]
@@ -97,11 +150,17 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: 
                 f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
                 f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
             )
-    longest = max(prompt_lengths(data.train["prompt"][:MOST_MEASURED], tokenizer))
+    sets = {"prompt": data.train, "held-out prompt": data.held_out}
+    most = {
+        what: max(prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer))
+        for what, rows in sets.items()
+        if rows is not None
+    }
+    what, longest = max(most.items(), key=lambda item: item[1])
     room = prompt_room(shape_of(recipe, name), config)
     if room is not None and longest > room:
         raise ACPOError(
-            f"the longest prompt has {longest} tokens, but max_completion_length="
+            f"the longest {what} has {longest} tokens, but max_completion_length="
             f"{config.max_completion_length} leaves room for {room} in the model's context; "
             + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
         )
@@ -113,7 +172,24 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: 
         )
 
 
-def gold_answers(data: "TrainingData") -> list[tuple[dict[str, Any], str | None]]:
+def check_evaluation(recipe: Recipe, data: TrainingData, processes: int) -> None:
+    """Raise for evaluation in split groups; where nothing is held out, turn it off and say so."""
+    config: Any = recipe.config
+    if data.held_out is None:
+        if config.eval_strategy != "no":
+            data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
+        config.eval_strategy = "no"
+        return
+    group = config.num_generations_eval or config.num_generations or 1
+    if config.per_device_eval_batch_size * processes % group:
+        raise ACPOError(
+            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on {processes} "
+            f"process(es) is not a multiple of num_generations_eval={group}, so held-out problems "
+            "would be split; make it one"
+        )
+
+
+def gold_answers(data: TrainingData) -> list[tuple[dict[str, Any], str | None]]:
     """The first training rows, each with a completion that is right, where one is known."""
     rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
     return [
