@@ -72,6 +72,13 @@ def run(place, command, extra=(), **changes):
             {"reward_funcs": ["train.standin.lottery", "train.standin.needy"]},
             "'needy' needs 'essay', which is not a column",
         ),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights=[1.0, 2.0] has 2 number(s) for 1 reward"),
+        ({"load_in_4bit": True}, "load_in_4bit: bitsandbytes is not installed"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "attn_implementation=flash_attention_2: flash_attn is not installed; pip install "
+            "flash-attn",
+        ),
         (
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
             "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",
@@ -99,6 +106,39 @@ def test_a_pad_token_outside_the_vocabulary(place, tmp_path, command):
     tokenizer.save_pretrained(tmp_path)
     status, lines = run(place, command, model_name_or_path=str(tmp_path))
     assert status == 2 and "pad_token '<newpad>' is number 103, outside" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("model.safetensors", "has no weights (*.safetensors or *.bin); save the model there"),
+        ("config.json", "its config.json cannot be read: ValueError: Unrecognized model"),
+        ("tokenizer*", "prompt 0 has no tokens: the tokenizer of"),
+    ],
+)
+def test_a_model_folder_that_lacks_a_file(place, tmp_path, command, gone, said):
+    save_standin(tmp_path)
+    for file in [*tmp_path.glob(gone), *tmp_path.glob("chat_template*")]:
+        file.unlink()
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and said in lines[-1] and str(tmp_path) in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_weights_that_were_cut_short(place, tmp_path, command):
+    save_standin(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and "model.safetensors cannot be read" in lines[-1]
+    assert "cut short" in lines[-1]
+
+
+def test_what_the_libraries_refuse_is_one_line(place):
+    status, lines = run(place, "train", model_init_kwargs={"nosuch": 1})
+    assert status == 2 and "no trainer could be built: TypeError" in lines[-1]
+    assert "recipe.yaml" in lines[-1] and "argument 'nosuch'" in lines[-1]
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])

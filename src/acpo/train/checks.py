@@ -2,9 +2,12 @@
 
 import importlib.util
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transformers.utils import logging
 
 from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
@@ -59,12 +62,14 @@ def gather(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
     check_model(recipe, name, tokenizer)
+    check_weights(name)
     used = prompts_used(recipe, processes)
     spare = 8 if choose else 1  # a study leaves most of them to another phase
     data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
     data = choose(data) if choose else data
     check_dataset(data.train, config, has_environment=False)
     checked_rewards(data.rewards, data.train)
+    check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
     check_evaluation(recipe, data, processes)
     return Material(name, tokenizer, data)
@@ -77,17 +82,45 @@ def resumption(config: Any) -> str | bool | None:
 
 
 def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
-    """Raise for packages that the recipe needs and this machine lacks; vLLM, unless elsewhere."""
-    config: Any = recipe.config
-    wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
-    wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
-    if config.use_vllm and not elsewhere:
-        require_vllm("use_vllm")
-    for what, package in wanted:
-        if importlib.util.find_spec(package) is None:
+    """Raise for packages the recipe needs and this machine lacks; those for GPUs, unless elsewhere.
+
+    Flash attention may also come from `kernels`, which transformers falls back to.
+    """
+    config, model = recipe.config, recipe.model
+    wanted = [(f"report_to={name}", (name,)) for name in config.report_to if name in REPORTERS]
+    wanted += [("use_peft", ("peft",))] if model.use_peft else []
+    if not elsewhere:
+        if config.use_vllm:
+            require_vllm("use_vllm")
+        quantised = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(model, name)]
+        wanted += [(name, ("bitsandbytes",)) for name in quantised]
+        if model.attn_implementation == "flash_attention_2":
+            wanted += [("attn_implementation=flash_attention_2", ("flash_attn", "kernels"))]
+    for what, packages in wanted:
+        if not any(map(importlib.util.find_spec, packages)):
+            project = packages[0].replace("_", "-")
             raise ACPOError(
-                f"{what}: {package} is not installed; pip install {package}, or leave it out"
+                f"{what}: {packages[0]} is not installed; pip install {project}, or leave it out"
             )
+
+
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """What transformers, TRL and PEFT raise inside, as an error of ours that begins with `what`.
+
+    With `TRANSFORMERS_VERBOSITY=debug` it is let through, traceback and all.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except ACPOError:
+        raise
+    except (ValueError, TypeError, ImportError, OSError, SafetensorError) as error:
+        if logging.get_verbosity() <= logging.DEBUG:
+            raise
+        words = " ".join(str(error).split())
+        raise ACPOError(f"{what}: {type(error).__name__}: {words}") from error
 
 
 def shape_of(recipe: Recipe, name: str) -> Any:
@@ -96,9 +129,10 @@ def shape_of(recipe: Recipe, name: str) -> Any:
 
     trusted, base = recipe.config.trust_remote_code, adapter_base(name)
     revision = recipe.model.model_revision if base is None else None
-    return AutoConfig.from_pretrained(
-        base or name, trust_remote_code=trusted, revision=revision or "main"
-    )
+    with in_one_line(f"model {base or name!r}: its config.json cannot be read"):
+        return AutoConfig.from_pretrained(
+            base or name, trust_remote_code=trusted, revision=revision or "main"
+        )
 
 
 def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
@@ -141,22 +175,28 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
     from acpo.engines.trl.safety import prompt_room
 
     config: Any = recipe.config
-    golds = [gold for _, gold in gold_answers(data) if gold]
-    if golds and recipe.task.reward_funcs is None:
-        lengths = [len(ids) for ids in tokenizer(golds, add_special_tokens=False)["input_ids"]]
-        if min(lengths) > config.max_completion_length:
-            shortest = golds[lengths.index(min(lengths))]
-            raise ACPOError(
-                f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
-                f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
-            )
     sets = {"prompt": data.train, "held-out prompt": data.held_out}
-    most = {
-        what: max(prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer))
+    lengths = {
+        what: prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer)
         for what, rows in sets.items()
         if rows is not None
     }
-    what, longest = max(most.items(), key=lambda item: item[1])
+    for what, counts in lengths.items():
+        if not min(counts):
+            raise ACPOError(
+                f"{what} {counts.index(0)} has no tokens: the tokenizer of {recipe.model_name!r} "
+                "gives none for its text; are its files (tokenizer.json) there?"
+            )
+    golds = [gold for _, gold in gold_answers(data) if gold]
+    if golds and recipe.task.reward_funcs is None:
+        counts = [len(ids) for ids in tokenizer(golds, add_special_tokens=False)["input_ids"]]
+        if min(counts) > config.max_completion_length:
+            shortest = golds[counts.index(min(counts))]
+            raise ACPOError(
+                f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
+                f"shortest gold, {shortest[:80]!r}, has {min(counts)} tokens"
+            )
+    longest, what = max((max(counts), what) for what, counts in lengths.items())
     room = prompt_room(shape_of(recipe, name), config)
     if room is not None and longest > room:
         raise ACPOError(
@@ -189,6 +229,15 @@ def check_evaluation(recipe: Recipe, data: TrainingData, processes: int) -> None
         )
 
 
+def check_reward_weights(weights: list[float] | None, data: TrainingData) -> None:
+    """Raise unless there is a weight for every reward function, or none at all."""
+    if weights is not None and len(weights) != len(data.rewards):
+        raise ACPOError(
+            f"reward_weights={weights} has {len(weights)} number(s) for {len(data.rewards)} reward "
+            "function(s); give one each, or leave it out"
+        )
+
+
 def gold_answers(data: TrainingData) -> list[tuple[dict[str, Any], str | None]]:
     """The first training rows, each with a completion that is right, where one is known."""
     rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
@@ -198,7 +247,30 @@ def gold_answers(data: TrainingData) -> list[tuple[dict[str, Any], str | None]]:
     ]
 
 
-def check_files(name: str) -> None:
+def check_weights(name: str) -> None:
+    """Raise for a folder without weights, or with a file of them that is cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    for folder in map(Path, filter(None, (name, adapter_base(name)))):
+        if not folder.is_dir():  # a hub id
+            continue
+        files = sorted(folder.glob("*.safetensors"))
+        if not files and not any(folder.glob("*.bin")):
+            raise ACPOError(
+                f"model {str(folder)!r} has no weights (*.safetensors or *.bin); save the model "
+                "there, or name another folder"
+            )
+        for file in files:
+            try:
+                with safe_open(file, framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise ACPOError(
+                    f"{file} cannot be read ({error}); it is damaged or cut short: copy it again"
+                ) from error
+
+
+def check_finite(name: str) -> None:
     """Raise for a weight that is not a number, in the files of a folder, one tensor at a time."""
     from safetensors import safe_open
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from acpo.engines.trl.checkpoint import check_folder
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
-from acpo.train.checks import check_files, gather, gold_answers, resumption, shape_of
+from acpo.train.checks import check_finite, gather, gold_answers, in_one_line, resumption, shape_of
 from acpo.train.data import TrainingData, as_text, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
@@ -69,7 +69,7 @@ def examine(
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
     name, tokenizer, data = gather(recipe, processes, elsewhere=elsewhere)
     check_folder(recipe.output_dir, resumption(recipe.config))
-    check_files(name)
+    check_finite(name)
     if elsewhere:
         findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
     plan = plan_batches(recipe, len(data.train), processes)
@@ -214,7 +214,8 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
     import torch
 
     findings.section("memory")
-    parameters = count_parameters(shape_of(recipe, name))
+    with in_one_line(f"model {recipe.model_name!r}: no causal LM can be built of its config.json"):
+        parameters = count_parameters(shape_of(recipe, name))
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
     needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)

@@ -12,7 +12,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from acpo.checkpoints import adapter_base, load_model
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
-from acpo.train.checks import gather, resumption
+from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
 from acpo.train.recipe import Recipe, read_recipe
 from acpo.train.report import Report, draw_curves, summary
@@ -158,16 +158,17 @@ def _build_trainer(
             f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
             "already: leave use_peft out to train it on, or name its base model"
         )
-    return ACPOTrainer(
-        model=load_model(name, trainable=True, **kwargs) if adapter else name,
-        reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
-        args=config,
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model),
-        quantization_config=get_quantization_config(model),
-    )
+    with in_one_line(f"{recipe.path}: no trainer could be built"):
+        return ACPOTrainer(
+            model=load_model(name, trainable=True, **kwargs) if adapter else name,
+            reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
+            args=config,
+            train_dataset=data.train,
+            eval_dataset=data.held_out,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model),
+            quantization_config=get_quantization_config(model),
+        )
 
 
 def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: Recorder) -> Run:
