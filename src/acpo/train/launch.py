@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from acpo.checkpoints import adapter_base, load_model
+from acpo.engines.trl.checkpoint import writing
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
@@ -110,8 +111,9 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     kept = Report.read(run.recipe.output_dir) if trainer.watch.finished else None
     if kept is not None:  # what the run that trained has left stays as it is
         return kept
-    trainer.save_model(config.output_dir)
-    trainer.save_state()
+    with writing(run.recipe.output_dir, "the trained model"):
+        trainer.save_model(config.output_dir)
+        trainer.save_state()
     if config.push_to_hub:
         trainer.push_to_hub(dataset_name=run.recipe.task.data)
     report = _finish(run)
