@@ -6,6 +6,7 @@ import torch
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.train.launch import train
 from train.standin import flags, save_standin, write_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -116,6 +117,42 @@ def test_a_recipe_for_a_gpu_where_there_is_none(examine, monkeypatch):
     code, output = examine(use_cpu=True, use_vllm=False)
     assert code == 0
     assert "no GPU here" not in output and output.endswith("ready to train\n")
+
+
+@pytest.mark.parametrize(("steps", "rollouts"), [(1, 5), (2, 3)])
+def test_parts_of_a_pass_are_counted_as_training_counts_them(tmp_path, steps, rollouts):
+    options = flags(
+        **{"output_dir": tmp_path, "max_problems": 26, "max_steps": -1, "num_train_epochs": 0.75},
+        **{"num_generations": 4, "per_device_train_batch_size": 16, "held_out": 0},
+        **{"steps_per_generation": steps, "report": False},
+    )
+    result = CliRunner().invoke(app, ["doctor", str(RECIPES / "quickstart.yaml"), *options])
+    assert result.exit_code == 0, result.output
+    assert f"It samples {rollouts} rollouts" in result.output
+    assert "takes 5 updates" in result.output
+    assert train(RECIPES / "quickstart.yaml", options).updates == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"save_strategy": "epoch"}, "a checkpoint after every pass over the problems and at the"),
+        ({"save_strategy": "steps", "save_steps": 0.3}, "checkpoints every 3 updates and at the"),
+        ({"save_strategy": "steps", "save_steps": 4}, "checkpoints every 4 updates and at the end"),
+        ({"save_strategy": "best", "metric_for_best_model": "eval_reward"}, "whenever eval_reward"),
+        ({"eval_strategy": "steps", "eval_steps": 0.25}, "before and after, and every 3 updates."),
+        ({"eval_strategy": "epoch"}, "before and after, and after every pass over the problems."),
+        ({"eval_strategy": "no"}, "8 held-out problems is measured before and after."),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_when_it_saves_and_measures(tmp_path, options, said):
+    options = {"max_steps": 10, "held_out": 8, "num_generations_eval": 1, **options}
+    options |= {"output_dir": tmp_path, "max_problems": 100}
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), *flags(**options)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert said in result.output
 
 
 def test_a_sampler_is_recommended_from_measured_numbers_alone():

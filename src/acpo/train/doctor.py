@@ -16,6 +16,7 @@ from acpo.train.data import TrainingData, as_text, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
     count_parameters,
+    in_updates,
     plan_batches,
     sampler_advice,
     training_bytes,
@@ -237,11 +238,12 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
 def _foretell(findings: Findings, recipe: Recipe, data: TrainingData, plan: BatchPlan) -> None:
     config, method = recipe.config, recipe.config.objective
     findings.section("what will happen")
-    saves = (
-        "no checkpoint"
-        if config.save_strategy == "no"
-        else f"checkpoints every {config.save_steps:g} updates"
-    )
+    saves = {
+        "no": "no checkpoint",
+        "steps": f"checkpoints every {in_updates(config.save_steps, plan)} updates and at the end",
+        "epoch": "a checkpoint after every pass over the problems and at the end",
+        "best": f"a checkpoint whenever {config.metric_for_best_model} is the best so far",
+    }[config.save_strategy]
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     sentences = [
         f"{method.title} ({options}) trains {recipe.model.model_name_or_path} at learning rate "
@@ -252,7 +254,11 @@ def _foretell(findings: Findings, recipe: Recipe, data: TrainingData, plan: Batc
         f"Output goes to {config.output_dir}; {saves}.",
     ]
     if data.held_out is not None:
-        often = f", and every {config.eval_steps} updates" * (config.eval_strategy == "steps")
+        often = {
+            "no": "",
+            "steps": f", and every {in_updates(config.eval_steps or 1, plan)} updates",
+            "epoch": ", and after every pass over the problems",
+        }[config.eval_strategy]
         sentences.append(
             f"Accuracy on {len(data.held_out)} held-out problems is measured before and after"
             f"{often}."
