@@ -1,10 +1,12 @@
 """A run killed at any moment ends with the weights it would have had."""
 
+import errno
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from acpo import ACPOTrainer
@@ -183,6 +185,40 @@ def test_the_checkpoint_just_written_outlives_those_of_later_steps(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (3, 6, 12)}
     checkpoint.forget_old(tmp_path, 1, step=6, keep=None)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint-6"]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, monkeypatch, failure):
+    save = checkpoint.save_trainer
+
+    def until_full(trainer, folder):
+        if trainer.state.global_step == 2:
+            raise failure
+        save(trainer, folder)
+
+    monkeypatch.setattr(checkpoint, "save_trainer", until_full)
+    with pytest.raises(ACPOError, match="checkpoint-2 could not be written") as caught:
+        recorded(tmp_path, save_strategy="steps", save_steps=1, max_steps=2)
+    for words in (f"output_dir={str(tmp_path)!r}", "GB are free on its disk", str(failure)):
+        assert words in str(caught.value)
+    assert "checkpoint-1, the last whole checkpoint, is kept" in str(caught.value)
+    assert checkpoint.newest_whole(tmp_path) == (tmp_path / "checkpoint-1", {})
+
+
+def test_other_failures_are_not_told_as_the_disk_s(tmp_path):
+    with pytest.raises(RuntimeError, match="NCCL"), checkpoint.writing(tmp_path, "checkpoint-2"):
+        raise RuntimeError("NCCL communicator was aborted")
+    said = "there is no earlier checkpoint: make room, and start again"
+    with pytest.raises(ACPOError, match=said), checkpoint.writing(tmp_path, "checkpoint-1"):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_resuming_needs_the_same_number_of_processes(tmp_path):

@@ -54,5 +54,14 @@ def never(prompts, completions, **columns):
     return [0.0] * len(completions)
 
 
+def thrifty(completions, **columns):
+    """Something for every answer, nothing for silence."""
+    return [float(bool(completion[0]["content"])) for completion in completions]
+
+
+def needy(completions, essay, **columns):
+    return [0.0] * len(completions)
+
+
 def broken(prompts, completions, **columns):
     return [columns["gold"][0]]

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,21 @@ def run(place, command, extra=(), **changes):
         ({"temprature": 1}, "did you mean temperature?"),
         ({"max_tokens_per_pack": 10}, "max_tokens_per_pack=10 cannot hold a sequence"),
         (
+            {"held_out": 4, "per_device_eval_batch_size": 6, "num_generations_eval": 4},
+            "per_device_eval_batch_size=6 on 1 process(es) is not a multiple",
+        ),
+        (
+            {"reward_funcs": ["train.standin.lottery", "train.standin.needy"]},
+            "'needy' needs 'essay', which is not a column",
+        ),
+        ({"reward_weights": [1.0, 2.0]}, "reward_weights=[1.0, 2.0] has 2 number(s) for 1 reward"),
+        ({"load_in_4bit": True}, "load_in_4bit: bitsandbytes is not installed"),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            "attn_implementation=flash_attention_2: flash_attn is not installed; pip install "
+            "flash-attn",
+        ),
+        (
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
             "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",
         ),
@@ -94,6 +110,39 @@ def test_a_pad_token_outside_the_vocabulary(place, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("model.safetensors", "has no weights (*.safetensors or *.bin); save the model there"),
+        ("config.json", "its config.json cannot be read: ValueError: Unrecognized model"),
+        ("tokenizer*", "prompt 0 has no tokens: the tokenizer of"),
+    ],
+)
+def test_a_model_folder_that_lacks_a_file(place, tmp_path, command, gone, said):
+    save_standin(tmp_path)
+    for file in [*tmp_path.glob(gone), *tmp_path.glob("chat_template*")]:
+        file.unlink()
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and said in lines[-1] and str(tmp_path) in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_weights_that_were_cut_short(place, tmp_path, command):
+    save_standin(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and "model.safetensors cannot be read" in lines[-1]
+    assert "cut short" in lines[-1]
+
+
+def test_what_the_libraries_refuse_is_one_line(place):
+    status, lines = run(place, "train", model_init_kwargs={"nosuch": 1})
+    assert status == 2 and "no trainer could be built: TypeError" in lines[-1]
+    assert "recipe.yaml" in lines[-1] and "argument 'nosuch'" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
 def test_weights_that_are_no_numbers(place, tmp_path, command):
     save_standin(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -103,11 +152,36 @@ def test_weights_that_are_no_numbers(place, tmp_path, command):
     assert status == 2 and "not finite" in lines[-1] and "damaged" in lines[-1]
 
 
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_data_that_would_end_the_run(place, tmp_path, command):
+    rows = [{"problem": f"{i} + 3 - {i}?", "answer": "3", "image": None} for i in range(40)]
+    (tmp_path / "image.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, lines = run(place, command, data=str(tmp_path / "image.jsonl"))
+    assert status == 2 and "has a column 'image'" in lines[-1]
+    held = {"problem": "3" * 2000, "answer": "3"}
+    (tmp_path / "held.jsonl").write_text(json.dumps(held) + "\n")
+    changes = {"held_out": 1, "held_out_data": str(tmp_path / "held.jsonl")}
+    status, lines = run(place, command, **changes, num_generations_eval=1)
+    assert status == 2 and "the longest held-out prompt has 20" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_folder_with_checkpoints(place, tmp_path, command):
+    (tmp_path / "checkpoint-3").mkdir()
+    status, lines = run(place, command, output_dir=str(tmp_path))
+    assert status == 2 and "holds checkpoints up to checkpoint-3" in "".join(lines)
+    resumed = str(tmp_path / "checkpoint-3")
+    status, lines = run(place, command, output_dir=str(tmp_path), resume_from_checkpoint=resumed)
+    assert status == 2 and "acpo_manifest.json is missing" in lines[-1]
+
+
 def test_vllm_is_missed_where_training_would_be(place, monkeypatch):
     assert importlib.util.find_spec("vllm") is None
-    status, lines = run(place, "train", use_vllm=True)
-    assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]
-    assert run(place, "doctor", use_vllm=True)[0] == 0, "without a GPU, another machine will train"
+    for command in ("train", "doctor"):
+        status, lines = run(place, command, use_vllm=True)
+        assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]
+    status, _ = run(place, "doctor", use_vllm=True, use_cpu=False)
+    assert status == 0, "without a GPU, another machine will train"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     status, lines = run(place, "doctor", use_vllm=True)
     assert status == 2 and "use_vllm: vllm is not installed" in lines[-1]

@@ -2,9 +2,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.train.launch import train
 from train.standin import flags, save_standin, write_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -58,8 +60,16 @@ def test_the_quickstart_as_it_is(tmp_path):
 
 def test_too_few_problems(examine):
     code, output = examine(max_problems=100, generation_batch_size=1024)
-    assert code == 1
-    assert "100 problems are fewer than the 128 of one rollout" in output
+    assert code == 2
+    assert "100 prompts, but one rollout takes 128" in " ".join(output.split())
+
+
+def test_too_few_problems_for_so_many_processes(tmp_path):
+    options = flags(output_dir=tmp_path, max_problems=100)
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), "--processes", "2", *options]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert "100 problems are fewer than the 128 of one rollout" in result.output
 
 
 def test_gold_answers_that_earn_nothing(examine, tmp_path):
@@ -90,6 +100,59 @@ def test_a_reward_that_raises(examine):
     code, output = examine(reward_funcs="train.standin.broken")
     assert code == 1
     assert "'broken' raised KeyError" in output
+
+
+def test_a_second_reward_that_raises(examine):
+    both = ["--reward_funcs", "train.standin.thrifty", "train.standin.broken"]
+    code, output = examine(arguments=both)
+    assert code == 1
+    assert "'broken' raised KeyError" in output
+
+
+def test_a_recipe_for_a_gpu_where_there_is_none(examine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, output = examine()
+    assert code == 0
+    assert "no GPU here" in output and output.endswith("ready to train where there is a GPU\n")
+    code, output = examine(use_cpu=True, use_vllm=False)
+    assert code == 0
+    assert "no GPU here" not in output and output.endswith("ready to train\n")
+
+
+@pytest.mark.parametrize(("steps", "rollouts"), [(1, 5), (2, 3)])
+def test_parts_of_a_pass_are_counted_as_training_counts_them(tmp_path, steps, rollouts):
+    options = flags(
+        **{"output_dir": tmp_path, "max_problems": 26, "max_steps": -1, "num_train_epochs": 0.75},
+        **{"num_generations": 4, "per_device_train_batch_size": 16, "held_out": 0},
+        **{"steps_per_generation": steps, "report": False},
+    )
+    result = CliRunner().invoke(app, ["doctor", str(RECIPES / "quickstart.yaml"), *options])
+    assert result.exit_code == 0, result.output
+    assert f"It samples {rollouts} rollouts" in result.output
+    assert "takes 5 updates" in result.output
+    assert train(RECIPES / "quickstart.yaml", options).updates == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"save_strategy": "epoch"}, "a checkpoint after every pass over the problems and at the"),
+        ({"save_strategy": "steps", "save_steps": 0.3}, "checkpoints every 3 updates and at the"),
+        ({"save_strategy": "steps", "save_steps": 4}, "checkpoints every 4 updates and at the end"),
+        ({"save_strategy": "best", "metric_for_best_model": "eval_reward"}, "whenever eval_reward"),
+        ({"eval_strategy": "steps", "eval_steps": 0.25}, "before and after, and every 3 updates."),
+        ({"eval_strategy": "epoch"}, "before and after, and after every pass over the problems."),
+        ({"eval_strategy": "no"}, "8 held-out problems is measured before and after."),
+    ],
+    ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+def test_when_it_saves_and_measures(tmp_path, options, said):
+    options = {"max_steps": 10, "held_out": 8, "num_generations_eval": 1, **options}
+    options |= {"output_dir": tmp_path, "max_problems": 100}
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), *flags(**options)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert said in result.output
 
 
 def test_a_sampler_is_recommended_from_measured_numbers_alone():

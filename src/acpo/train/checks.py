@@ -2,16 +2,23 @@
 
 import importlib.util
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transformers.utils import logging
+
+from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
+from acpo.train.data import TrainingData, build_data, prompt_lengths
+from acpo.train.plan import prompts_used
+from acpo.train.recipe import Recipe
 from acpo.vllm_version import require_vllm
 
 if TYPE_CHECKING:
-    from acpo.train.data import TrainingData
-    from acpo.train.recipe import Recipe
+    from transformers import PreTrainedTokenizerBase
 
 REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
 """Values of `report_to` that are packages of the same name."""
@@ -20,34 +27,115 @@ GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
 
 
-def check_packages(recipe: "Recipe", *, elsewhere: bool = False) -> None:
-    """Raise for packages that the recipe needs and this machine lacks; vLLM, unless elsewhere."""
-    config: Any = recipe.config
-    wanted = [(f"report_to={name}", name) for name in config.report_to if name in REPORTERS]
-    wanted += [("use_peft", "peft")] if recipe.model.use_peft else []
-    if config.use_vllm and not elsewhere:
-        require_vllm("use_vllm")
-    for what, package in wanted:
-        if importlib.util.find_spec(package) is None:
+class Material(NamedTuple):
+    """What a run is made of, once nothing is found wrong with it."""
+
+    name: str
+    tokenizer: "PreTrainedTokenizerBase"
+    data: TrainingData
+
+
+def gather(
+    recipe: Recipe,
+    processes: int,
+    *,
+    choose: Callable[[TrainingData], TrainingData] | None = None,
+    elsewhere: bool = False,
+) -> Material:
+    """Read what a recipe names, and raise for whatever would stop the run later.
+
+    Args:
+        recipe: what to train.
+        processes: training processes.
+        choose: picks from the data before anything looks at them.
+        elsewhere: whether another machine is to train.
+    """
+    from acpo.engines.trl.rewards import checked_rewards
+    from acpo.engines.trl.safety import check_dataset, check_output_folder
+
+    config, model = recipe.config, recipe.model
+    check_packages(recipe, elsewhere=elsewhere)
+    if config.process_index == 0:
+        check_output_folder(str(recipe.output_dir))
+    name = resolve_model(recipe.model_name, recipe.output_dir)
+    tokenizer = load_tokenizer(
+        name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+    )
+    check_model(recipe, name, tokenizer)
+    check_weights(name)
+    used = prompts_used(recipe, processes)
+    spare = 8 if choose else 1  # a study leaves most of them to another phase
+    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
+    data = choose(data) if choose else data
+    check_dataset(data.train, config, has_environment=False)
+    checked_rewards(data.rewards, data.train)
+    check_reward_weights(config.reward_weights, data)
+    check_lengths(recipe, data, tokenizer, name)
+    check_evaluation(recipe, data, processes)
+    return Material(name, tokenizer, data)
+
+
+def resumption(config: Any) -> str | bool | None:
+    """`true` asks for the newest checkpoint; anything else is the path of one."""
+    value, words = config.resume_from_checkpoint, {"true": True, "false": False}
+    return words.get(value.lower(), value) if isinstance(value, str) else value
+
+
+def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
+    """Raise for packages the recipe needs and this machine lacks; those for GPUs, unless elsewhere.
+
+    Flash attention may also come from `kernels`, which transformers falls back to.
+    """
+    config, model = recipe.config, recipe.model
+    wanted = [(f"report_to={name}", (name,)) for name in config.report_to if name in REPORTERS]
+    wanted += [("use_peft", ("peft",))] if model.use_peft else []
+    if not elsewhere:
+        if config.use_vllm:
+            require_vllm("use_vllm")
+        quantised = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(model, name)]
+        wanted += [(name, ("bitsandbytes",)) for name in quantised]
+        if model.attn_implementation == "flash_attention_2":
+            wanted += [("attn_implementation=flash_attention_2", ("flash_attn", "kernels"))]
+    for what, packages in wanted:
+        if not any(map(importlib.util.find_spec, packages)):
+            project = packages[0].replace("_", "-")
             raise ACPOError(
-                f"{what}: {package} is not installed; pip install {package}, or leave it out"
+                f"{what}: {packages[0]} is not installed; pip install {project}, or leave it out"
             )
 
 
-def shape_of(recipe: "Recipe", name: str) -> Any:
+@contextmanager
+def in_one_line(what: str) -> Iterator[None]:
+    """What transformers, TRL and PEFT raise inside, as an error of ours that begins with `what`.
+
+    With `TRANSFORMERS_VERBOSITY=debug` it is let through, traceback and all.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except ACPOError:
+        raise
+    except (ValueError, TypeError, ImportError, OSError, SafetensorError) as error:
+        if logging.get_verbosity() <= logging.DEBUG:
+            raise
+        words = " ".join(str(error).split())
+        raise ACPOError(f"{what}: {type(error).__name__}: {words}") from error
+
+
+def shape_of(recipe: Recipe, name: str) -> Any:
     """The configuration of a model, or of what is below an adapter."""
     from transformers import AutoConfig
 
-    from acpo.checkpoints import adapter_base
-
     trusted, base = recipe.config.trust_remote_code, adapter_base(name)
     revision = recipe.model.model_revision if base is None else None
-    return AutoConfig.from_pretrained(
-        base or name, trust_remote_code=trusted, revision=revision or "main"
-    )
+    with in_one_line(f"model {base or name!r}: its config.json cannot be read"):
+        return AutoConfig.from_pretrained(
+            base or name, trust_remote_code=trusted, revision=revision or "main"
+        )
 
 
-def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
+def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
     """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
     from trl import get_peft_config
 
@@ -82,26 +170,37 @@ def check_model(recipe: "Recipe", name: str, tokenizer: Any) -> None:
                 ) from error
 
 
-def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: str) -> None:
+def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str) -> None:
     """Raise where a prompt leaves no room, no completion holds an answer, or no pack a sequence."""
     from acpo.engines.trl.safety import prompt_room
-    from acpo.train.data import prompt_lengths
 
     config: Any = recipe.config
+    sets = {"prompt": data.train, "held-out prompt": data.held_out}
+    lengths = {
+        what: prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer)
+        for what, rows in sets.items()
+        if rows is not None
+    }
+    for what, counts in lengths.items():
+        if not min(counts):
+            raise ACPOError(
+                f"{what} {counts.index(0)} has no tokens: the tokenizer of {recipe.model_name!r} "
+                "gives none for its text; are its files (tokenizer.json) there?"
+            )
     golds = [gold for _, gold in gold_answers(data) if gold]
     if golds and recipe.task.reward_funcs is None:
-        lengths = [len(ids) for ids in tokenizer(golds, add_special_tokens=False)["input_ids"]]
-        if min(lengths) > config.max_completion_length:
-            shortest = golds[lengths.index(min(lengths))]
+        counts = [len(ids) for ids in tokenizer(golds, add_special_tokens=False)["input_ids"]]
+        if min(counts) > config.max_completion_length:
+            shortest = golds[counts.index(min(counts))]
             raise ACPOError(
                 f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
-                f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
+                f"shortest gold, {shortest[:80]!r}, has {min(counts)} tokens"
             )
-    longest = max(prompt_lengths(data.train["prompt"][:MOST_MEASURED], tokenizer))
+    longest, what = max((max(counts), what) for what, counts in lengths.items())
     room = prompt_room(shape_of(recipe, name), config)
     if room is not None and longest > room:
         raise ACPOError(
-            f"the longest prompt has {longest} tokens, but max_completion_length="
+            f"the longest {what} has {longest} tokens, but max_completion_length="
             f"{config.max_completion_length} leaves room for {room} in the model's context; "
             + (f"set max_prompt_tokens: {room}" if room > 0 else "lower max_completion_length")
         )
@@ -113,7 +212,33 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: 
         )
 
 
-def gold_answers(data: "TrainingData") -> list[tuple[dict[str, Any], str | None]]:
+def check_evaluation(recipe: Recipe, data: TrainingData, processes: int) -> None:
+    """Raise for evaluation in split groups; where nothing is held out, turn it off and say so."""
+    config: Any = recipe.config
+    if data.held_out is None:
+        if config.eval_strategy != "no":
+            data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
+        config.eval_strategy = "no"
+        return
+    group = config.num_generations_eval or config.num_generations or 1
+    if config.per_device_eval_batch_size * processes % group:
+        raise ACPOError(
+            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on {processes} "
+            f"process(es) is not a multiple of num_generations_eval={group}, so held-out problems "
+            "would be split; make it one"
+        )
+
+
+def check_reward_weights(weights: list[float] | None, data: TrainingData) -> None:
+    """Raise unless there is a weight for every reward function, or none at all."""
+    if weights is not None and len(weights) != len(data.rewards):
+        raise ACPOError(
+            f"reward_weights={weights} has {len(weights)} number(s) for {len(data.rewards)} reward "
+            "function(s); give one each, or leave it out"
+        )
+
+
+def gold_answers(data: TrainingData) -> list[tuple[dict[str, Any], str | None]]:
     """The first training rows, each with a completion that is right, where one is known."""
     rows = data.train.select(range(min(GOLD_SAMPLE, len(data.train)))).to_list()
     return [
@@ -122,7 +247,30 @@ def gold_answers(data: "TrainingData") -> list[tuple[dict[str, Any], str | None]
     ]
 
 
-def check_files(name: str) -> None:
+def check_weights(name: str) -> None:
+    """Raise for a folder without weights, or with a file of them that is cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    for folder in map(Path, filter(None, (name, adapter_base(name)))):
+        if not folder.is_dir():  # a hub id
+            continue
+        files = sorted(folder.glob("*.safetensors"))
+        if not files and not any(folder.glob("*.bin")):
+            raise ACPOError(
+                f"model {str(folder)!r} has no weights (*.safetensors or *.bin); save the model "
+                "there, or name another folder"
+            )
+        for file in files:
+            try:
+                with safe_open(file, framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise ACPOError(
+                    f"{file} cannot be read ({error}); it is damaged or cut short: copy it again"
+                ) from error
+
+
+def check_finite(name: str) -> None:
     """Raise for a weight that is not a number, in the files of a folder, one tensor at a time."""
     from safetensors import safe_open
 

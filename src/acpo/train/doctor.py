@@ -8,24 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from acpo.checkpoints import load_tokenizer, resolve_model
+from acpo.engines.trl.checkpoint import check_folder
 from acpo.engines.trl.rewards import checked_reward
-from acpo.engines.trl.safety import check_output_folder
 from acpo.errors import ACPOError
-from acpo.train.checks import (
-    check_files,
-    check_lengths,
-    check_model,
-    check_packages,
-    gold_answers,
-    shape_of,
-)
-from acpo.train.data import TrainingData, as_text, build_data, prompt_lengths
+from acpo.train.checks import check_finite, gather, gold_answers, in_one_line, resumption, shape_of
+from acpo.train.data import TrainingData, as_text, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
     count_parameters,
+    in_updates,
     plan_batches,
-    prompts_used,
     sampler_advice,
     training_bytes,
 )
@@ -72,26 +64,14 @@ def examine(
         overrides: `--key value` pairs that replace its values.
         processes: training processes to plan for; None for those of this launch.
     """
-    import torch
-
     findings = Findings()
-    # Recipes for GPUs are refused where there is none; they can be examined all the same.
-    elsewhere = not torch.cuda.is_available()
-    flags = ["--use_cpu", "true"] if elsewhere else []
-    recipe = read_recipe(path, [*flags, *overrides])
-    check_packages(recipe, elsewhere=elsewhere)
+    recipe, elsewhere = _read(path, overrides)
     processes = processes or recipe.config.world_size
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
-    check_output_folder(str(recipe.output_dir))
-    name = resolve_model(recipe.model_name, recipe.output_dir)
-    trusted, revision = recipe.config.trust_remote_code, recipe.model.model_revision
-    tokenizer = load_tokenizer(name, revision=revision, trust_remote_code=trusted)
-    check_model(recipe, name, tokenizer)
-    check_files(name)
-    used = prompts_used(recipe, processes)
-    data = build_data(recipe.task, tokenizer, seed=recipe.config.seed, prompts=used)
-    check_lengths(recipe, data, tokenizer, name)
-    if elsewhere and "use_cpu" not in recipe.given:
+    name, tokenizer, data = gather(recipe, processes, elsewhere=elsewhere)
+    check_folder(recipe.output_dir, resumption(recipe.config))
+    check_finite(name)
+    if elsewhere:
         findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
     plan = plan_batches(recipe, len(data.train), processes)
     _check_data(findings, data, plan)
@@ -100,7 +80,26 @@ def examine(
     _check_batches(findings, recipe, plan, processes)
     _check_memory(findings, recipe, name, processes)
     _foretell(findings, recipe, data, plan)
-    return not findings.problems
+    count = findings.problems
+    verdict = "ready to train" + " where there is a GPU" * elsewhere
+    verdict = f"{count} problem{'s' if count > 1 else ''}" if count else verdict
+    findings.console.print(f"\n{verdict}", style="bold", markup=False)
+    return not count
+
+
+def _read(path: str | Path, overrides: Sequence[str]) -> tuple[Recipe, bool]:
+    """A recipe, and whether another machine is to train it: one with a GPU, where here is none."""
+    import torch
+
+    here = torch.cuda.is_available()
+    try:
+        recipe = read_recipe(path, overrides)
+    except ACPOError:
+        if here:
+            raise
+        # Recipes for GPUs are refused where there is none; they can be examined all the same.
+        return read_recipe(path, ["--use_cpu", "true", *overrides]), True
+    return recipe, not here and not recipe.config.use_cpu
 
 
 def _check_data(findings: Findings, data: TrainingData, plan: BatchPlan) -> None:
@@ -135,10 +134,13 @@ def _check_rewards(findings: Findings, data: TrainingData) -> None:
     every = [row for row, _ in tried]
     known = [(row, gold) for row, gold in tried if gold is not None]
     rows = [row for row, _ in known]
-    reward = checked_reward(data.rewards[0])
+    golds = [gold for _, gold in known]
+    reward, *others = map(checked_reward, data.rewards)
     try:
-        right = _rewards(reward, rows, [gold for _, gold in known]) if rows else []
+        right = _rewards(reward, rows, golds) if rows else []
         wrong = _rewards(reward, every, [""] * len(every))
+        for other in others:  # what they return is for the user to judge
+            _rewards(other, [*rows, *every], [*golds, *[""] * len(every)])
     except ACPOError as error:
         findings.problem(str(error))
         return
@@ -213,7 +215,8 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
     import torch
 
     findings.section("memory")
-    parameters = count_parameters(shape_of(recipe, name))
+    with in_one_line(f"model {recipe.model_name!r}: no causal LM can be built of its config.json"):
+        parameters = count_parameters(shape_of(recipe, name))
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
     needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)
@@ -235,11 +238,12 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
 def _foretell(findings: Findings, recipe: Recipe, data: TrainingData, plan: BatchPlan) -> None:
     config, method = recipe.config, recipe.config.objective
     findings.section("what will happen")
-    saves = (
-        "no checkpoint"
-        if config.save_strategy == "no"
-        else f"checkpoints every {config.save_steps:g} updates"
-    )
+    saves = {
+        "no": "no checkpoint",
+        "steps": f"checkpoints every {in_updates(config.save_steps, plan)} updates and at the end",
+        "epoch": "a checkpoint after every pass over the problems and at the end",
+        "best": f"a checkpoint whenever {config.metric_for_best_model} is the best so far",
+    }[config.save_strategy]
     options = ", ".join(f"{key}={value}" for key, value in method.options.items())
     sentences = [
         f"{method.title} ({options}) trains {recipe.model.model_name_or_path} at learning rate "
@@ -250,12 +254,13 @@ def _foretell(findings: Findings, recipe: Recipe, data: TrainingData, plan: Batc
         f"Output goes to {config.output_dir}; {saves}.",
     ]
     if data.held_out is not None:
-        often = f", and every {config.eval_steps} updates" * (config.eval_strategy == "steps")
+        often = {
+            "no": "",
+            "steps": f", and every {in_updates(config.eval_steps or 1, plan)} updates",
+            "epoch": ", and after every pass over the problems",
+        }[config.eval_strategy]
         sentences.append(
             f"Accuracy on {len(data.held_out)} held-out problems is measured before and after"
             f"{often}."
         )
     findings.console.print("  " + "\n  ".join(sentences), markup=False)
-    count = findings.problems
-    verdict = "ready to train" if not count else f"{count} problem{'s' if count > 1 else ''}"
-    findings.console.print(f"\n{verdict}", style="bold", markup=False)

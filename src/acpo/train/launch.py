@@ -4,22 +4,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
+from acpo.checkpoints import adapter_base, load_model
+from acpo.engines.trl.checkpoint import writing
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
-from acpo.train.checks import check_lengths, check_model, check_packages
-from acpo.train.data import TrainingData, build_data
-from acpo.train.plan import prompts_used
+from acpo.train.checks import gather, in_one_line, resumption
+from acpo.train.data import TrainingData
 from acpo.train.recipe import Recipe, read_recipe
 from acpo.train.report import Report, draw_curves, summary
-
-if TYPE_CHECKING:
-    from acpo import ACPOConfig
 
 
 class Run(NamedTuple):
@@ -110,23 +107,18 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     config, trainer = run.recipe.config, run.trainer
     for note in (*run.data.notes, str(trainer.packed.attention)):
         trainer.accelerator.print(note)
-    trainer.train(resume_from_checkpoint=_resumption(config.resume_from_checkpoint))
+    trainer.train(resume_from_checkpoint=resumption(config))
     kept = Report.read(run.recipe.output_dir) if trainer.watch.finished else None
     if kept is not None:  # what the run that trained has left stays as it is
         return kept
-    trainer.save_model(config.output_dir)
-    trainer.save_state()
+    with writing(run.recipe.output_dir, "the trained model"):
+        trainer.save_model(config.output_dir)
+        trainer.save_state()
     if config.push_to_hub:
         trainer.push_to_hub(dataset_name=run.recipe.task.data)
     report = _finish(run)
     trainer.accelerator.end_training()
     return report
-
-
-def _resumption(value: str | bool | None) -> str | bool | None:
-    """`true` asks for the newest checkpoint; anything else is the path of one."""
-    words = {"true": True, "false": False}
-    return words.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | None = None) -> Run:
@@ -140,17 +132,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
     """
     config, model = recipe.config, recipe.model
-    check_packages(recipe)
-    name = resolve_model(recipe.model_name, recipe.output_dir)
-    tokenizer = load_tokenizer(
-        name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-    )
-    used = prompts_used(recipe, config.world_size)
-    spare = 8 if choose else 1  # a study leaves most of them to another phase
-    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
-    data = choose(data) if choose else data
-    check_model(recipe, name, tokenizer)
-    check_lengths(recipe, data, tokenizer, name)
+    name, tokenizer, data = gather(recipe, config.world_size, choose=choose)
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,
@@ -158,12 +140,6 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         "dtype": model.dtype,
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
-    if data.held_out is None:
-        if config.eval_strategy != "no":
-            data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
-        config.eval_strategy = "no"
-    else:
-        _check_evaluation(config)
     recorder = Recorder()
     trainer = _build_trainer(recipe, name, tokenizer, data, recorder)
     return _with_callbacks(recipe, data, trainer, recorder)
@@ -184,26 +160,16 @@ def _build_trainer(
             f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
             "already: leave use_peft out to train it on, or name its base model"
         )
-    return ACPOTrainer(
-        model=load_model(name, trainable=True, **kwargs) if adapter else name,
-        reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
-        args=config,
-        train_dataset=data.train,
-        eval_dataset=data.held_out,
-        processing_class=tokenizer,
-        peft_config=get_peft_config(model),
-        quantization_config=get_quantization_config(model),
-    )
-
-
-def _check_evaluation(config: "ACPOConfig") -> None:
-    group = config.num_generations_eval or config.num_generations or 1
-    batch = config.per_device_eval_batch_size * config.world_size
-    if batch % group:
-        raise ACPOError(
-            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on "
-            f"{config.world_size} process(es) is not a multiple of num_generations_eval={group}, "
-            "so held-out problems would be split; make it one"
+    with in_one_line(f"{recipe.path}: no trainer could be built"):
+        return ACPOTrainer(
+            model=load_model(name, trainable=True, **kwargs) if adapter else name,
+            reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
+            args=config,
+            train_dataset=data.train,
+            eval_dataset=data.held_out,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model),
+            quantization_config=get_quantization_config(model),
         )
 
 

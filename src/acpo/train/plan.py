@@ -48,11 +48,11 @@ def plan_batches(recipe: Recipe, problems: int, processes: int) -> BatchPlan:
     accumulation = config.gradient_accumulation_steps
     prompts = max(1, rollout // group)
     updates_per_rollout = max(1, steps * config.num_iterations // accumulation)
-    if config.max_steps > 0:
-        rollouts = math.ceil(config.max_steps / updates_per_rollout)
-    else:
-        rollouts = math.floor(config.num_train_epochs * (problems // prompts))
-    updates = config.max_steps if config.max_steps > 0 else rollouts * updates_per_rollout
+    updates = config.max_steps
+    if updates <= 0:  # as transformers counts: part of an update is a whole one
+        per_pass = problems // prompts * updates_per_rollout
+        updates = math.ceil(config.num_train_epochs * per_pass)
+    rollouts = math.ceil(updates / updates_per_rollout)
     return BatchPlan(
         rollout=rollout,
         prompts=prompts,
@@ -62,6 +62,11 @@ def plan_batches(recipe: Recipe, problems: int, processes: int) -> BatchPlan:
         rollouts=rollouts,
         epochs=rollouts * prompts / problems,
     )
+
+
+def in_updates(steps: float, plan: BatchPlan) -> int:
+    """`save_steps` or `eval_steps` as a number of updates; below 1, it is a share of them all."""
+    return math.ceil(plan.updates * steps) if steps < 1 else int(steps)
 
 
 def prompts_used(recipe: Recipe, processes: int) -> int | None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 from accelerate.utils import broadcast_object_list, send_to_device
+from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
@@ -211,18 +212,63 @@ def begin(trainer: Any, asked: Any) -> str | None:
     return outcome[0]
 
 
-def _claim(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
+def check_folder(folder: Path, asked: Any) -> None:
+    """Raise where `begin` would, whatever the run: what can be told before there is a trainer."""
+    _, there = _in_folder(folder, asked)
+    if there and asked is not True:  # damaged ones of this very run would not be in the way
+        raise ACPOError(
+            f"output_dir={str(folder)!r} holds checkpoints up to {there[-1].name}; choose another "
+            "output_dir, or empty this one; resume_from_checkpoint=True goes on from the newest"
+        )
+
+
+def _in_folder(folder: Path, asked: Any) -> tuple[str | None, list[Path]]:
+    """The checkpoint a run goes on from, and those in the way of a run that goes on from none."""
     found = to_resume_from(asked, folder)
+    at_home = found is not None and Path(found).resolve().parent == folder.resolve()
+    return found, [] if at_home else numbered(folder)
+
+
+def _claim(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
+    found, there = _in_folder(folder, asked)
     if found is not None:
         identity.refuse_other_run(Path(found), run)
     # A run all of whose checkpoints are damaged starts over, if they are its own.
     last = identity.read(folder)
     restarts = asked is True and last is not None and not identity.differences(last, run)
-    at_home = found is not None and Path(found).resolve().parent == folder.resolve()
-    there = [] if at_home or restarts else numbered(folder)
-    identity.refuse_occupied(folder, there, run)
+    identity.refuse_occupied(folder, [] if restarts else there, run)
     identity.write(folder, run)
     return found
+
+
+WRITERS = ("inline_container", "PytorchStreamWriter")
+"""Parts of what `torch.save` says, as a RuntimeError, where a file could not be written."""
+
+
+@contextmanager
+def writing(folder: Path, what: str) -> Iterator[None]:
+    """What files written inside raise, in words: where, what was lost, and what is left.
+
+    Libraries tell a full disk each in their own way, and torch without naming it.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        words = " ".join(str(error).split())
+        if isinstance(error, RuntimeError) and not any(name in words for name in WRITERS):
+            raise
+        free = shutil.disk_usage(folder).free / 1e9
+        there = numbered(folder)
+        left = "there is no earlier checkpoint: make room, and start again"
+        if there:
+            left = (
+                f"{there[-1].name}, the last whole checkpoint, is kept: make room, and "
+                "resume_from_checkpoint=True goes on from it"
+            )
+        raise ACPOError(
+            f"output_dir={str(folder)!r}: {what} could not be written, and {free:.3g} GB are free "
+            f"on its disk; {left} ({type(error).__name__}: {words})"
+        ) from error
 
 
 class Staging:
@@ -241,6 +287,11 @@ class Staging:
     def of(self, trainer: Any, folder: Path) -> Iterator[None]:
         """Write inside; the checkpoint of the trainer's step is in `folder` afterwards."""
         name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        with writing(folder, name), self._staged(trainer, folder, name):
+            yield
+
+    @contextmanager
+    def _staged(self, trainer: Any, folder: Path, name: str) -> Iterator[None]:
         staging, accelerator = folder / STAGING, trainer.accelerator
         each_node = trainer.args.save_on_each_node
         writes = accelerator.is_local_main_process if each_node else accelerator.is_main_process
