@@ -32,11 +32,9 @@ def group_advantages(
         `[N]` advantages, float64 if the rewards are, else float32.
     """
     if not isinstance(rewards, Tensor):
-        values = [float("nan") if reward is None else float(reward) for reward in rewards]
-        exact = group_advantages(
-            torch.tensor(values, dtype=torch.float64), group_size, scale=scale, eps=eps
-        )
-        return exact.float()
+        listed = [float("nan") if reward is None else float(reward) for reward in rewards]
+        exact = torch.tensor(listed, dtype=torch.float64)
+        return group_advantages(exact, group_size, scale=scale, eps=eps).float()
     if not eps >= 0:
         raise ACPOError(f"eps={eps} must not be negative")
     if scale not in ("std", "none"):

@@ -87,7 +87,9 @@ def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
     Flash attention may also come from `kernels`, which transformers falls back to.
     """
     config, model = recipe.config, recipe.model
-    wanted = [(f"report_to={name}", (name,)) for name in config.report_to if name in REPORTERS]
+    wanted: list[tuple[str, tuple[str, ...]]] = [
+        (f"report_to={name}", (name,)) for name in config.report_to or () if name in REPORTERS
+    ]
     wanted += [("use_peft", ("peft",))] if model.use_peft else []
     if not elsewhere:
         if config.use_vllm:
