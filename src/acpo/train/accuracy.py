@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import TrainerCallback
+from transformers.utils import logging
 
 from acpo.intervals import Estimate, share_interval
 from acpo.verify.rewards import around, completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+RIGHT = 1.0
+"""The least reward of a right answer: a full score, as of a task's grader."""
+
+logger = logging.get_logger(__name__)
 
 
 class Sample(NamedTuple):
@@ -46,18 +53,19 @@ class Recorder:
     listening: bool = False
 
     def around(self, reward: Callable[..., Any]) -> Callable[..., Any]:
-        """The same reward function, heard by this recorder."""
-        return around(reward, after=self._hear)
+        """The same reward function; the trainer tells this recorder the rewards it has checked."""
+        told = around(reward)
+        told.heard = self._hear  # type: ignore[attr-defined]
+        return told
 
-    def _hear(self, values: Any, columns: dict[str, Any]) -> Any:
-        if not self.listening or not isinstance(values, Sequence):
-            return values  # the trainer puts into words what is wrong with other values
+    def _hear(self, rewards: Sequence[float | None], columns: dict[str, Any]) -> None:
+        if not self.listening:
+            return
         prompts, completions = columns["prompts"], columns["completions"]
-        for prompt, completion, value in zip(prompts, completions, values, strict=False):
-            if isinstance(value, (int, float)):
+        for prompt, completion, value in zip(prompts, completions, rewards, strict=True):
+            if value is not None:
                 said = completion_text(completion)
-                self.samples.append(Sample(question(prompt), said, value > 0))
-        return values
+                self.samples.append(Sample(question(prompt), said, value >= RIGHT))
 
 
 class BeforeAndAfter(TrainerCallback):
@@ -92,4 +100,10 @@ class BeforeAndAfter(TrainerCallback):
             self.trainer.evaluate(eval_dataset=self.held_out)
         finally:
             self.recorder.listening = False
-        return gather_object(self.recorder.samples)
+        found = gather_object(self.recorder.samples)
+        if not found and self.trainer.accelerator.is_main_process:
+            logger.warning(
+                f"the accuracy on {len(self.held_out)} held-out problems is unknown: the reward "
+                f"function {self.trainer.reward_func_names[0]!r} gave no completion a number"
+            )
+        return found

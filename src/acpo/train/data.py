@@ -76,6 +76,9 @@ def build_data(
         return _as_dataset(rows)
 
     functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
+    if functions and held_out:
+        first = (arguments.reward_funcs or [])[0]
+        notes.append(f"held-out accuracy is the share of completions that {first} gives 1 or more")
     return TrainingData(
         task=task,
         train=dataset(training, "training"),

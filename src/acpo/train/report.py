@@ -37,7 +37,8 @@ class Report:
         timed_updates: how many of them were made since the run was last resumed.
         train_seconds: wall-clock time of those alone, without measuring accuracy.
         train_cpu_seconds: CPU time of the same, summed over threads.
-        before: held-out accuracy of the model as it came; None when nothing was held out.
+        before: held-out accuracy of the model as it came, the share of completions whose first
+            reward is 1 or more; None when nothing was held out, or nothing judged.
         after: held-out accuracy of the trained model.
         problems: held-out problems.
     """
