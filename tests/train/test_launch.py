@@ -81,6 +81,12 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     left = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true")) == second
     assert {path: path.read_bytes() for path in left} == left
+    other = flags(**{**options, "held_out": 60}, max_steps=3, resume_from_checkpoint="true")
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), *other])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["before"], report["problems"]) == (None, 60)
+    assert "accuracy on 60 held-out problems" in result.output
+    assert "  before  " not in result.output and f"{report['after']['value']:.1%}" in result.output
 
 
 def test_held_out_groups_must_not_be_split(tmp_path):

@@ -61,7 +61,7 @@ def identity(trainer: Any) -> dict[str, Any]:
             f"{name}{_source(function)}"
             for name, function in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)
         ],
-        "train_dataset": _data(trainer.train_dataset),
+        "train_dataset": described_data(trainer.train_dataset),
         "chat_template": _template(trainer.chat_template or trainer._tokenizer.chat_template),
         "model": {"name": str(trainer.policy.config._name_or_path), "weights": _weights(trainer)},
         "dtype": sorted({str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}),
@@ -105,8 +105,8 @@ def _adapters(model: Any) -> dict[str, Any]:
     return found
 
 
-def _data(dataset: Any) -> str | None:
-    """Rows of a training set and a checksum of them, at most `MOST_ROWS`, evenly spaced."""
+def described_data(dataset: Any) -> str | None:
+    """Rows of a data set and a checksum of them, at most `MOST_ROWS`, evenly spaced."""
     if not isinstance(dataset, Dataset):
         return None
     count = len(dataset)
