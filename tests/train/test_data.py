@@ -97,6 +97,36 @@ def test_lengths_count_the_chat_template(tmp_path):
     assert prompt_lengths(data.train["prompt"][:1], ascii_tokenizer()) == [length]
 
 
+THINKING = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '<none>' if not think }}"
+
+
+def test_lengths_follow_the_options_of_the_chat_template(tmp_path):
+    tokenizer = ascii_tokenizer()
+    tokenizer.chat_template = THINKING
+    file = write_problems(tmp_path / "problems.jsonl", 3)
+    arguments = TaskArguments(task="custom", data=file, template="plain", max_prompt_tokens=20)
+    data = build_data(arguments, tokenizer, template_options={"think": True})
+    assert len(data.train) == 3 and data.template_options == {"think": True}
+    with pytest.raises(ACPOError, match="the shortest has 24 tokens"):
+        build_data(arguments, tokenizer, template_options={"think": False})
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not"),
+        ("{% for m in messages %}{{ m['content'] }", "TemplateSyntaxError: "),
+    ],
+)
+def test_a_chat_template_that_refuses_is_told_in_its_words(tmp_path, template, words):
+    tokenizer = ascii_tokenizer()
+    tokenizer.chat_template = template
+    file = write_problems(tmp_path / "problems.jsonl", 3)
+    arguments = TaskArguments(task="custom", data=file, system_prompt="s", max_prompt_tokens=99)
+    with pytest.raises(ACPOError, match=rf"roles system, user \({words}.*system_prompt"):
+        build_data(arguments, tokenizer)
+
+
 def test_chains_differ_by_seed_and_avoid_the_held_out():
     arguments = TaskArguments(task="chain", chain_steps=3, held_out=50, max_problems=400)
     first = build_data(arguments, chain_tokenizer(), seed=0)

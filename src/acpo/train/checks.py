@@ -97,7 +97,8 @@ def check_lengths(recipe: "Recipe", data: "TrainingData", tokenizer: Any, name: 
                 f"max_completion_length={config.max_completion_length} cannot hold an answer: the "
                 f"shortest gold, {shortest[:80]!r}, has {min(lengths)} tokens"
             )
-    longest = max(prompt_lengths(data.train["prompt"][:MOST_MEASURED], tokenizer))
+    some = data.train["prompt"][:MOST_MEASURED]
+    longest = max(prompt_lengths(some, tokenizer, data.template_options))
     room = prompt_room(shape_of(recipe, name), config)
     if room is not None and longest > room:
         raise ACPOError(

@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ class TrainingData:
         held_out: likewise, never trained on; None when the recipe holds nothing out.
         rewards: the reward functions, correctness first.
         notes: what happened to the data, one sentence each.
+        template_options: `chat_template_kwargs` of the run, with which prompts are laid out.
     """
 
     task: Task
@@ -45,6 +46,7 @@ class TrainingData:
     held_out: "Dataset | None"
     rewards: list[Callable[..., Any]]
     notes: list[str]
+    template_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build_data(
@@ -53,6 +55,7 @@ def build_data(
     *,
     seed: int = 0,
     prompts: int | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> TrainingData:
     """Load the recipe's problems and lay them out as prompts.
 
@@ -61,6 +64,7 @@ def build_data(
         tokenizer: the policy's.
         seed: of problems made on the fly.
         prompts: how many the run uses, where that is known.
+        template_options: `chat_template_kwargs` of the run.
     """
     task = recipe_task(arguments)
     _check_arguments(task, arguments)
@@ -72,7 +76,8 @@ def build_data(
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
         rows = [_row(problem, prompt(problem.row), graded) for problem in problems]
         if arguments.max_prompt_tokens is not None:
-            rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
+            lengths = prompt_lengths([row["prompt"] for row in rows], tokenizer, template_options)
+            rows = _drop_long(rows, lengths, arguments.max_prompt_tokens, what, notes)
         return _as_dataset(rows)
 
     functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
@@ -85,6 +90,7 @@ def build_data(
         held_out=dataset(held_out, "held-out") if held_out else None,
         rewards=functions or [reward_function(task)],
         notes=notes,
+        template_options=dict(template_options or {}),
     )
 
 
@@ -247,31 +253,32 @@ def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
     return [*system, {"role": "user", "content": text}]
 
 
-def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def prompt_lengths(
+    prompts: Iterable[Prompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    template_options: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Tokens of each prompt, as the trainer will feed it: under the chat template, if it is one."""
     prompts = list(prompts)
     plain = not prompts or isinstance(prompts[0], str)  # a chat template writes special tokens
-    texts = [as_text(prompt, tokenizer) for prompt in prompts]
+    texts = [as_text(prompt, tokenizer, template_options) for prompt in prompts]
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
-def as_text(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:
+def as_text(
+    prompt: Prompt,
+    tokenizer: "PreTrainedTokenizerBase",
+    template_options: Mapping[str, Any] | None = None,
+) -> str:
     """A prompt as the model reads it."""
-    if isinstance(prompt, str):
-        return prompt
-    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    from acpo.engines.trl.safety import rendered
+
+    return prompt if isinstance(prompt, str) else rendered(prompt, tokenizer, template_options)
 
 
 def _drop_long(
-    rows: list[dict[str, Any]],
-    tokenizer: "PreTrainedTokenizerBase",
-    limit: int,
-    what: str,
-    notes: list[str],
+    rows: list[dict[str, Any]], lengths: list[int], limit: int, what: str, notes: list[str]
 ) -> list[dict[str, Any]]:
-    lengths = prompt_lengths([row["prompt"] for row in rows], tokenizer)
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
     if not kept:
         raise ACPOError(

@@ -147,7 +147,13 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     )
     used = prompts_used(recipe, config.world_size)
     spare = 8 if choose else 1  # a study leaves most of them to another phase
-    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
+    data = build_data(
+        recipe.task,
+        tokenizer,
+        seed=config.seed,
+        prompts=used and spare * used,
+        template_options=config.chat_template_kwargs,
+    )
     data = choose(data) if choose else data
     check_model(recipe, name, tokenizer)
     check_lengths(recipe, data, tokenizer, name)
