@@ -138,6 +138,40 @@ def test_chains_differ_by_seed_and_avoid_the_held_out():
     assert len(first.train) == 400
 
 
+ENDLESS = """
+import random
+from acpo.tasks import Task
+
+def problems(seed):
+    rng = random.Random(seed)
+    while True:
+        yield {"q": "".join(rng.choices("abcdefghij", k=rng.randint(1, 9)))}
+
+def grade(completion, row):
+    with open(__file__ + ".log", "a") as log:
+        log.write(row["q"] + "\\n")
+    return len(completion) % 2 == 0
+
+words = Task(problems=problems, template="{q}", grader=grade, in_process=True)
+"""
+
+
+def test_long_problems_of_an_endless_task_are_made_up_for(tmp_path):
+    (tmp_path / "own.py").write_text(ENDLESS)
+    task = f"{tmp_path / 'own.py'}:words"
+    tokenizer = ascii_tokenizer(chat=False)
+    arguments = TaskArguments(task=task, held_out=5, max_prompt_tokens=4)
+    data = build_data(arguments, tokenizer, prompts=30)
+    assert len(set(data.train["prompt"])) == 30 and len(set(data.held_out["prompt"])) == 5
+    assert max(map(len, data.train["prompt"])) == 4
+    assert "training prompts of more than 4 tokens left out, and others made" in data.notes
+    longer = build_data(arguments, tokenizer, prompts=40)
+    assert longer.train["prompt"][:30] == data.train["prompt"]
+    arguments.template = "at least this long {q}"
+    with pytest.raises(ACPOError, match=r"max_prompt_tokens=4: of \d+ held-out .* only 0"):
+        build_data(arguments, tokenizer, prompts=30)
+
+
 def test_every_column_of_the_file_reaches_the_reward(tmp_path):
     rows = [
         {"problem": "a?", "answer": "1", "level": 3, "meta": {"a": 1}, "mixed": 1},

@@ -1,7 +1,6 @@
 """A recipe's problems as the prompts the trainer reads."""
 
 import contextlib
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,9 @@ Prompt = str | list[dict[str, str]]
 RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Columns the trainer fills itself; the user's of these names reach the grader alone."""
 
+MOST_DRAWN = 20
+"""Endless problems of which not one in so many is short enough are given up."""
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -39,6 +41,7 @@ class TrainingData:
         rewards: the reward functions, correctness first.
         notes: what happened to the data, one sentence each.
         template_options: `chat_template_kwargs` of the run, with which prompts are laid out.
+        stream: of problems made as the run needs them, the stream they are the beginning of.
     """
 
     task: Task
@@ -47,6 +50,7 @@ class TrainingData:
     rewards: list[Callable[..., Any]]
     notes: list[str]
     template_options: Mapping[str, Any] = field(default_factory=dict)
+    stream: str | None = None
 
 
 def build_data(
@@ -69,21 +73,27 @@ def build_data(
     task = recipe_task(arguments)
     _check_arguments(task, arguments)
     notes: list[str] = []
-    training, held_out = _problems(task, arguments, seed, prompts, notes)
     prompt = prompt_maker(arguments, tokenizer)
+
+    def lengths(problems: Sequence[Problem]) -> list[int]:
+        return prompt_lengths([prompt(one.row) for one in problems], tokenizer, template_options)
+
+    if task.endless:
+        training, held_out = _endless(task, arguments, seed, prompts, lengths, notes)
+    else:
+        training, held_out = _problems(task, arguments, notes)
     graded = arguments.reward_funcs is None and task.grader != MATH
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
         rows = [_row(problem, prompt(problem.row), graded) for problem in problems]
-        if arguments.max_prompt_tokens is not None:
-            lengths = prompt_lengths([row["prompt"] for row in rows], tokenizer, template_options)
-            rows = _drop_long(rows, lengths, arguments.max_prompt_tokens, what, notes)
+        if arguments.max_prompt_tokens is not None and not task.endless:
+            rows = _drop_long(rows, lengths(problems), arguments.max_prompt_tokens, what, notes)
         return _as_dataset(rows)
 
-    functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
-    if functions and held_out:
-        first = (arguments.reward_funcs or [])[0]
-        notes.append(f"held-out accuracy is the share of completions that {first} gives 1 or more")
+    own = arguments.reward_funcs or []
+    functions = [placed(import_reward(path)) for path in own]
+    if own and held_out:
+        notes.append(f"held-out accuracy is the share of completions that {own[0]} gives 1 or more")
     return TrainingData(
         task=task,
         train=dataset(training, "training"),
@@ -91,7 +101,16 @@ def build_data(
         rewards=functions or [reward_function(task)],
         notes=notes,
         template_options=dict(template_options or {}),
+        stream=_stream(task, arguments, seed),
     )
+
+
+def _stream(task: Task, arguments: TaskArguments, seed: int) -> str | None:
+    if not task.endless or arguments.max_problems or task.pool:
+        return None
+    limit = arguments.max_prompt_tokens
+    shorter = f", max_prompt_tokens {limit}" if limit is not None else ""
+    return f"{task.reference}, seed {seed}{shorter}"
 
 
 def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,11 +187,9 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
 
 
 def _problems(
-    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
+    task: Task, arguments: TaskArguments, notes: list[str]
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems."""
-    if task.endless:
-        return _endless(task, arguments, seed, prompts, notes)
     columns = _columns(arguments)
     problems, cleaning = load_problems(
         task,
@@ -208,19 +225,49 @@ def _problems(
 
 
 def _endless(
-    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
+    task: Task,
+    arguments: TaskArguments,
+    seed: int,
+    prompts: int | None,
+    lengths: Callable[[Sequence[Problem]], list[int]],
+    notes: list[str],
 ) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems, in the order in which the task makes them."""
     count = arguments.max_problems or task.pool or prompts
     if count is None:
         raise ACPOError(
             f"task={task.reference!r} never runs out of problems: set max_steps, or max_problems "
             "for passes over so many"
         )
-    make = functools.partial(endless_problems, task, template=arguments.template)
+    limit = arguments.max_prompt_tokens
+
+    def make(count: int, what: str, **options: Any) -> list[Problem]:
+        drawn = count
+        while True:
+            made = endless_problems(task, drawn, template=arguments.template, **options)
+            if limit is None:
+                return made
+            short = [
+                one for one, length in zip(made, lengths(made), strict=True) if length <= limit
+            ]
+            if len(short) >= count:
+                break
+            if drawn >= MOST_DRAWN * count + 1000:
+                raise ACPOError(
+                    f"max_prompt_tokens={limit}: of {drawn} {what} problems of "
+                    f"task={task.reference!r} only {len(short)} are as short, and {count} are "
+                    "needed; raise it, or make the settings narrower"
+                )
+            drawn *= 2
+        if drawn > count:
+            notes.append(f"{what} prompts of more than {limit} tokens left out, and others made")
+        return short[:count]
+
     held: list[Problem] = []
     if arguments.held_out:
-        held = make(arguments.held_out, seed=task.held_out_seed)
-    training = make(count, seed=TRAINING_SEEDS + seed, exclude={problem.text for problem in held})
+        held = make(arguments.held_out, "held-out", seed=task.held_out_seed)
+    banned = {problem.text for problem in held}
+    training = make(count, "training", seed=TRAINING_SEEDS + seed, exclude=banned)
     notes.append(
         f"{task.title}, made on the fly: {len(training)} to train on, {len(held)} held out"
     )

@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from acpo.checkpoints import adapter_base, load_model, load_tokenizer, resolve_model
+from acpo.engines.trl.identity import STREAM
 from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
 from acpo.train.checks import check_lengths, check_model, check_packages
@@ -154,7 +155,12 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         prompts=used and spare * used,
         template_options=config.chat_template_kwargs,
     )
-    data = choose(data) if choose else data
+    if choose is not None:
+        data = choose(data)
+    elif data.stream is not None:
+        # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
+        config.shuffle_dataset = False
+        data.train.info.description = f"{STREAM}{data.stream}"
     check_model(recipe, name, tokenizer)
     check_lengths(recipe, data, tokenizer, name)
     config.model_init_kwargs = {

@@ -39,8 +39,13 @@ MOST_ROWS = 10_000
 MOST_WEIGHTS = 64
 """Values of each parameter that are looked at."""
 
-NO_MATTER = ("base_model_name_or_path", "revision", "inference_mode", "auto_mapping")
-NO_MATTER += ("peft_version", "runtime_config")
+STREAM = "endless: "
+"""How the description of a data set begins whose rows are the first of a stream."""
+
+NO_MATTER = (
+    *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
+    *("peft_version", "runtime_config"),
+)
 """What an adapter's configuration says beside how it changes the policy."""
 
 WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin")
@@ -61,7 +66,7 @@ def identity(trainer: Any) -> dict[str, Any]:
             f"{name}{_source(function)}"
             for name, function in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)
         ],
-        "train_dataset": described_data(trainer.train_dataset),
+        "train_dataset": _training_data(trainer),
         "chat_template": _template(trainer.chat_template or trainer._tokenizer.chat_template),
         "model": {"name": str(trainer.policy.config._name_or_path), "weights": _weights(trainer)},
         "dtype": sorted({str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}),
@@ -103,6 +108,16 @@ def _adapters(model: Any) -> dict[str, Any]:
             if value
         }
     return found
+
+
+def _training_data(trainer: Any) -> str | None:
+    """Of a stream, which one and how it begins: how much of it was made says how long a run is."""
+    dataset = trainer.train_dataset
+    said = dataset.info.description if isinstance(dataset, Dataset) else ""
+    if not said.startswith(STREAM):
+        return described_data(dataset)
+    first = trainer.args.generation_batch_size // trainer.num_generations
+    return f"{said}; at first {described_data(dataset.select(range(first)))}"
 
 
 def described_data(dataset: Any) -> str | None:
