@@ -89,7 +89,7 @@ def examine(
     check_model(recipe, name, tokenizer)
     check_files(name)
     used = prompts_used(recipe, processes)
-    options = recipe.config.chat_template_kwargs
+    options: Any = recipe.config.chat_template_kwargs
     data = build_data(
         recipe.task, tokenizer, seed=recipe.config.seed, prompts=used, template_options=options
     )

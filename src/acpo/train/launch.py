@@ -153,7 +153,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         tokenizer,
         seed=config.seed,
         prompts=used and spare * used,
-        template_options=config.chat_template_kwargs,
+        template_options=config.chat_template_kwargs,  # type: ignore[arg-type]
     )
     if choose is not None:
         data = choose(data)
