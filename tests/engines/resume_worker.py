@@ -1,5 +1,6 @@
 """A small run that can be told to die by SIGKILL at a given place."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ def die_on(call: int, function: Any) -> Any:
     """The same function; its n-th call ends the process as `kill -9` would."""
     calls = 0
 
+    @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += 1
@@ -26,7 +28,6 @@ def die_on(call: int, function: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args, **kwargs)
 
-    wrapped.__name__ = function.__name__
     return wrapped
 
 

@@ -72,6 +72,21 @@ def test_chat_prompts_are_measured_with_their_template(tmp_path):
         build(tmp_path, data=data, tokenizer=tiny_tokenizer(chat=True))
 
 
+def test_chat_prompts_are_measured_with_the_options_of_their_template(tmp_path):
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template += "{% if long %}{{ 'w2 ' * 250 }}{% endif %}"
+    build(tmp_path, data=CHAT, tokenizer=tokenizer)
+    with pytest.raises(ACPOError, match="leave room for max_completion_length"):
+        build(tmp_path, data=CHAT, tokenizer=tokenizer, chat_template_kwargs={"long": True})
+
+
+def test_a_template_that_refuses_the_prompts_is_told_at_the_start(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('only one turn') }}"
+    with pytest.raises(ACPOError, match="TemplateError: only one turn"):
+        build(tmp_path, data=CHAT, tokenizer=tokenizer)
+
+
 def test_chat_prompts_train_with_a_template(tmp_path):
     trainer = build(tmp_path, data=CHAT, tokenizer=tiny_tokenizer(chat=True))
     trainer.train()

@@ -1,15 +1,19 @@
 """A folder holds one run: another is refused, a finished one is left alone."""
 
+import functools
 import json
 
 import pytest
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.identity import RUN
 from acpo.errors import ACPOError
+from acpo.tasks.grading import reward_function
+from acpo.tasks.task import Task
 from engines import tiny
 from engines.tiny import tiny_model
 
@@ -40,6 +44,14 @@ def test_a_second_run_in_the_folder_is_refused_and_nothing_is_deleted(trained):
     assert contents(trained) == before
 
 
+def rewritten(completion_ids, **_):
+    """Like the tiny trainer's own reward in nothing but its name."""
+    return [-float(len(ids)) for ids in completion_ids]
+
+
+rewritten.__name__ = tiny.odd_tokens.__name__
+
+
 OTHERS = {
     "method": ({"method": "sapo"}, r"method: \"acpo\" there, \"sapo\" here"),
     "option": ({"tau_neg": 1.5}, "method_options"),
@@ -48,6 +60,8 @@ OTHERS = {
     "batch": ({"per_device_train_batch_size": 16}, "completions_per_update: 8 there, 16 here"),
     "group": ({"num_generations": 8}, "num_generations: 4 there, 8 here"),
     "model": ({"model": tiny_model(seed=1)}, "model: "),
+    "dtype": ({"model": tiny_model(dtype=torch.bfloat16)}, r"dtype: \[.torch.float32.\] there"),
+    "reward": ({"rewards": rewritten}, "reward_funcs: .*odd_tokens, checksum"),
     "data": (
         {"data": Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]})},
         "train_dataset: .16 rows",
@@ -61,6 +75,57 @@ def test_resuming_another_run_is_refused_with_the_difference(trained, changed, w
     with pytest.raises(ACPOError, match=f"(?s)of another run:.*{words}.*as they were"):
         build(trained, max_steps=3, **changed).train(resume_from_checkpoint=True)
     assert contents(trained) == before
+
+
+def test_an_adapter_of_other_options_is_refused_one_line_each(tmp_path):
+    def lora(**options):
+        return LoraConfig(
+            task_type="CAUSAL_LM", **{"r": 4, "target_modules": ["q_proj", "v_proj"], **options}
+        )
+
+    build(tmp_path, max_steps=1, peft_config=lora()).train()
+    others = {
+        "lora_alpha: 8 there, 800 here": {"lora_alpha": 800},
+        "lora_dropout: null there, 0.9 here": {"lora_dropout": 0.9},
+        "r: 4 there, 8 here": {"r": 8},
+        "use_rslora: null there, true here": {"use_rslora": True},
+        "target_modules: ": {"target_modules": ["q_proj", "k_proj"]},
+    }
+    for words, options in others.items():
+        with pytest.raises(ACPOError, match=f"(?s)another run:.*\n  peft.default.{words}"):
+            build(tmp_path, peft_config=lora(**options)).train(resume_from_checkpoint=True)
+    trainer = build(tmp_path, peft_config=lora(target_modules=["v_proj", "q_proj"]))
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 2
+
+
+class Judge:
+    def __call__(self, completion_ids, **_):
+        return [0.0 for _ in completion_ids]
+
+    def method(self, completion_ids, **_):
+        return [1.0 for _ in completion_ids]
+
+
+def graded(grader):
+    return reward_function(Task(grader=grader, in_process=True, name="own"))
+
+
+def test_the_code_of_whatever_gives_rewards_is_told_without_addresses(tmp_path):
+    def said(reward):
+        return build(tmp_path, rewards=reward).identity["reward_funcs"][0]
+
+    assert said(Judge()) == said(Judge()) != "Judge"
+    assert said(Judge().method).startswith("method, checksum ")
+    assert said(functools.partial(rewritten)).startswith("partial, checksum ")
+    right, wrong = (
+        lambda text, row: True,
+        lambda text, row: False,
+    )
+    assert said(graded(right)) != said(graded(wrong))
+    unwritten = {}
+    exec("def reward(completion_ids, **_): return [0.0] * len(completion_ids)", unwritten)
+    assert said(unwritten["reward"]) == "reward"
 
 
 def test_what_does_not_decide_the_weights_may_change(tmp_path, trained):

@@ -1,8 +1,12 @@
 import asyncio
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
-from acpo.train.accuracy import Recorder, Sample, accuracy
+from acpo.engines.trl.rewards import checked_reward
+from acpo.train.accuracy import BeforeAndAfter, Recorder, Sample, accuracy
 
 
 def samples(*groups):
@@ -50,7 +54,7 @@ def test_recorder_listens_only_when_told():
     def reward(prompts, completions, answer, **columns):
         return [1.0, 0.0, None]
 
-    wrapped = recorder.around(reward)
+    wrapped = checked_reward(recorder.around(reward))
     columns = {"prompts": ["a", "b", "c"], "completions": ["x", "y", "z"], "answer": ["1"] * 3}
     assert wrapped(**columns) == [1.0, 0.0, None]
     assert recorder.samples == []
@@ -66,9 +70,31 @@ def test_recorder_around_a_coroutine_and_chats():
     async def reward(prompts, completions, **columns):
         return [-1.0]
 
-    wrapped = recorder.around(reward)
+    wrapped = checked_reward(recorder.around(reward))
     assert asyncio.iscoroutinefunction(wrapped)
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     completion = [{"role": "assistant", "content": "a"}]
     assert asyncio.run(wrapped(prompts=[prompt], completions=[completion])) == [-1.0]
     assert heard(recorder) == [("q", "a", False)]
+
+
+@pytest.mark.parametrize(
+    "kind", [list, tuple, iter, np.array, torch.tensor, lambda v: [np.float32(x) for x in v]]
+)
+def test_a_full_reward_is_right_in_whatever_form_it_comes(kind):
+    recorder = Recorder(listening=True)
+    reward = checked_reward(recorder.around(lambda completions, **_: kind([0.1, 0.0, 1.0, 1.5])))
+    assert reward(prompts=list("abcd"), completions=["x"] * 4) == pytest.approx([0.1, 0, 1, 1.5])
+    assert [sample.correct for sample in recorder.samples] == [False, False, True, True]
+
+
+def test_an_accuracy_of_which_nothing_was_heard_is_told(tmp_path, caplog):
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=tmp_path),
+        accelerator=SimpleNamespace(is_main_process=True),
+        reward_func_names=["mine"],
+        evaluate=lambda eval_dataset: None,
+    )
+    probe = BeforeAndAfter(Recorder(), ["p"] * 7, trainer)
+    assert probe.measure() == []
+    assert "7 held-out problems is unknown: the reward function 'mine' gave no" in caplog.text

@@ -110,6 +110,36 @@ def test_lengths_count_the_chat_template(tmp_path):
     assert prompt_lengths(data.train["prompt"][:1], ascii_tokenizer()) == [length]
 
 
+THINKING = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ '<none>' if not think }}"
+
+
+def test_lengths_follow_the_options_of_the_chat_template(tmp_path):
+    tokenizer = ascii_tokenizer()
+    tokenizer.chat_template = THINKING
+    file = write_problems(tmp_path / "problems.jsonl", 3)
+    arguments = TaskArguments(task="custom", data=file, template="plain", max_prompt_tokens=20)
+    data = build_data(arguments, tokenizer, template_options={"think": True})
+    assert len(data.train) == 3 and data.template_options == {"think": True}
+    with pytest.raises(ACPOError, match="the shortest has 24 tokens"):
+        build_data(arguments, tokenizer, template_options={"think": False})
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ raise_exception('System role not supported') }}", "TemplateError: System role not"),
+        ("{% for m in messages %}{{ m['content'] }", "TemplateSyntaxError: "),
+    ],
+)
+def test_a_chat_template_that_refuses_is_told_in_its_words(tmp_path, template, words):
+    tokenizer = ascii_tokenizer()
+    tokenizer.chat_template = template
+    file = write_problems(tmp_path / "problems.jsonl", 3)
+    arguments = TaskArguments(task="custom", data=file, system_prompt="s", max_prompt_tokens=99)
+    with pytest.raises(ACPOError, match=rf"roles system, user \({words}.*system_prompt"):
+        build_data(arguments, tokenizer)
+
+
 def test_chains_differ_by_seed_and_avoid_the_held_out():
     arguments = TaskArguments(task="chain", chain_steps=3, held_out=50, max_problems=400)
     first = build_data(arguments, chain_tokenizer(), seed=0)
@@ -119,6 +149,40 @@ def test_chains_differ_by_seed_and_avoid_the_held_out():
     assert first.train["prompt"] != other.train["prompt"]
     assert not (set(first.train["prompt"]) | set(other.train["prompt"])) & held
     assert len(first.train) == 400
+
+
+ENDLESS = """
+import random
+from acpo.tasks import Task
+
+def problems(seed):
+    rng = random.Random(seed)
+    while True:
+        yield {"q": "".join(rng.choices("abcdefghij", k=rng.randint(1, 9)))}
+
+def grade(completion, row):
+    with open(__file__ + ".log", "a") as log:
+        log.write(row["q"] + "\\n")
+    return len(completion) % 2 == 0
+
+words = Task(problems=problems, template="{q}", grader=grade, in_process=True)
+"""
+
+
+def test_long_problems_of_an_endless_task_are_made_up_for(tmp_path):
+    (tmp_path / "own.py").write_text(ENDLESS)
+    task = f"{tmp_path / 'own.py'}:words"
+    tokenizer = ascii_tokenizer(chat=False)
+    arguments = TaskArguments(task=task, held_out=5, max_prompt_tokens=4)
+    data = build_data(arguments, tokenizer, prompts=30)
+    assert len(set(data.train["prompt"])) == 30 and len(set(data.held_out["prompt"])) == 5
+    assert max(map(len, data.train["prompt"])) == 4
+    assert "training prompts of more than 4 tokens left out, and others made" in data.notes
+    longer = build_data(arguments, tokenizer, prompts=40)
+    assert longer.train["prompt"][:30] == data.train["prompt"]
+    arguments.template = "at least this long {q}"
+    with pytest.raises(ACPOError, match=r"max_prompt_tokens=4: of \d+ held-out .* only 0"):
+        build_data(arguments, tokenizer, prompts=30)
 
 
 def test_every_column_of_the_file_reaches_the_reward(tmp_path):

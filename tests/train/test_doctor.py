@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.train.launch import train
-from train.standin import flags, save_standin, write_problems
+from train.standin import ascii_tokenizer, flags, save_standin, write_problems
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -56,6 +56,14 @@ def test_the_quickstart_as_it_is(tmp_path):
         "1000 held-out problems is measured before and after, and every 10 updates."
         in result.output
     )
+
+
+def test_the_prompt_is_shown_as_the_run_will_lay_it_out(examine, tmp_path):
+    tokenizer = ascii_tokenizer()
+    tokenizer.chat_template += "{% if thinks is false %}<no thoughts>{% endif %}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    _, output = examine(chat="true", chat_template_kwargs='{"thinks": false}')
+    assert "<assistant><no thoughts>" in output.replace("\n", "")
 
 
 def test_too_few_problems(examine):

@@ -3,13 +3,16 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerState
 from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.train.launch import TrainingClock, train
-from train.standin import flags
+from train.standin import flags, save_standin
+from train.test_data import ENDLESS
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
@@ -81,6 +84,40 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     left = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     assert train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true")) == second
     assert {path: path.read_bytes() for path in left} == left
+    other = flags(**{**options, "held_out": 60}, max_steps=3, resume_from_checkpoint="true")
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), *other])
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["before"], report["problems"]) == (None, 60)
+    assert "accuracy on 60 held-out problems" in result.output
+    assert "  before  " not in result.output and f"{report['after']['value']:.1%}" in result.output
+
+
+def test_a_run_on_an_endless_task_may_be_made_longer(tmp_path):
+    """It goes on with problems it has not seen, to the weights of a run that was long at once."""
+    file = tmp_path / "own.py"
+    file.write_text(ENDLESS)
+    recipe = tmp_path / "recipe.yaml"
+    options = {"model_name_or_path": save_standin(tmp_path / "model"), "task": f"{file}:words"}
+    options |= {"use_cpu": True, "bf16": False, "report_to": "none", "learning_rate": 1e-3}
+    options |= {"num_generations": 4, "per_device_train_batch_size": 16, "save_strategy": "steps"}
+    options |= {"max_completion_length": 8, "save_steps": 1, "lr_scheduler_type": "constant"}
+    recipe.write_text(json.dumps(options))
+
+    def seen(folder, steps, *more):
+        train(recipe, [*flags(output_dir=tmp_path / folder, max_steps=steps), *more])
+        log = Path(f"{file}.log")
+        asked = log.read_text().split()
+        log.unlink()
+        return list(dict.fromkeys(asked))
+
+    whole = seen("whole", 3)
+    first = seen("cut", 2)
+    rest = seen("cut", 3, "--resume_from_checkpoint", "true")
+    assert (len(first), len(rest)) == (8, 4) and first + rest == whole
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    with pytest.raises(ACPOError, match=r"train_dataset: .endless: .*seed 42.* there"):
+        seen("cut", 4, *flags(resume_from_checkpoint="true", max_prompt_tokens=25))
 
 
 def test_held_out_groups_must_not_be_split(tmp_path):

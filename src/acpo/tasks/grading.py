@@ -180,6 +180,7 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
         return [verdict.reward() for verdict in verdicts]
 
     graded.__name__ = f"{task.name}_reward"
+    graded.grader = task.grader  # type: ignore[attr-defined]  # whose code decides the rewards
     return graded
 
 

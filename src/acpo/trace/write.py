@@ -21,7 +21,7 @@ from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
 from acpo.tasks.grading import ROW, grade_all
 from acpo.tasks.task import Task
-from acpo.train.data import build_data, recipe_task
+from acpo.train.data import as_text, build_data, recipe_task
 from acpo.train.recipe import TaskArguments
 
 PROMPTS_PER_PART = 16
@@ -132,7 +132,7 @@ def choose_questions(
 def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         return list(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    text = as_text(prompt, tokenizer)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

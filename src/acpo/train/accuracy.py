@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers import TrainerCallback
+from transformers.utils import logging
 
+from acpo.engines.trl.identity import described_data
 from acpo.intervals import Estimate, share_interval
 from acpo.verify.rewards import around, completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+
+RIGHT = 1.0
+"""The least reward of a right answer: a full score, as of a task's grader."""
+
+logger = logging.get_logger(__name__)
 
 
 class Sample(NamedTuple):
@@ -46,24 +54,26 @@ class Recorder:
     listening: bool = False
 
     def around(self, reward: Callable[..., Any]) -> Callable[..., Any]:
-        """The same reward function, heard by this recorder."""
-        return around(reward, after=self._hear)
+        """The same reward function; the trainer tells this recorder the rewards it has checked."""
+        told = around(reward)
+        told.heard = self._hear  # type: ignore[attr-defined]
+        return told
 
-    def _hear(self, values: Any, columns: dict[str, Any]) -> Any:
-        if not self.listening or not isinstance(values, Sequence):
-            return values  # the trainer puts into words what is wrong with other values
+    def _hear(self, rewards: Sequence[float | None], columns: dict[str, Any]) -> None:
+        if not self.listening:
+            return
         prompts, completions = columns["prompts"], columns["completions"]
-        for prompt, completion, value in zip(prompts, completions, values, strict=False):
-            if isinstance(value, (int, float)):
+        for prompt, completion, value in zip(prompts, completions, rewards, strict=True):
+            if value is not None:
                 said = completion_text(completion)
-                self.samples.append(Sample(question(prompt), said, value > 0))
-        return values
+                self.samples.append(Sample(question(prompt), said, value >= RIGHT))
 
 
 class BeforeAndAfter(TrainerCallback):
     """Measures accuracy on the held-out problems at the start and at the end of training.
 
-    What was measured at the start is kept in a file, so that a resumed run can report it.
+    What was measured at the start is kept in a file, so that a resumed run can report it, with what
+    it was measured on: of other problems, or other numbers of completions, it says nothing.
     """
 
     def __init__(self, recorder: Recorder, held_out: "Dataset", trainer: Any) -> None:
@@ -76,12 +86,30 @@ class BeforeAndAfter(TrainerCallback):
         if state.global_step == 0:
             self.before = self.measure()
             if state.is_world_process_zero:
-                self.kept.write_text(json.dumps(self.before))
+                self.kept.write_text(json.dumps({**self._measured_on(), "samples": self.before}))
         elif self.kept.is_file():
-            self.before = [Sample(*row) for row in json.loads(self.kept.read_text())]
+            self.before = self._read()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.after = self.measure()
+
+    def _measured_on(self) -> dict[str, Any]:
+        group = self.trainer.num_generations_eval
+        return {"held_out": described_data(self.held_out), "num_generations_eval": group}
+
+    def _read(self) -> list[Sample]:
+        kept, now = json.loads(self.kept.read_text()), self._measured_on()
+        then = {name: kept.get(name) for name in now} if isinstance(kept, dict) else {}
+        if then == now:
+            return [Sample(*row) for row in kept["samples"]]
+        if self.trainer.accelerator.is_main_process:
+            differ = [f"{name}: {then.get(name)} then, {now[name]} now" for name in now]
+            logger.warning(
+                f"the report will have no accuracy from before training: {self.kept} was measured "
+                f"on other problems, or otherwise ({'; '.join(differ)}), and the model has changed "
+                "since; set held_out, held_out_data and num_generations_eval as they were"
+            )
+        return []
 
     def measure(self) -> list[Sample]:
         """Completions of the held-out problems by the model as it is now."""
@@ -92,4 +120,10 @@ class BeforeAndAfter(TrainerCallback):
             self.trainer.evaluate(eval_dataset=self.held_out)
         finally:
             self.recorder.listening = False
-        return gather_object(self.recorder.samples)
+        found = gather_object(self.recorder.samples)
+        if not found and self.trainer.accelerator.is_main_process:
+            logger.warning(
+                f"the accuracy on {len(self.held_out)} held-out problems is unknown: the reward "
+                f"function {self.trainer.reward_func_names[0]!r} gave no completion a number"
+            )
+        return found

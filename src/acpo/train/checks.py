@@ -65,7 +65,14 @@ def gather(
     check_weights(name)
     used = prompts_used(recipe, processes)
     spare = 8 if choose else 1  # a study leaves most of them to another phase
-    data = build_data(recipe.task, tokenizer, seed=config.seed, prompts=used and spare * used)
+    options: Any = config.chat_template_kwargs
+    data = build_data(
+        recipe.task,
+        tokenizer,
+        seed=config.seed,
+        prompts=used and spare * used,
+        template_options=options,
+    )
     data = choose(data) if choose else data
     check_dataset(data.train, config, has_environment=False)
     checked_rewards(data.rewards, data.train)
@@ -179,7 +186,7 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
     config: Any = recipe.config
     sets = {"prompt": data.train, "held-out prompt": data.held_out}
     lengths = {
-        what: prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer)
+        what: prompt_lengths(rows["prompt"][:MOST_MEASURED], tokenizer, data.template_options)
         for what, rows in sets.items()
         if rows is not None
     }

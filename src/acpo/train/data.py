@@ -1,10 +1,9 @@
 """A recipe's problems as the prompts the trainer reads."""
 
 import contextlib
-import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
@@ -27,6 +26,9 @@ Prompt = str | list[dict[str, str]]
 RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Columns the trainer fills itself; the user's of these names reach the grader alone."""
 
+MOST_DRAWN = 20
+"""Endless problems of which not one in so many is short enough are given up."""
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -38,6 +40,8 @@ class TrainingData:
         held_out: likewise, never trained on; None when the recipe holds nothing out.
         rewards: the reward functions, correctness first.
         notes: what happened to the data, one sentence each.
+        template_options: `chat_template_kwargs` of the run, with which prompts are laid out.
+        stream: of problems made as the run needs them, the stream they are the beginning of.
     """
 
     task: Task
@@ -45,6 +49,8 @@ class TrainingData:
     held_out: "Dataset | None"
     rewards: list[Callable[..., Any]]
     notes: list[str]
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    stream: str | None = None
 
 
 def build_data(
@@ -53,6 +59,7 @@ def build_data(
     *,
     seed: int = 0,
     prompts: int | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> TrainingData:
     """Load the recipe's problems and lay them out as prompts.
 
@@ -61,28 +68,49 @@ def build_data(
         tokenizer: the policy's.
         seed: of problems made on the fly.
         prompts: how many the run uses, where that is known.
+        template_options: `chat_template_kwargs` of the run.
     """
     task = recipe_task(arguments)
     _check_arguments(task, arguments)
     notes: list[str] = []
-    training, held_out = _problems(task, arguments, seed, prompts, notes)
     prompt = prompt_maker(arguments, tokenizer)
+
+    def lengths(problems: Sequence[Problem]) -> list[int]:
+        return prompt_lengths([prompt(one.row) for one in problems], tokenizer, template_options)
+
+    if task.endless:
+        training, held_out = _endless(task, arguments, seed, prompts, lengths, notes)
+    else:
+        training, held_out = _problems(task, arguments, notes)
     graded = arguments.reward_funcs is None and task.grader != MATH
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
         rows = [_row(problem, prompt(problem.row), graded) for problem in problems]
-        if arguments.max_prompt_tokens is not None:
-            rows = _drop_long(rows, tokenizer, arguments.max_prompt_tokens, what, notes)
+        if arguments.max_prompt_tokens is not None and not task.endless:
+            rows = _drop_long(rows, lengths(problems), arguments.max_prompt_tokens, what, notes)
         return _as_dataset(rows)
 
-    functions = [placed(import_reward(path)) for path in arguments.reward_funcs or []]
+    own = arguments.reward_funcs or []
+    functions = [placed(import_reward(path)) for path in own]
+    if own and held_out:
+        notes.append(f"held-out accuracy is the share of completions that {own[0]} gives 1 or more")
     return TrainingData(
         task=task,
         train=dataset(training, "training"),
         held_out=dataset(held_out, "held-out") if held_out else None,
         rewards=functions or [reward_function(task)],
         notes=notes,
+        template_options=dict(template_options or {}),
+        stream=_stream(task, arguments, seed),
     )
+
+
+def _stream(task: Task, arguments: TaskArguments, seed: int) -> str | None:
+    if not task.endless or arguments.max_problems or task.pool:
+        return None
+    limit = arguments.max_prompt_tokens
+    shorter = f", max_prompt_tokens {limit}" if limit is not None else ""
+    return f"{task.reference}, seed {seed}{shorter}"
 
 
 def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,11 +186,9 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
 
 
 def _problems(
-    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
+    task: Task, arguments: TaskArguments, notes: list[str]
 ) -> tuple[list[Problem], list[Problem]]:
     """(training, held-out) problems."""
-    if task.endless:
-        return _endless(task, arguments, seed, prompts, notes)
     problems, cleaning = load_problems(
         task,
         arguments.data,
@@ -217,19 +243,49 @@ def _held_out_elsewhere(
 
 
 def _endless(
-    task: Task, arguments: TaskArguments, seed: int, prompts: int | None, notes: list[str]
+    task: Task,
+    arguments: TaskArguments,
+    seed: int,
+    prompts: int | None,
+    lengths: Callable[[Sequence[Problem]], list[int]],
+    notes: list[str],
 ) -> tuple[list[Problem], list[Problem]]:
+    """(training, held-out) problems, in the order in which the task makes them."""
     count = arguments.max_problems or task.pool or prompts
     if count is None:
         raise ACPOError(
             f"task={task.reference!r} never runs out of problems: set max_steps, or max_problems "
             "for passes over so many"
         )
-    make = functools.partial(endless_problems, task, template=arguments.template)
+    limit = arguments.max_prompt_tokens
+
+    def make(count: int, what: str, **options: Any) -> list[Problem]:
+        drawn = count
+        while True:
+            made = endless_problems(task, drawn, template=arguments.template, **options)
+            if limit is None:
+                return made
+            short = [
+                one for one, length in zip(made, lengths(made), strict=True) if length <= limit
+            ]
+            if len(short) >= count:
+                break
+            if drawn >= MOST_DRAWN * count + 1000:
+                raise ACPOError(
+                    f"max_prompt_tokens={limit}: of {drawn} {what} problems of "
+                    f"task={task.reference!r} only {len(short)} are as short, and {count} are "
+                    "needed; raise it, or make the settings narrower"
+                )
+            drawn *= 2
+        if drawn > count:
+            notes.append(f"{what} prompts of more than {limit} tokens left out, and others made")
+        return short[:count]
+
     held: list[Problem] = []
     if arguments.held_out:
-        held = make(arguments.held_out, seed=task.held_out_seed)
-    training = make(count, seed=TRAINING_SEEDS + seed, exclude={problem.text for problem in held})
+        held = make(arguments.held_out, "held-out", seed=task.held_out_seed)
+    banned = {problem.text for problem in held}
+    training = make(count, "training", seed=TRAINING_SEEDS + seed, exclude=banned)
     notes.append(
         f"{task.title}, made on the fly: {len(training)} to train on, {len(held)} held out"
     )
@@ -262,31 +318,32 @@ def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
     return [*system, {"role": "user", "content": text}]
 
 
-def prompt_lengths(prompts: Iterable[Prompt], tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def prompt_lengths(
+    prompts: Iterable[Prompt],
+    tokenizer: "PreTrainedTokenizerBase",
+    template_options: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Tokens of each prompt, as the trainer will feed it: under the chat template, if it is one."""
     prompts = list(prompts)
     plain = not prompts or isinstance(prompts[0], str)  # a chat template writes special tokens
-    texts = [as_text(prompt, tokenizer) for prompt in prompts]
+    texts = [as_text(prompt, tokenizer, template_options) for prompt in prompts]
     return [len(ids) for ids in tokenizer(texts, add_special_tokens=plain)["input_ids"]]
 
 
-def as_text(prompt: Prompt, tokenizer: "PreTrainedTokenizerBase") -> str:
+def as_text(
+    prompt: Prompt,
+    tokenizer: "PreTrainedTokenizerBase",
+    template_options: Mapping[str, Any] | None = None,
+) -> str:
     """A prompt as the model reads it."""
-    if isinstance(prompt, str):
-        return prompt
-    text = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-    assert isinstance(text, str)
-    return text
+    from acpo.engines.trl.safety import rendered
+
+    return prompt if isinstance(prompt, str) else rendered(prompt, tokenizer, template_options)
 
 
 def _drop_long(
-    rows: list[dict[str, Any]],
-    tokenizer: "PreTrainedTokenizerBase",
-    limit: int,
-    what: str,
-    notes: list[str],
+    rows: list[dict[str, Any]], lengths: list[int], limit: int, what: str, notes: list[str]
 ) -> list[dict[str, Any]]:
-    lengths = prompt_lengths([row["prompt"] for row in rows], tokenizer)
     kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
     if not kept:
         raise ACPOError(

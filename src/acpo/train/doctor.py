@@ -117,13 +117,13 @@ def _check_prompts(
     findings: Findings, data: TrainingData, tokenizer: "PreTrainedTokenizerBase"
 ) -> None:
     findings.section("prompts")
-    lengths = prompt_lengths(data.train["prompt"], tokenizer)
+    lengths = prompt_lengths(data.train["prompt"], tokenizer, data.template_options)
     first = data.train[0]["prompt"]
     kind = "plain text" if isinstance(first, str) else "chat"
     findings.fine(
         f"{kind}; {statistics.median(lengths):.0f} tokens in the middle, {max(lengths)} at most"
     )
-    findings.fine(f"the first one: {as_text(first, tokenizer)!r}")
+    findings.fine(f"the first one: {as_text(first, tokenizer, data.template_options)!r}")
     if tokenizer.pad_token == tokenizer.eos_token:
         findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
 

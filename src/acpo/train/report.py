@@ -37,7 +37,9 @@ class Report:
         timed_updates: how many of them were made since the run was last resumed.
         train_seconds: wall-clock time of those alone, without measuring accuracy.
         train_cpu_seconds: CPU time of the same, summed over threads.
-        before: held-out accuracy of the model as it came; None when nothing was held out.
+        before: held-out accuracy of the model as it came, the share of completions whose first
+            reward is 1 or more; None when nothing was held out or judged, or when a resumed run
+            holds out other problems than the run began with.
         after: held-out accuracy of the trained model.
         problems: held-out problems.
     """
@@ -110,15 +112,13 @@ def summary(
     resumed = f", the last {report.timed_updates}" if report.timed_updates < report.updates else ""
     made = f"{report.updates} updates of {report.method}"
     lines = [f"{made}{resumed} in {report.train_seconds:.0f} s"]
-    if report.before and report.after:
-        gain = 100 * (report.after.value - report.before.value)
-        lines += [
-            "",
-            f"accuracy on {report.problems} held-out problems (95% interval)",
-            f"  before  {report.before}",
-            f"  after   {report.after}   ({gain:+.1f} points)",
-            *_worked_sample(before, after),
-        ]
+    if report.after:
+        lines += ["", f"accuracy on {report.problems} held-out problems (95% interval)"]
+        gained = ""
+        if report.before:
+            gained = f"   ({100 * (report.after.value - report.before.value):+.1f} points)"
+            lines.append(f"  before  {report.before}")
+        lines += [f"  after   {report.after}{gained}", *_worked_sample(before, after)]
     waiting = [command for command in try_next or () if not _was_run(command)]
     if waiting:
         lines += ["", "try next:", f"  {_as_typed(waiting[0])}"]

@@ -5,6 +5,8 @@ is the newest. So what decides a run's weights is written beside them, and compa
 first step.
 """
 
+import functools
+import inspect
 import json
 from enum import Enum
 from pathlib import Path
@@ -37,6 +39,15 @@ MOST_ROWS = 10_000
 MOST_WEIGHTS = 64
 """Values of each parameter that are looked at."""
 
+STREAM = "endless: "
+"""How the description of a data set begins whose rows are the first of a stream."""
+
+NO_MATTER = (
+    *("base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
+    *("peft_version", "runtime_config"),
+)
+"""What an adapter's configuration says beside how it changes the policy."""
+
 WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin")
 
 
@@ -51,10 +62,15 @@ def identity(trainer: Any) -> dict[str, Any]:
         "completions_per_update": args.per_device_train_batch_size * processes,
         "updates_per_rollout": args.steps_per_generation * args.num_iterations,
         "processes": processes,
-        "reward_funcs": trainer.reward_func_names,
-        "train_dataset": _data(trainer.train_dataset),
+        "reward_funcs": [
+            f"{name}{_source(function)}"
+            for name, function in zip(trainer.reward_func_names, trainer.reward_funcs, strict=True)
+        ],
+        "train_dataset": _training_data(trainer),
         "chat_template": _template(trainer.chat_template or trainer._tokenizer.chat_template),
         "model": {"name": str(trainer.policy.config._name_or_path), "weights": _weights(trainer)},
+        "dtype": sorted({str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}),
+        "peft": _adapters(trainer.model),
     }
     # As a file gives it back, so that the two can be compared.
     return json.loads(json.dumps(found, default=_plain))
@@ -68,8 +84,44 @@ def _template(template: Any) -> str:
     return "checksum " + xxhash.xxh3_64_hexdigest(str(template).encode())[:8]
 
 
-def _data(dataset: Any) -> str | None:
-    """Rows of a training set and a checksum of them, at most `MOST_ROWS`, evenly spaced."""
+def _source(function: Any) -> str:
+    """A checksum of the code of a reward function or its grader; nothing where there is none."""
+    function = inspect.unwrap(getattr(function, "grader", function))
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    try:
+        called = function if inspect.isroutine(function) else type(function)
+        source = inspect.getsource(called)
+    except (OSError, TypeError):
+        return ""
+    return f", checksum {xxhash.xxh3_64_hexdigest(source.encode())[:8]}"
+
+
+def _adapters(model: Any) -> dict[str, Any]:
+    """What decides a model's adapters, by name: options left at nothing are left out."""
+    found = {}
+    for name, config in getattr(model, "peft_config", {}).items():
+        values = {key: value for key, value in config.to_dict().items() if key not in NO_MATTER}
+        found[name] = {
+            key: sorted(value) if isinstance(value, set) else value
+            for key, value in values.items()
+            if value
+        }
+    return found
+
+
+def _training_data(trainer: Any) -> str | None:
+    """Of a stream, which one and how it begins: how much of it was made says how long a run is."""
+    dataset = trainer.train_dataset
+    said = dataset.info.description if isinstance(dataset, Dataset) else ""
+    if not said.startswith(STREAM):
+        return described_data(dataset)
+    first = trainer.args.generation_batch_size // trainer.num_generations
+    return f"{said}; at first {described_data(dataset.select(range(first)))}"
+
+
+def described_data(dataset: Any) -> str | None:
+    """Rows of a data set and a checksum of them, at most `MOST_ROWS`, evenly spaced."""
     if not isinstance(dataset, Dataset):
         return None
     count = len(dataset)
@@ -106,11 +158,22 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         if name == "model":  # a folder may have moved; its weights say what it is
             same = isinstance(a, dict) and a.get("weights") in (b["weights"], None)
             same = same or b["weights"] is None
+            if not same:
+                found.append(_difference(name, a, b))
         else:
-            same = a == b
-        if not same:
-            found.append(f"{name}: {json.dumps(a)} there, {json.dumps(b)} here")
+            found += _differences(name, a, b)
     return found
+
+
+def _differences(name: str, a: Any, b: Any) -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted({*a, *b})
+        return [x for key in keys for x in _differences(f"{name}.{key}", a.get(key), b.get(key))]
+    return [] if a == b else [_difference(name, a, b)]
+
+
+def _difference(name: str, a: Any, b: Any) -> str:
+    return f"{name}: {json.dumps(a)} there, {json.dumps(b)} here"
 
 
 def read(folder: Path) -> dict[str, Any] | None:

@@ -41,8 +41,12 @@ def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
 
 
 def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same reward function, with what it raises and returns put into words."""
+    """The same reward function, with what it raises and returns put into words.
+
+    Its attribute `heard`, where it has one, is told the numbers and the columns of every call.
+    """
     name = getattr(function, "__name__", type(function).__name__)
+    heard = getattr(function, "heard", None)
 
     @contextmanager
     def telling() -> Iterator[None]:
@@ -63,7 +67,10 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
             rows = _token_values(name, values, columns["completion_ids"])
             run.per_token = rows  # type: ignore[attr-defined]
             values = [None if row is None else sum(row) / max(len(row), 1) for row in rows]
-        return [_number(name, index, value) for index, value in enumerate(values)]
+        numbers = [_number(name, index, value) for index, value in enumerate(values)]
+        if heard is not None:
+            heard(numbers, columns)
+        return numbers
 
     run = around(function, inside=telling, after=checked)
     run.__name__ = name  # an instance has none to copy, and metrics are logged under it

@@ -7,7 +7,7 @@ our logits with the model's own before anything is trained.
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -71,24 +71,18 @@ def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
         )
 
 
-def check_prompts(
-    dataset: Any,
-    tokenizer: Any,
-    *,
-    room: int | None,
-    template: Any = None,
-    may_be_empty: bool = False,
-) -> None:
-    """Raise for prompts that are empty or too long, or chat prompts without a template.
+def check_prompts(dataset: Any, trainer: Any, *, may_be_empty: bool = False) -> None:
+    """Raise for prompts that are empty or too long, or that no chat template takes.
 
     Args:
         dataset: the training set.
-        tokenizer: the policy's, whose chat template `template` replaces.
-        room: most prompt tokens that leave space for a completion; None if unlimited.
+        trainer: built, with the tokenizer, the chat template and the room for prompts.
         may_be_empty: whether an environment fills prompts in later.
     """
     if dataset is None or "prompt" not in (dataset.column_names or []):
         return
+    tokenizer, room = trainer._tokenizer, trainer.prompt_room
+    template, options = trainer.chat_template, trainer.chat_template_kwargs
     for number, row in enumerate(islice(dataset.select_columns("prompt"), MOST_CHECKED)):
         prompt = row["prompt"]
         chat = not isinstance(prompt, str)
@@ -100,16 +94,39 @@ def check_prompts(
         text = prompt if not chat else "".join(str(m.get("content") or "") for m in prompt)
         if not may_be_empty and (not prompt or not text.strip()):
             raise ACPOError(f"prompt {number} is empty; drop the row")
-        if room is None:
-            continue
         if chat:
-            text = tokenizer.apply_chat_template(
-                prompt, tokenize=False, add_generation_prompt=True, chat_template=template
-            )
+            text = rendered(prompt, tokenizer, options, template)
         # A token has at least one byte, so short texts need no tokenizer.
-        if len(text.encode()) > room:
+        if room is not None and len(text.encode()) > room:
             count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
             check_length(count, room, f"prompt {number}")
+
+
+def rendered(
+    prompt: Any, tokenizer: Any, options: Mapping[str, Any] | None = None, template: Any = None
+) -> str:
+    """A conversation as the model reads it, before the answer.
+
+    Args:
+        prompt: its messages.
+        tokenizer: the policy's, whose chat template `template` replaces.
+        options: `chat_template_kwargs`.
+    """
+    try:
+        return tokenizer.apply_chat_template(
+            prompt,
+            tokenize=False,
+            add_generation_prompt=True,
+            chat_template=template,
+            **(options or {}),
+        )
+    except Exception as error:  # the template is the checkpoint's own program
+        roles = ", ".join(str(message.get("role")) for message in prompt)
+        raise ACPOError(
+            f"the chat template cannot lay out a prompt of the roles {roles} "
+            f"({type(error).__name__}: {error}); leave out roles it does not take (system_prompt), "
+            "mend tokenizer.chat_template, or give prompts as text (chat: false)"
+        ) from error
 
 
 def check_length(count: int, room: int, what: str) -> None:

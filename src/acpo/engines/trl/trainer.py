@@ -112,13 +112,7 @@ class ACPOTrainer(GRPOTrainer):
         safety.refuse_built(self)
         self._prepare_update()
         if not isinstance(train_dataset, IterableDataset):
-            safety.check_prompts(
-                train_dataset,
-                self._tokenizer,
-                room=self.prompt_room,
-                template=self.chat_template,
-                may_be_empty=environment,
-            )
+            safety.check_prompts(train_dataset, self, may_be_empty=environment)
 
     def _prepare_update(self) -> None:
         args = self.args
