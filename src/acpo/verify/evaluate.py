@@ -198,7 +198,8 @@ class _Points:
     """Places to compare at, one for every turn; nobody can foresee them.
 
     From turn to turn the signs of the first two symbols go through all their combinations, and so
-    do the parities of whole numbers, which meet most remainders on the way.
+    do the parities of whole numbers, which meet most remainders on the way. Far from zero every
+    number is whole, since only whole numbers tell a ceiling from the floor and one more.
     """
 
     def __init__(self, symbols: frozenset[str]) -> None:
@@ -214,15 +215,15 @@ class _Points:
     def draw(self, turn: int, scale: int) -> Point:
         """A point at about `scale`; another one each time."""
         point = {}
+        far = scale in _FAR_SCALES
         for index, (name, start) in enumerate(self._starts.items()):
-            if name in _INTEGER_SYMBOLS:
-                value = self._random.randrange(*((scale // 2, scale) if scale > 60 else (2, 48)))
-                point[name] = Fraction(value + (start + (turn >> index) - value) % _RESIDUES)
+            if name in _INTEGER_SYMBOLS or far:
+                low = self._random.randrange(*((scale // 2, scale) if far else (2, 48)))
+                size = Fraction(low + (start + (turn >> index) - low) % _RESIDUES)
             else:
-                lowest = 1000 if scale in _FAR_SCALES else 1
-                size = Fraction(scale * self._random.randrange(lowest, 1999), 1999)
-                is_negative = turn >> index & 1 if index < 2 else self._random.randrange(2)
-                point[name] = -size if is_negative else size
+                size = Fraction(scale * self._random.randrange(1, 1999), 1999)
+            is_negative = turn >> index & 1 if index < 2 else self._random.randrange(2)
+            point[name] = -size if is_negative and name not in _INTEGER_SYMBOLS else size
         return point
 
 
