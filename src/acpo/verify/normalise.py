@@ -122,7 +122,12 @@ def _interval(match: re.Match[str]) -> str:
 
 
 def _unit(match: re.Match[str]) -> str:
-    """Nothing for a unit behind a number, else the words as they are."""
+    """Nothing for a unit behind a number, else the words as they are.
+
+    The row finds words wherever they are: to look for its end from each of them takes too long.
+    """
+    if match.end() != len(match.string):
+        return match[0]
     value = match.string[: match.start()].rstrip()
     bare = re.sub(r"\\text\{[^{}]*\}", " ", match[0])
     words = re.findall(r"[A-Za-z]+", match[0].replace("\\text", " "))
@@ -190,7 +195,7 @@ REWRITES = (
     ),
     _row("empty text", r"\\text\{\s*\}", ""),
     _row("fractions", rf"\\[dtc]frac{_COMMAND_END}", r"\\frac"),
-    _row("choose", r"\{? ?(\w+) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
+    _row("choose", r"\{? ?(?<!\w)(\w++) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
     _row("root signs", "\u221a" + r"\s*(?:\(([^()]*)\)|\{?(\d+|[a-zA-Z])\}?)", r"\\sqrt{\1\2}"),
     _row(
         "raised digit",
@@ -247,10 +252,14 @@ REWRITES = (
         r"\\pmod{\1\2}",
     ),
     _row("congruences", r"^[a-zA-Z] ?\\equiv(?=.*\\pmod)", ""),
-    _row("repeating decimals", r"(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,50})\}", _repeating),
+    _row(
+        "repeating decimals",
+        r"(?<!\d)(\d*+)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,50})\}",
+        _repeating,
+    ),
     _row("e notation", rf"^([+-]?{_NUMBER})[eE]([+-]?\d{{1,3}})$", r"\1\\times 10^{\2}"),
     _row("equals sign first", r"^\s*=\s*", ""),
-    _row("end of sentence", r"[\s.,;:]+$", ""),
+    _row("end of sentence", r"(?<![\s.,;:])[\s.,;:]++$", ""),
     _row("open ends", r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])", _interval),
     _row(
         "time of day",
@@ -260,7 +269,7 @@ REWRITES = (
     _row(
         "units",
         r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z]))"
-        rf"\.?{_SCRIPT})+$",
+        rf"\.?{_SCRIPT})++",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
