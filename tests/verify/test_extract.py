@@ -4,6 +4,7 @@ import pytest
 
 from acpo.verify import exact
 from acpo.verify.extract import extract_answer, extract_code, visible
+from acpo.verify.math import decide_without_algebra
 from acpo.verify.normalise import normalise, oversized
 
 
@@ -33,6 +34,20 @@ from acpo.verify.normalise import normalise, oversized
         ("\\boxed{}", None),
         ("\\boxed 7", None),
         ("the answer is 7", None),
+        ("## Final Answer\n\n$$\n5\n$$", "$$5$$"),
+        ("**Answer:**\n\n\\[\n5\n\\]", "\\[5\\]"),
+        ("Answer: $$\n\\frac{1}\n{2}\n$$\nbye $$6$$", "$$\\frac{1} {2}$$"),
+        ("## Answer\n$$\n5\n", None),
+        ("## Answer\n$$\n\n$$\n5", None),
+        ("The final answer is:\n\n$$5$$", "$$5$$"),
+        ("The final answer is\n\n\\[\n5\n\\]", "\\[5\\]"),
+        ("**The answer is:**\n\n**5**", "**5**"),
+        ("The answer is:\n5\n", "5"),
+        ("The answer is:\n\n$$5", None),
+        ("The answer is:\n\n$$\n5", None),
+        ("The answer is 4.\nNo, the answer is:\n", None),
+        ("The answer is \\[5\\].", "\\[5\\]"),
+        ("The answer is $$5$$", "$$5$$"),
         ("", None),
     ],
 )
@@ -93,3 +108,23 @@ def test_sizes_are_refused_with_their_limit():
     assert "40" in oversized("{" * 41)
     assert "400" in oversized("1" * 401)
     assert oversized("{" * 40 + "1" * 400) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("120,240", "120, 240", True),
+        ("240,120", "120, 240", True),
+        ("100,200,300", "100, 200, 300", True),
+        ("120,240", "\\{120, 240\\}", True),
+        ("120,240", "(120, 240)", True),
+        ("240,120", "(120, 240)", False),
+        ("120,241", "120, 240", False),
+        ("1,234 \\text{ and } 5", "1234, 5", True),
+        ("120,240", "120240", True),
+        ("120, 240", "120240", False),
+        ("240, 120", "120,240", False),
+    ],
+)
+def test_commas_separate_where_the_gold_is_a_list(answer, gold, right):
+    assert decide_without_algebra(f"\\boxed{{{answer}}}", gold).correct is right

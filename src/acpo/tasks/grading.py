@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from acpo.tasks.task import CODE, MATH, Row, Task
 from acpo.verify.code import CodeBackend, CodePool
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool
-from acpo.verify.normalise import normalise
+from acpo.verify.normalise import normalise, oversized
 from acpo.verify.pool import once_per_process
 from acpo.verify.rewards import completion_text, log_outcomes, math_correct
 from acpo.verify.spawner import ProcessPool, Spawner, WorkerProcess
@@ -141,6 +142,8 @@ def vote(task: Task, text: str) -> str | None:
     """The answer with which a completion votes; None where it states none, or there are none."""
     if task.grader == MATH:
         answer = extract_answer(text)
+        if answer and oversized(answer):
+            return f"oversized {sha256(answer.encode(errors='replace')).hexdigest()}"
         return normalise(answer)[:200] if answer else None
     if task.extract is None:
         return None

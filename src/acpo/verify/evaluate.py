@@ -2,7 +2,7 @@
 
 Rational arithmetic stays exact (`Fraction`); roots, logarithms and the like are mpmath's, to as
 many digits as are asked for. Two expressions are the same when they agree at points nobody can
-foresee, to 35 digits and then to 175.
+foresee, of either sign and parity, from below 1 up to 1000; near zero to 35 digits and then to 175.
 """
 
 import math
@@ -20,9 +20,13 @@ _EXPONENT_BITS = 200
 _CHEAP_BITS, _CHEAP_ARGUMENT = 4_000, 300
 _DIGITS, _SURE_DIGITS = 60, 200
 _SLACK_DIGITS = 25
-_POINTS, _TRIES = 3, 9
+# Far from zero terms grow and cancel: values that differ there do so however many digits there are.
+_FAR_DIGITS = (60, 200, 1000)
+_NEAR_SCALES, _FAR_SCALES = (1, 3), (10, 100, 1000)
+_TRIES = 3
 
 _INTEGER_SYMBOLS = frozenset("jkmn")
+_RESIDUES = 12
 
 
 class TooLarge(BaseException):
@@ -190,17 +194,37 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
 }
 
 
-def _points(symbols: frozenset[str]) -> Iterator[Point]:
-    """Places to compare at: small and large, positive and negative, nobody can foresee them."""
-    random = SystemRandom()
-    for attempt in range(_TRIES if symbols else 1):
-        scale = (1, 3, -2)[attempt % 3]
-        yield {
-            name: Fraction(random.randrange(2, 60))
-            if name in _INTEGER_SYMBOLS
-            else Fraction(scale * random.randrange(1, 1999), 1999)
-            for name in sorted(symbols)
-        }
+class _Points:
+    """Places to compare at, one for every turn; nobody can foresee them.
+
+    From turn to turn the signs of the first two symbols go through all their combinations, and so
+    do the parities of whole numbers, which meet most remainders on the way. Far from zero every
+    number is whole, since only whole numbers tell a ceiling from the floor and one more.
+    """
+
+    def __init__(self, symbols: frozenset[str]) -> None:
+        self._random = SystemRandom()
+        self._starts = {name: self._random.randrange(_RESIDUES) for name in sorted(symbols)}
+
+    def turns(self) -> Iterator[tuple[int, int]]:
+        """(number of the turn, scale), from the nearest to the farthest."""
+        combinations = 2 ** min(len(self._starts), 2)
+        scales = (*_NEAR_SCALES, *_FAR_SCALES) if self._starts else _NEAR_SCALES[:1]
+        return enumerate(scale for scale in scales for _ in range(combinations))
+
+    def draw(self, turn: int, scale: int) -> Point:
+        """A point at about `scale`; another one each time."""
+        point = {}
+        far = scale in _FAR_SCALES
+        for index, (name, start) in enumerate(self._starts.items()):
+            if name in _INTEGER_SYMBOLS or far:
+                low = self._random.randrange(*((scale // 2, scale) if far else (2, 48)))
+                size = Fraction(low + (start + (turn >> index) - low) % _RESIDUES)
+            else:
+                size = Fraction(scale * self._random.randrange(1, 1999), 1999)
+            is_negative = turn >> index & 1 if index < 2 else self._random.randrange(2)
+            point[name] = -size if is_negative and name not in _INTEGER_SYMBOLS else size
+        return point
 
 
 def same_value(left: Expression, right: Expression) -> bool:
@@ -230,34 +254,52 @@ def _difference(left: Expression, right: Expression) -> Expression:
 
 def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int], bool]) -> bool:
     """Whether `close` holds at some points where both are real; at all where they never are."""
-    imaginary = left.complex or right.complex
+    symbols = left.symbols | right.symbols
+    points = _Points(symbols)
     real: list[bool] = []
     unreal: list[bool] = []
-    for point in _points(left.symbols | right.symbols):
-        try:
-            agree, is_real = _agree_at(point, left, right, close)
-        except (ZeroDivisionError, ValueError):
-            continue
-        (real if is_real or imaginary else unreal).append(agree)
-        if len(real) == _POINTS or False in real:
-            break
-    return all(real) if real else bool(unreal) and all(unreal)
+    for turn, scale in points.turns():
+        for _ in range(_TRIES if symbols else 1):
+            try:
+                point = points.draw(turn, scale)
+                agree, is_real = _agree_at(point, left, right, close, scale in _FAR_SCALES)
+            except (ZeroDivisionError, ValueError):
+                continue
+            except TooLarge:
+                if scale in _FAR_SCALES:
+                    break
+                raise
+            (real if is_real else unreal).append(agree)
+            if is_real:
+                break
+        if False in real:
+            return False
+    return bool(real) or (bool(unreal) and all(unreal))
 
 
 def _agree_at(
-    point: Point, left: Expression, right: Expression, close: Callable[[Any, Any, int], bool]
+    point: Point,
+    left: Expression,
+    right: Expression,
+    close: Callable[[Any, Any, int], bool],
+    far: bool,
 ) -> tuple[bool, bool]:
-    """(whether they agree, first roughly and then to many digits; whether both are real)."""
+    """(whether they agree, to few digits and to many, if `far` to few or to many; are both real).
+
+    Where an expression is about complex numbers, all of them are as good as real.
+    """
     mp = _mp()
-    for digits in (_DIGITS, _SURE_DIGITS):
+    for digits in _FAR_DIGITS if far else (_DIGITS, _SURE_DIGITS):
         with mp.workdps(digits):
             a, b = _value(left.node, point), _value(right.node, point)
-            if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+            exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+            if not exact:
                 a, b = _inexact(a), _inexact(b)
-            is_real = isinstance(a, Fraction) or not (mp.im(a) or mp.im(b))
-            if not close(a, b, digits):
-                return False, is_real
-    return True, is_real
+            is_real = exact or left.complex or right.complex or not (mp.im(a) or mp.im(b))
+            agree = close(a, b, _DIGITS if far else digits)
+        if exact or agree is far or (far and not is_real):
+            break
+    return agree, is_real
 
 
 def _close(a: Value, b: Value, digits: int) -> bool:

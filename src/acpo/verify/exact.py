@@ -81,7 +81,8 @@ def rounds_to(decimal: str, value: Fraction, *, endless: bool = False) -> bool:
         while bottom % prime == 0:
             bottom //= prime
     unit = Fraction(1, 10 ** len(match[1]))
-    return (endless or bottom != 1) and abs(Fraction(decimal.replace(" ", "")) - value) < unit
+    beyond = (value - Fraction(decimal.replace(" ", ""))) * (1 if value > 0 else -1)
+    return (endless or bottom != 1) and -unit <= 2 * beyond < 2 * unit
 
 
 def _notation(answer: str, gold: str) -> bool | None:

@@ -12,8 +12,12 @@ _ANSWER = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE = re.compile(
-    r"\banswer is(?: ?:)?(?: (?:therefore|thus|then|simply|equal to))? +", re.IGNORECASE
+    r"\banswer is(?:[ \t*_]{0,8}:?[ \t*_]{0,8}\n\s*"
+    r"|(?: ?:)?(?: (?:therefore|thus|then|simply|equal to))? +)",
+    re.IGNORECASE,
 )
+_DISPLAYS = {"$$": "$$", "\\[": "\\]"}
+_CLOSINGS = {**_DISPLAYS, "\\(": "\\)", "**": "**"}
 # A full stop that ends a sentence, not one inside a number or behind an abbreviation.
 _FULL_STOP = re.compile(r"\.(?=\s|$|\*\*)")
 _FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
@@ -54,8 +58,19 @@ def extract_answer(text: str) -> str | None:
     rest = text[markers[-1] :]
     if rest.startswith("\n"):
         rest = rest.lstrip("\n")
-    line = rest.lstrip("*_ \t").partition("\n")[0].strip()
+    line = _line(rest.lstrip("*_ \t"))[0]
     return _stated(line) or line.strip("*_").strip() or None
+
+
+def _line(text: str) -> tuple[str, bool]:
+    """(the first line of `text`, or the display that it opens; whether it has an end)"""
+    line, newline, rest = text.partition("\n")
+    line = line.strip()
+    if line not in _DISPLAYS:
+        return line, bool(newline)
+    body, closing, _ = rest.partition(_DISPLAYS[line])
+    whole = f"{line}{body.strip()}{closing}" if closing and body.strip() else ""
+    return whole.replace("\n", " "), bool(closing)
 
 
 def _stated(text: str) -> str | None:
@@ -63,15 +78,14 @@ def _stated(text: str) -> str | None:
     found = [match.end() for match in _SENTENCE.finditer(text)]
     if not found:
         return None
-    line, newline, _ = text[found[-1] :].partition("\n")
-    line = line.strip()
-    closing = {"$": "$", "\\": "\\)", "*": "**"}.get(line[:1])
+    line, ended = _line(text[found[-1] :])
+    closing = _CLOSINGS.get(line[:2], "$" if line[:1] == "$" else "")
     if closing and (end := line.find(closing, 2)) > 0:
         after = line[end + len(closing) :].lstrip("*")
         if not after or after.startswith((".", " .")):
             return line[: end + len(closing)]
     stop = _FULL_STOP.search(line)
-    if stop is None and not newline:
+    if stop is None and not ended:
         return None
     return line[: stop.start() if stop else None].strip("* ") or None
 

@@ -8,6 +8,7 @@ from acpo.verify import exact
 from acpo.verify.extract import extract_answer, extract_gold
 from acpo.verify.normalise import balanced, normalise, oversized
 from acpo.verify.pool import once_per_process
+from acpo.verify.shape import shape
 from acpo.verify.spawner import ProcessPool, Spawner, WorkerProcess
 from acpo.verify.verdict import Outcome, Verdict
 
@@ -16,6 +17,7 @@ _MEMORY_BYTES = 2 << 30
 _NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
 # A letter or digit that is no part of a command.
 _SOMETHING = re.compile(r"(?<![\\a-zA-Z])\w")
+_GROUP_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
 class MathJob(NamedTuple):
@@ -73,7 +75,7 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
         return verdict(Outcome.INCORRECT, "no answer found")
     if reason := oversized(answer):
         return verdict(Outcome.LIMIT, reason)
-    clean = normalise(answer)
+    clean = _read(answer, clean_gold)
     if not clean:
         return verdict(Outcome.INCORRECT, "the answer is empty")
     equal = exact.decide(clean, clean_gold)
@@ -83,6 +85,14 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     if not balanced(clean):
         return verdict(Outcome.INCORRECT, "unbalanced braces")
     return MathJob(clean, clean_gold)
+
+
+def _read(answer: str, clean_gold: str) -> str:
+    """`answer` normalised; commas that could group digits separate where the gold has parts."""
+    clean = normalise(answer)
+    if "," in answer and shape(clean_gold).items and not shape(clean).items:
+        return normalise(_GROUP_COMMA.sub(", ", answer))
+    return clean
 
 
 class _MathWorker(WorkerProcess):

@@ -43,7 +43,7 @@ two three four five six seven eight nine ten eleven twelve thirteen fourteen fif
 """
 _BASES = {name: str(base) for base, name in enumerate(_BASE_NAMES.split(), start=2)}
 _MAGNITUDE = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6}
-_MAGNITUDE |= {"billion": 10**9, "trillion": 10**12}
+_MAGNITUDE |= {"billion": 10**9, "trillion": 10**12, "lakh": 10**5, "crore": 10**7}
 _MAGNITUDES = "|".join(_MAGNITUDE)
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 _COMMAND_END = r"(?![a-zA-Z])"
@@ -65,8 +65,17 @@ times to triple true twice undefined unknown unless until was wasn were when whe
 with without would wrong yes zero one two three four five six seven eight nine ten eleven twelve
 thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
 seventy eighty ninety first solution solutions cases
+tens twos threes fours fives sixes sevens eights nines gross score lakhs crore crores mil
+quadrillion googol factorial factorials choose modulo mod root roots sqrt log radicals remainder
+reciprocal inverse opposite fewer off nope nah nay untrue unsure unclear uncertain inaccurate
+doubtful mistaken disproved refuted rejected denied excluded ignore ignored
 """
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
+# Fifths and hundredths, but no months.
+_SHARE = re.compile(
+    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|[a-z]+sand"
+    r"|[a-z]+illion)ths?"
+)
 _THOUSANDS = frozenset({"k", "K", "M", "B", "bn"})
 _UNIT_WORDS = 5
 # Bare letters are factors; these few are not, and neither are words of four letters or more.
@@ -75,6 +84,8 @@ cm mm km dm kg mg lb lbs oz ft in mi yd hr hrs min sec mph kph rpm cc ml mL sq c
 days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
 """
 _SHORT_UNITS = frozenset(_SHORT_WORDS.split())
+# Other letters are variables, in whatever font.
+_UNIT_LETTERS = frozenset("mshgLlNJWVACF")
 
 
 class Rewrite(NamedTuple):
@@ -111,7 +122,12 @@ def _interval(match: re.Match[str]) -> str:
 
 
 def _unit(match: re.Match[str]) -> str:
-    """Nothing for a unit behind a number, else the words as they are."""
+    """Nothing for a unit behind a number, else the words as they are.
+
+    The row finds words wherever they are: to look for its end from each of them takes too long.
+    """
+    if match.end() != len(match.string):
+        return match[0]
     value = match.string[: match.start()].rstrip()
     bare = re.sub(r"\\text\{[^{}]*\}", " ", match[0])
     words = re.findall(r"[A-Za-z]+", match[0].replace("\\text", " "))
@@ -121,10 +137,18 @@ def _unit(match: re.Match[str]) -> str:
         and len(words) <= _UNIT_WORDS
         and not re.search(r"\{[^{}]*[^A-Za-z {}/.^*-][^{}]*\}", re.sub(_SCRIPT, "", match[0]))
         and all(len(word) > 3 or word in _SHORT_UNITS for word in re.findall(r"[A-Za-z]+", bare))
-        and _NO_UNIT.isdisjoint(word.casefold() for word in words)
-        and _THOUSANDS.isdisjoint(words)
+        and all(map(_is_unit_word, words))
+        and words[-1:] != ["a"]
     )
     return "" if is_unit else match[0]
+
+
+def _is_unit_word(word: str) -> bool:
+    """Whether `word` can be one of those that name a unit."""
+    if len(word) == 1:
+        return word in _UNIT_LETTERS or word == "a"
+    lower = word.casefold()
+    return not (lower in _NO_UNIT or word in _THOUSANDS or _SHARE.fullmatch(lower))
 
 
 def _row(name: str, pattern: str, replacement: str | Callable[[re.Match[str]], str]) -> Rewrite:
@@ -156,7 +180,7 @@ REWRITES = (
     ),
     _row("colour", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
     _row("maths fonts", r"\\(?:mathbf|bold|boldsymbol|bm|mathit|mathsf|underline)\s*(?=\{)", ""),
-    _row("upright constants", r"\\mathrm\{([ei])\}", r"\1 "),
+    _row("upright constants", r"\\(?:mathrm|text)\{([ei])\}", r"\1 "),
     _row(
         "function names",
         rf"\\(?:operatorname|mathrm|text)\{{ ?({_FUNCTIONS}) ?\}}|(?<![\\a-zA-Z])({_FUNCTIONS})"
@@ -171,7 +195,7 @@ REWRITES = (
     ),
     _row("empty text", r"\\text\{\s*\}", ""),
     _row("fractions", rf"\\[dtc]frac{_COMMAND_END}", r"\\frac"),
-    _row("choose", r"\{? ?(\w+) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
+    _row("choose", r"\{? ?(?<!\w)(\w++) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
     _row("root signs", "\u221a" + r"\s*(?:\(([^()]*)\)|\{?(\d+|[a-zA-Z])\}?)", r"\\sqrt{\1\2}"),
     _row(
         "raised digit",
@@ -228,10 +252,14 @@ REWRITES = (
         r"\\pmod{\1\2}",
     ),
     _row("congruences", r"^[a-zA-Z] ?\\equiv(?=.*\\pmod)", ""),
-    _row("repeating decimals", r"(\d*)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,50})\}", _repeating),
+    _row(
+        "repeating decimals",
+        r"(?<!\d)(\d*+)\.(\d*)\\(?:overline|bar|dot)\{(\d{1,50})\}",
+        _repeating,
+    ),
     _row("e notation", rf"^([+-]?{_NUMBER})[eE]([+-]?\d{{1,3}})$", r"\1\\times 10^{\2}"),
     _row("equals sign first", r"^\s*=\s*", ""),
-    _row("end of sentence", r"[\s.,;:]+$", ""),
+    _row("end of sentence", r"(?<![\s.,;:])[\s.,;:]++$", ""),
     _row("open ends", r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])", _interval),
     _row(
         "time of day",
@@ -241,7 +269,7 @@ REWRITES = (
     _row(
         "units",
         r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z]))"
-        rf"\.?{_SCRIPT})+$",
+        rf"\.?{_SCRIPT})++",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),

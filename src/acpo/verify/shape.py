@@ -5,6 +5,7 @@ are compared by a judge, which may leave the question open.
 """
 
 import re
+import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,11 +23,14 @@ _MATRIX = re.compile(
 )
 _ROW_END, _COLUMN_END = re.compile(r"\\\\"), re.compile("&")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
+# What begins with a minus is no name: -x = 5 says that x is -5.
 _NAME = re.compile(
+    r"(?!(?:\\text\{[^{}]*\}|[{ ])*-)"
     r"(?:\\text\{[^{}]*\}|\\frac|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle"
     r"|triangle|overline|vec|cdot)(?![a-zA-Z])|(?<=[a-zA-Z])\^\{-1\}"
     r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{} ])++"
 )
+_NAMES = re.compile(r"\( ?[a-zA-Z](?: ?, ?[a-zA-Z])+ ?\)")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
 
 
@@ -139,8 +143,17 @@ def _equation(sides: list[str]) -> Shape:
     named = sides[0] and _NAME.fullmatch(sides[0]) and any(map(str.isalpha, sides[0]))
     rest = sides[1:] if named else sides
     if len(rest) == 1:
-        return shape(rest[0])._replace(name=sides[0])
+        return _named(shape(rest[0]), sides[0])
     return Shape("part", text="=".join(rest), name=sides[0] if named else "")
+
+
+def _named(value: Shape, name: str) -> Shape:
+    """`value` with its name; of `(x,y) = (1,2)` every part has its own."""
+    names = re.findall("[a-zA-Z]", name) if _NAMES.fullmatch(name) else []
+    if value.kind != "()" or len(names) != len(value.items):
+        return value._replace(name=name)
+    pairs = zip(value.items, names, strict=True)
+    return value._replace(items=tuple(item._replace(name=name) for item, name in pairs))
 
 
 def _inequality(text: str) -> Shape:
@@ -199,6 +212,15 @@ def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
     kinds = {answer.kind, gold.kind}
     if "set" in kinds and kinds <= {"set", "list", "part"}:
         return _all([_contains(*pair, judge) for pair in ((answer, gold), (gold, answer))])
+    if kinds <= {"list", "()", "matrix"}:
+        named = [_names_differ(side) for side in (answer, gold)]
+        if all(named):
+            return _same_unordered(answer.items, gold.items, judge)
+        answer, gold = (
+            _in_order(side) if is_named else side
+            for side, is_named in zip((answer, gold), named, strict=True)
+        )
+        kinds = {answer.kind, gold.kind}
     if kinds in ({"list"}, {"union"}):
         return _same_unordered(answer.items, gold.items, judge)
     if kinds in ({"()", "list"}, {"()", "matrix"}):
@@ -207,6 +229,20 @@ def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
         return False
     pairs = zip(answer.items, gold.items, strict=True)
     return _all([same(a, g, judge) for a, g in pairs])
+
+
+def _names_differ(side: Shape) -> bool:
+    """Whether every item has a name of its own; x_1 and x_2 are two values of x."""
+    names = [item.name.partition("_")[0] for item in side.items]
+    return len(names) > 1 and all(names) and len(set(names)) == len(names)
+
+
+def _in_order(side: Shape) -> Shape:
+    """The point with these coordinates: x before y, and as written where nobody knows."""
+    names = sorted(item.name for item in side.items)
+    if "".join(names) not in string.ascii_letters:
+        return Shape("()", side.items)
+    return Shape("()", tuple(sorted(side.items, key=lambda item: item.name)))
 
 
 def _as_equations(answer: Shape, gold: Shape) -> tuple[str, str]:

@@ -1,0 +1,72 @@
+"""Expressions that agree on half of the numbers, and such as agree on all of them."""
+
+import pytest
+
+from acpo.verify.evaluate import same_value
+from acpo.verify.latex import parse
+
+DRAWS = 20
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(-1)^n", "1"),
+        ("(-1)^{m+n}", "1"),
+        ("\\frac{1+(-1)^n}{2}", "1"),
+        ("n+(-1)^n", "n+1"),
+        ("\\lfloor n/2\\rfloor", "n/2"),
+        ("\\lfloor n/3\\rfloor", "n/3"),
+        ("\\cos(\\pi n)", "1"),
+        ("\\lfloor x\\rfloor+1", "\\lceil x\\rceil"),
+        ("(-1)^N", "1"),
+        ("(-1)^{N+M}", "1"),
+        ("|x|", "-x"),
+        ("|x-5|", "5-x"),
+        ("\\sqrt{(x-4)^2}", "4-x"),
+        ("|n-100|", "100-n"),
+        ("|k-70|", "70-k"),
+        ("\\frac{|x-7|}{x-7}", "-1"),
+        ("|x+200|", "x+200"),
+        ("|xy|", "xy"),
+        ("|x-y|", "x-y"),
+        ("\\sqrt{x^2y}", "x\\sqrt{y}"),
+    ],
+)
+def test_what_differs_somewhere_is_never_the_same(one, other):
+    left, right = parse(one), parse(other)
+    assert not any(same_value(left, right) for _ in range(DRAWS))
+    assert not any(same_value(right, left) for _ in range(DRAWS))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("\\cosh^2 x-\\sinh^2 x", "1"),
+        ("(e^x+e^{-x})^2-(e^x-e^{-x})^2", "4"),
+        ("e^{x^2}e^{y}", "e^{x^2+y}"),
+        ("2^{x^3}\\cdot 2", "2^{x^3+1}"),
+        ("\\sqrt{x^2+1}-x", "\\frac{1}{\\sqrt{x^2+1}+x}"),
+        ("\\arcsin x+\\arccos x", "\\frac{\\pi}{2}"),
+        ("\\sqrt{1-x^2}\\sqrt{1-x^2}", "1-x^2"),
+        ("\\ln(x-50)+\\ln 2", "\\ln(2x-100)"),
+        ("\\ln(x^2)", "2\\ln|x|"),
+        ("\\ln(xy)", "\\ln x+\\ln y"),
+        ("(n+1)!", "(n+1)n!"),
+        ("\\binom{2n}{n}", "\\frac{(2n)!}{n!^2}"),
+        ("(-1)^{2n}", "1"),
+        ("\\lfloor n+\\frac{1}{2}\\rfloor", "n"),
+        ("|x-5|", "|5-x|"),
+        ("\\sin 3x", "3\\sin x-4\\sin^3 x"),
+        ("abc+abd", "ab(c+d)"),
+    ],
+)
+def test_what_agrees_everywhere_is_always_the_same(one, other):
+    left, right = parse(one), parse(other)
+    assert all(same_value(left, right) for _ in range(DRAWS))
+
+
+def test_a_wrong_answer_is_no_limit_of_the_machine():
+    """Where a far point cannot be computed, the near ones decide."""
+    assert not same_value(parse("e^{x^3}"), parse("e^{x^3}+1"))
+    assert same_value(parse("e^{e^x}"), parse("(e^{e^x})^1"))
