@@ -56,6 +56,20 @@ def test_a_changed_fingerprint_is_refused(tmp_path):
         assert evaluate(server, tmp_path)[0] == 0
 
 
+def test_a_folder_has_one_model(tmp_path):
+    """Else its average would be of none."""
+    with serving(add) as server:
+        assert evaluate(server, tmp_path)[0] == 0
+        drawn = server.number
+        more = ("--benchmarks", sums(tmp_path / "more.jsonl", 2), "--output", tmp_path / "run")
+        run = ("--base-url", server.url, *ONE_WORKER, "--k", 1, *more)
+        done = acpo("eval", "other", *run)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 2 and "sums has model='tiny', more has model='other'" in said
+        assert server.number == drawn and not (tmp_path / "run" / "more.jsonl").exists()
+        assert acpo("eval", "tiny", *run, "--max-tokens", 99).returncode == 0, "only the model"
+
+
 def stubborn(status):
     """A server that never answers `What is 2 + 3?`."""
 
