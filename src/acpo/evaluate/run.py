@@ -29,7 +29,10 @@ Watcher = Callable[[str, bool | None], None]
 Arrivals = queue.SimpleQueue[Completion | BaseException | None]
 
 _MOST_FAILURES = 5
-"""Different questions that fail one after the other, and then it is the server that has failed."""
+"""Different questions that fail one after the other, and then it is the server that has failed.
+
+Refused prompts do not count: their replies overtake the completions of all others.
+"""
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ class _Run:
         """Go on without a sample, unless it is the server that fails."""
         name, question, key = failure.key
         samples = self._files[name].samples
-        if "failed" not in samples.get(key, {}):
+        if not failure.refused and "failed" not in samples.get(key, {}):
             self._in_trouble.add((name, question.id))
         if len(self._in_trouble) >= _MOST_FAILURES:
             raise SamplingError(failure.reason)

@@ -26,6 +26,8 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
 """What `/models` says of a model that stays the same while it is served."""
+_REFUSED_PROMPT = (400, 413, 422)
+"""Said of a prompt, e.g. one that is too long; of any other status the server is the cause."""
 
 
 class _Malformed(Exception):
@@ -140,7 +142,7 @@ class OpenAIBackend:
                     return done._replace(text=self._sampling.before_stop(done.text))
                 passing, reason = self._failure(reply)
                 if not passing:
-                    return Failure(request.key, reason)
+                    return Failure(request.key, reason, refused=reply.status in _REFUSED_PROMPT)
             except (WireError, _Malformed) as error:
                 reason = str(error)
             if attempt < self._retries and stop.wait(self._pause(attempt)):
