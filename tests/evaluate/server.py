@@ -110,6 +110,12 @@ class Handler(BaseHTTPRequestHandler):
         elif fault == "null":
             self.reply(200, {"choices": [{"message": {"content": None}}]})
             return
+        elif fault == "ended":
+            self.reply(200, {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]})
+            return
+        elif fault == "deep":
+            self.raw(b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000)
+            return
         elif fault == "short":
             self.raw(b'Content-Length: 500\r\n\r\n{"choices": [{"mess')
         elif fault == "truncated_chunks":

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from acpo.errors import ACPOWarning
-from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError
+from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, wire
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.wire import Connection, WireError
 from evaluate.server import serving
@@ -55,13 +55,23 @@ def test_sends_what_was_asked(chat, path):
 
 @pytest.mark.parametrize(
     "fault",
-    ["500", "503", "429", "408", "cut", "short", "truncated_chunks", "malformed", "empty", "null"],
+    [
+        *("500", "503", "429", "408", "cut", "short", "truncated_chunks", "malformed"),
+        *("empty", "null", "deep"),
+    ],
 )
 def test_passing_faults_are_retried(fault):
     with serving(echo) as server:
         server.faults = lambda number: fault if number % 3 == 0 else None
         assert texts(backend(server, concurrency=4, retries=8), 20) == expected(20)
         assert server.number > 20, "some attempts did fail"
+
+
+def test_a_model_that_says_nothing_has_answered():
+    with serving(echo) as server:
+        server.faults = lambda number: "ended"
+        assert texts(backend(server), 2) == {0: "", 1: ""}
+        assert server.number == 2
 
 
 def test_hanging_requests_time_out_and_are_retried():
@@ -219,3 +229,10 @@ def test_a_body_cut_anywhere_is_an_error(form):
 def test_what_is_not_http_is_an_error(data):
     with pytest.raises(WireError):
         Connection(replying(data), None).exchange("GET", "/x", None, 5.0)
+
+
+def test_a_body_without_a_length_has_a_limit(monkeypatch):
+    monkeypatch.setattr(wire, "_MAX_REPLY_BYTES", 1000)
+    url = replying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 1001)
+    with pytest.raises(WireError, match="more than 1000 bytes"):
+        Connection(url, None).exchange("GET", "/x", None, 5.0)

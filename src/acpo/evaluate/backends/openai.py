@@ -207,7 +207,7 @@ class OpenAIBackend:
             self._failure(reply)
         try:
             entries = {str(entry["id"]): dict(entry) for entry in json.loads(reply.body)["data"]}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {}  # not every server lists its models
         served = list(entries)
         if reply.status == 200 and served and self._model not in served:
@@ -229,20 +229,23 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
         choice = reply["choices"][0]
         text = choice["text"] if "text" in choice else _said(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
-        finish = "length" if choice.get("finish_reason") == "length" else "stop"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = choice.get("finish_reason")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Malformed(f"a malformed reply ({error!r}): {body[:100]!r}") from error
+    if text is None and reason is not None:
+        text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
         raise _Malformed(f"a completion that is no text: {text!r}")
+    finish = "length" if reason == "length" else "stop"
     known = tokens if isinstance(tokens, int) else None
     mark = reply.get("system_fingerprint")
     mark = mark if isinstance(mark, str) else None
     return Completion(request.key, text, known, finish, seconds, fingerprint=mark)
 
 
-def _said(message: dict[str, Any]) -> str:
+def _said(message: dict[str, Any]) -> str | None:
     """The message; thoughts that the server split off go back to where the model wrote them."""
-    content = message["content"]
+    content: str | None = message["content"]
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     if thoughts:
         return f"<think>{thoughts}</think>{content or ''}"
