@@ -99,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry_After": "0.2"} if fault == "429" else {}
             self.reply(int(fault), {"error": "told to"}, **headers)
             return
+        if fault == "unknown":
+            self.reply(400, {"error": "Unrecognized request argument supplied: min_p"})
+            return
         if fault == "hang":
             time.sleep(5.0)
         elif fault == "malformed":

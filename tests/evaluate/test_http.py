@@ -109,6 +109,22 @@ def test_client_errors_are_not_retried():
         assert server.number == 5
 
 
+def test_a_servers_own_defaults_are_overruled():
+    """`vllm serve` takes what is left out from the checkpoint's generation_config.json."""
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    with serving(echo) as server:
+        assert texts(backend(server), 2) == expected(2)
+        assert all(neutral.items() <= payload.items() for payload in server.payloads)
+
+
+def test_a_server_that_knows_no_such_options_is_asked_without():
+    with serving(echo) as server:
+        server.payload_faults = lambda payload: "unknown" if "min_p" in payload else None
+        with pytest.warns(ACPOWarning, match="does not take min_p: requests go without") as said:
+            assert texts(backend(server, concurrency=1), 5) == expected(5)
+        assert len(said) == 1 and server.number == 6, "it was asked with them once"
+
+
 def test_wrong_key(monkeypatch):
     monkeypatch.setenv("OTHER_KEY", "wrong")
     with serving(echo) as server:

@@ -28,6 +28,8 @@ _IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
 """What `/models` says of a model that stays the same while it is served."""
 _REFUSED_PROMPT = (400, 413, 422)
 """Said of a prompt, e.g. one that is too long; of any other status the server is the cause."""
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent since `vllm serve` takes what is left out from the checkpoint's generation_config.json."""
 
 
 class _Malformed(Exception):
@@ -75,6 +77,8 @@ class OpenAIBackend:
         self._timeout = timeout
         self._retries = retries
         self._first_pause = first_pause
+        self._neutral: dict[str, Any] = dict(_NEUTRAL)
+        self._lock = threading.Lock()
         self._resume_at = 0.0
         self._served: dict[str, Any] | None = None
 
@@ -136,7 +140,7 @@ class OpenAIBackend:
         for attempt in range(self._retries + 1):
             self._wait_for_turn(stop)
             try:
-                reply = connection.exchange("POST", path, payload, self._timeout)
+                reply = self._post(connection, path, payload)
                 if reply.status == 200:
                     done = _completion(request, reply.body, time.perf_counter() - start)
                     return done._replace(text=self._sampling.before_stop(done.text))
@@ -149,6 +153,27 @@ class OpenAIBackend:
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
         return Failure(request.key, f"{self._url}{path}: {tried}")
+
+    def _post(self, connection: Connection, path: str, payload: dict[str, Any]) -> Reply:
+        """One attempt, without the neutral options where the server turns out not to take them."""
+        neutral = self._neutral
+        reply = connection.exchange("POST", path, {**payload, **neutral}, self._timeout)
+        named = [name for name in neutral if name.encode() in reply.body]
+        if reply.status not in _REFUSED_PROMPT or not named:
+            return reply
+        reply = connection.exchange("POST", path, payload, self._timeout)
+        with self._lock:
+            is_first = reply.status == 200 and bool(self._neutral)
+            if is_first:
+                self._neutral = {}
+        if is_first:
+            warnings.warn(
+                f"{self._url} does not take {', '.join(named)}: requests go without "
+                f"{', '.join(neutral)}, and its own defaults of these hold",
+                ACPOWarning,
+                stacklevel=2,
+            )
+        return reply
 
     def _payload(self, request: Request) -> tuple[str, dict[str, Any]]:
         sampling = self._sampling
