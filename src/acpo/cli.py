@@ -266,11 +266,12 @@ def verify_math(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
+    judge = {"kind": "math", "cpu_seconds": cpu_seconds}
     with (
-        batch.Verdicts(rows, output) as verdicts,
+        batch.Verdicts(rows, list(zip(texts, golds, strict=True)), judge, output) as verdicts,
         MathPool(workers, cpu_seconds=cpu_seconds) as pool,
     ):
-        verdicts.judge(pool.verify, list(zip(texts, golds, strict=True)))
+        verdicts.judge(pool.verify)
     verdicts.report()
 
 
@@ -298,9 +299,10 @@ def verify_code(
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     tests = batch.join(rows, problems, id_field) if problems else rows
+    judge = {"kind": "code", "cpu_seconds": cpu_seconds}
     with (
-        batch.Verdicts(rows, output) as verdicts,
+        batch.Verdicts(rows, list(zip(texts, tests, strict=True)), judge, output) as verdicts,
         CodePool(workers, batch.backend(remote, unsafe_local, cpu_seconds)) as pool,
     ):
-        verdicts.judge(pool.verify, list(zip(texts, tests, strict=True)))
+        verdicts.judge(pool.verify)
     verdicts.report()

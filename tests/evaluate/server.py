@@ -99,6 +99,9 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry_After": "0.2"} if fault == "429" else {}
             self.reply(int(fault), {"error": "told to"}, **headers)
             return
+        if fault == "unknown":
+            self.reply(400, {"error": "Unrecognized request argument supplied: min_p"})
+            return
         if fault == "hang":
             time.sleep(5.0)
         elif fault == "malformed":
@@ -109,6 +112,12 @@ class Handler(BaseHTTPRequestHandler):
             return
         elif fault == "null":
             self.reply(200, {"choices": [{"message": {"content": None}}]})
+            return
+        elif fault == "ended":
+            self.reply(200, {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]})
+            return
+        elif fault == "deep":
+            self.raw(b"Content-Length: 100000\r\n\r\n" + b"[" * 100_000)
             return
         elif fault == "short":
             self.raw(b'Content-Length: 500\r\n\r\n{"choices": [{"mess')

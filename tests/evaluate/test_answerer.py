@@ -56,6 +56,20 @@ def test_a_changed_fingerprint_is_refused(tmp_path):
         assert evaluate(server, tmp_path)[0] == 0
 
 
+def test_a_folder_has_one_model(tmp_path):
+    """Else its average would be of none."""
+    with serving(add) as server:
+        assert evaluate(server, tmp_path)[0] == 0
+        drawn = server.number
+        more = ("--benchmarks", sums(tmp_path / "more.jsonl", 2), "--output", tmp_path / "run")
+        run = ("--base-url", server.url, *ONE_WORKER, "--k", 1, *more)
+        done = acpo("eval", "other", *run)
+        said = " ".join(done.stderr.split())
+        assert done.returncode == 2 and "sums has model='tiny', more has model='other'" in said
+        assert server.number == drawn and not (tmp_path / "run" / "more.jsonl").exists()
+        assert acpo("eval", "tiny", *run, "--max-tokens", 99).returncode == 0, "only the model"
+
+
 def stubborn(status):
     """A server that never answers `What is 2 + 3?`."""
 
@@ -101,9 +115,25 @@ def test_when_nothing_is_answered_the_run_ends(tmp_path):
         status, said = evaluate(server, tmp_path, "--concurrency", 1, count=3)
         assert status == 2 and "status 400" in said
         (tmp_path / "many").mkdir()
+        server.faults = lambda number: "404"
         status, said = evaluate(server, tmp_path / "many", "--concurrency", 1, count=400)
-        assert status == 2 and "status 400" in said
+        assert status == 2 and "status 404" in said
         assert 3 < server.number < 3 + 400, "it did not ask them all"
+
+
+def test_refusals_that_overtake_completions_do_not_end_the_run(tmp_path):
+    """A refusal of a prompt that is too long comes at once, a completion takes its time."""
+
+    def long(payload):
+        number = int(payload["messages"][-1]["content"].split()[2])
+        return "400" if number < 8 else None
+
+    with serving(add) as server:
+        server.payload_faults, server.latency = long, 0.5
+        status, said = evaluate(server, tmp_path, count=12)
+    assert status == 0 and "8 samples could not be drawn" in said
+    entry = json.loads((tmp_path / "run" / "summary.json").read_text())["benchmarks"]["sums"]
+    assert entry["questions"] == 4 and entry["mean"]["value"] == 1.0
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from acpo.evaluate.backends import Sampling, SamplingError
-from acpo.evaluate.backends.checkpoint import Checkpoint
+from acpo.evaluate.backends import Sampling, SamplingError, checkpoint
+from acpo.evaluate.backends.checkpoint import Checkpoint, fingerprint
 from acpo.evaluate.backends.transformers import TransformersBackend
 from evaluate.tinymodel import save
 
@@ -43,3 +45,44 @@ def test_damaged_files_are_told(tmp_path, name):
     (model / name).write_bytes(b'{"a"')
     with pytest.raises(SamplingError, match="cannot be loaded"):
         TransformersBackend(str(model), Sampling(), device="cpu").load()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_change_of_any_tensor_is_seen(tmp_path, monkeypatch, whole):
+    """In the middle of a file, too, of whatever size."""
+    if not whole:
+        monkeypatch.setattr(checkpoint, "_READ_WHOLE_BYTES", 1 << 20)
+    weights = {f"layers.{n}.weight": torch.zeros(640, 1024) for n in range(4)}
+    weights |= {"norm.weight": torch.ones(64)}
+    path = tmp_path / "model.safetensors"
+    seen = set()
+    for name in [None, *weights]:
+        changed = {key: value + (key == name) for key, value in weights.items()}
+        save_file(changed, path)
+        seen.add(fingerprint(tmp_path))
+    assert len(seen) == 1 + len(weights)
+    save_file(changed, path)
+    assert fingerprint(tmp_path) in seen
+
+
+def test_large_files_of_another_kind_are_seen_all_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "_READ_WHOLE_BYTES", 1 << 20)
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(bytes(40 << 20))
+    before = fingerprint(tmp_path)
+    with path.open("r+b") as file:
+        file.seek(20 << 20)
+        file.write(b"x" * (1 << 20))
+    assert fingerprint(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.jinja", "generation_config.json", "tokenizer.json", "vocab.json"]
+)
+def test_what_a_model_is_asked_with_belongs_to_it(tmp_path, name):
+    seen = {fingerprint(tmp_path)}
+    for text in ("{}", "{ }", '{"a": 1}'):
+        (tmp_path / name).write_text(text)
+        seen.add(fingerprint(tmp_path))
+    (tmp_path / "trainer_state.json").write_text("{}")
+    assert len(seen) == 4 and fingerprint(tmp_path) in seen

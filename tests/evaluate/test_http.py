@@ -9,7 +9,7 @@ import time
 import pytest
 
 from acpo.errors import ACPOWarning
-from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError
+from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, wire
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.wire import Connection, WireError
 from evaluate.server import serving
@@ -55,13 +55,23 @@ def test_sends_what_was_asked(chat, path):
 
 @pytest.mark.parametrize(
     "fault",
-    ["500", "503", "429", "408", "cut", "short", "truncated_chunks", "malformed", "empty", "null"],
+    [
+        *("500", "503", "429", "408", "cut", "short", "truncated_chunks", "malformed"),
+        *("empty", "null", "deep"),
+    ],
 )
 def test_passing_faults_are_retried(fault):
     with serving(echo) as server:
         server.faults = lambda number: fault if number % 3 == 0 else None
         assert texts(backend(server, concurrency=4, retries=8), 20) == expected(20)
         assert server.number > 20, "some attempts did fail"
+
+
+def test_a_model_that_says_nothing_has_answered():
+    with serving(echo) as server:
+        server.faults = lambda number: "ended"
+        assert texts(backend(server), 2) == {0: "", 1: ""}
+        assert server.number == 2
 
 
 def test_hanging_requests_time_out_and_are_retried():
@@ -97,6 +107,22 @@ def test_client_errors_are_not_retried():
         failed = list(backend(server, concurrency=1).sample(requests(5)))
         assert all(isinstance(one, Failure) and "status 400" in one.reason for one in failed)
         assert server.number == 5
+
+
+def test_a_servers_own_defaults_are_overruled():
+    """`vllm serve` takes what is left out from the checkpoint's generation_config.json."""
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+    with serving(echo) as server:
+        assert texts(backend(server), 2) == expected(2)
+        assert all(neutral.items() <= payload.items() for payload in server.payloads)
+
+
+def test_a_server_that_knows_no_such_options_is_asked_without():
+    with serving(echo) as server:
+        server.payload_faults = lambda payload: "unknown" if "min_p" in payload else None
+        with pytest.warns(ACPOWarning, match="does not take min_p: requests go without") as said:
+            assert texts(backend(server, concurrency=1), 5) == expected(5)
+        assert len(said) == 1 and server.number == 6, "it was asked with them once"
 
 
 def test_wrong_key(monkeypatch):
@@ -219,3 +245,10 @@ def test_a_body_cut_anywhere_is_an_error(form):
 def test_what_is_not_http_is_an_error(data):
     with pytest.raises(WireError):
         Connection(replying(data), None).exchange("GET", "/x", None, 5.0)
+
+
+def test_a_body_without_a_length_has_a_limit(monkeypatch):
+    monkeypatch.setattr(wire, "_MAX_REPLY_BYTES", 1000)
+    url = replying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 1001)
+    with pytest.raises(WireError, match="more than 1000 bytes"):
+        Connection(url, None).exchange("GET", "/x", None, 5.0)

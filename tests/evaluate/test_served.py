@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Request, Sampling
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.transformers import TransformersBackend
@@ -100,5 +101,6 @@ def test_plain_prompts_and_cut_completions(model, url):
     prompts = [problem.prompt for problem in chain_problems(6, steps=4, seed=10)]
     for tokens in (40, 5):
         sampling = GREEDY._replace(chat=False, max_tokens=tokens)
-        served = drawn(OpenAIBackend(str(model), sampling, base_url=url), prompts)
+        with pytest.warns(ACPOWarning, match="does not take top_k, min_p, repetition_penalty"):
+            served = drawn(OpenAIBackend(str(model), sampling, base_url=url), prompts)
         assert served == drawn(TransformersBackend(str(model), sampling), prompts)

@@ -6,11 +6,13 @@ import math
 import numpy as np
 import pytest
 
+from acpo.evaluate import statistics
 from acpo.evaluate.statistics import (
     QuestionCounts,
     average,
     compare,
     majority_at,
+    majority_probabilities,
     mean_accuracy,
     pass_at,
     pass_probability,
@@ -29,6 +31,32 @@ def test_pass_probability_equals_enumeration(n, c, k):
     outcomes = [True] * c + [False] * (n - c)
     subsets = list(itertools.combinations(outcomes, k))
     assert pass_probability(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@pytest.mark.parametrize("n", [64, 1030, 2000])
+def test_curves_of_many_samples(n):
+    """The numbers of ways to draw them are beyond a float."""
+    c = n // 3
+    for k in (1, 2, 7, n // 2, n - c, n):
+        exact = 1 - math.comb(n - c, k) / math.comb(n, k)
+        assert pass_probability(n, c, k) == pytest.approx(exact, abs=1e-12)
+    # One wrong answer: a hypergeometric distribution says who has more.
+    curve = majority_probabilities(QuestionCounts("q", c, n, (n - c,)))
+    for k in (1, 2, 3, 8, n):
+        exact = sum(
+            math.comb(c, j) * math.comb(n - c, k - j) / math.comb(n, k) * (1 if 2 * j > k else 0.5)
+            for j in range((k + 1) // 2, min(c, k) + 1)
+        )
+        assert curve[k - 1] == pytest.approx(exact, abs=1e-9)
+
+
+def test_curves_are_computed_once():
+    """Whatever the number of questions, and however they are called."""
+    entries = [QuestionCounts(str(i), 3, 8, (2, 1)) for i in range(5000)]
+    statistics._majority_curve.cache_clear()
+    for k in range(1, 9):
+        assert majority_at(entries, k) is not None
+    assert statistics._majority_curve.cache_info().misses == 1
 
 
 def test_pass_at_is_unbiased_by_monte_carlo():

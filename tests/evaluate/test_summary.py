@@ -90,6 +90,13 @@ def test_latex_of_a_part_has_no_average(tmp_path):
     assert r"& -- & $25.00$ & -- & -- & -- & -- & -- \\" in latex(summarise_run(tmp_path))
 
 
+def test_a_folder_of_two_models_has_no_average(tmp_path):
+    write(tmp_path, "aime24", FOUR, model="a")
+    write(tmp_path, "aime25", FOUR, model="b")
+    with pytest.raises(ACPOError, match=r"aime24 has model='a', aime25 has model='b'"):
+        summarise_run(tmp_path)
+
+
 def test_compare_reports_what_else_differs(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     write(a, "aime24", FOUR, temperature=1.0)

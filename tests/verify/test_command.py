@@ -132,6 +132,52 @@ def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
     assert len(out.read_text().splitlines()) == 4
 
 
+def rewards(out) -> list:
+    return [json.loads(line)["reward"] for line in out.read_text().splitlines()]
+
+
+def test_what_is_judged_otherwise_is_judged_again(tmp_path):
+    row = {"completion": "\\boxed{1}", "answer": "2", "solution": "1", "second": "\\boxed{2}"}
+    path, out = write(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl"
+    run("math", path, "--output", out)
+    assert rewards(out) == [0.0]
+    run("math", path, "--output", out, "--gold-field", "solution")
+    assert rewards(out) == [1.0]
+    run("math", path, "--output", out, "--gold-field", "solution", "--text-field", "second")
+    assert rewards(out) == [0.0]
+    said = {**json.loads(out.read_text()), "detail": "from before"}
+    out.write_text(json.dumps(said) + "\n")
+    options = ("--gold-field", "solution", "--text-field", "second")
+    run("math", path, "--output", out, *options)
+    assert "from before" in out.read_text()
+    run("math", path, "--output", out, *options, "--cpu-seconds", 3)
+    assert "from before" not in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"precious": [1, 2, 3]}', '{"completion": "mine', '{"completion": "a", "answer": "1"}'],
+)
+def test_what_is_not_ours_is_not_overwritten(tmp_path, content):
+    path = write(tmp_path / "in.jsonl", [{"completion": "a", "answer": "1"}])
+    out = tmp_path / "results.json"
+    out.write_text(content)
+    said = run("math", path, "--output", out, code=2)
+    assert "there is something else in it" in " ".join(said.split())
+    assert out.read_text() == content
+
+
+def test_the_beginning_of_a_line_of_ours_is_taken_over(tmp_path):
+    path = write(tmp_path / "in.jsonl", [{"completion": "\\boxed{1}", "answer": "1"}])
+    out = tmp_path / "out.jsonl"
+    run("math", path, "--output", out)
+    line = out.read_text()
+    for cut in (0, 5, 20, line.index("outcome") + 3, len(line) - 1):
+        out.write_text(line[:cut])
+        run("math", path, "--output", out)
+        assert rewards(out) == [1.0]
+
+
 def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
     """What is on disk after one Ctrl-C, sent when `enough` lines are there."""
     out = folder / "out.jsonl"

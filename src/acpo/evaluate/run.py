@@ -18,7 +18,7 @@ from acpo.evaluate.backends import (
     Sampling,
     SamplingError,
 )
-from acpo.evaluate.samples import Key, SampleFile
+from acpo.evaluate.samples import Key, SampleFile, read_settings, require_one_model
 from acpo.tasks.grading import Judges, vote
 from acpo.tasks.questions import Question, Questions
 from acpo.tasks.task import Task
@@ -29,7 +29,10 @@ Watcher = Callable[[str, bool | None], None]
 Arrivals = queue.SimpleQueue[Completion | BaseException | None]
 
 _MOST_FAILURES = 5
-"""Different questions that fail one after the other, and then it is the server that has failed."""
+"""Different questions that fail one after the other, and then it is the server that has failed.
+
+Refused prompts do not count: their replies overtake the completions of all others.
+"""
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,16 @@ def run(
 
     Raises:
         SamplingError: The backend gave up. What had come is kept, and verified.
-        SamplesError: Files in `output` were made with other settings.
+        SamplesError: Files in `output` were made with other settings, or by another model.
     """
+    settings = {wanted.name: run_settings(wanted, backend, sampling, seed) for wanted in plans}
+    others = [path for path in sorted(output.glob("*.jsonl")) if path.stem not in settings]
+    require_one_model(output, {path.stem: read_settings(path) for path in others} | settings)
     with ExitStack() as stack:
-        files = {}
-        for wanted in plans:
-            settings = run_settings(wanted, backend, sampling, seed)
-            path = output / f"{wanted.name}.jsonl"
-            files[wanted.name] = stack.enter_context(SampleFile(path, settings))
+        files = {
+            name: stack.enter_context(SampleFile(output / f"{name}.jsonl", own))
+            for name, own in settings.items()
+        }
         _Run(plans, files, judges, watch).complete(backend, seed)
         for wanted in plans:
             files[wanted.name].compact([q.id for q in wanted.benchmark.questions])
@@ -189,7 +194,7 @@ class _Run:
         """Go on without a sample, unless it is the server that fails."""
         name, question, key = failure.key
         samples = self._files[name].samples
-        if "failed" not in samples.get(key, {}):
+        if not failure.refused and "failed" not in samples.get(key, {}):
             self._in_trouble.add((name, question.id))
         if len(self._in_trouble) >= _MOST_FAILURES:
             raise SamplingError(failure.reason)

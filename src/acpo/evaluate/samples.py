@@ -7,7 +7,7 @@ the questions; until then it is in the order of arrival.
 
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from acpo.verify.verdict import Outcome
 
 FORMAT = 1
 Key = tuple[str, int]
+_ANSWERER = ("model", "revision", "base_url", "served")
+"""Settings that say who answered."""
 
 
 class SamplesError(ACPOError):
@@ -90,6 +92,31 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]
     return _parse(path, text[: text.rfind(b"\n") + 1])
 
 
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings of a file that is left as it is, without its samples."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError as error:
+        raise SamplesError(f"{path}: {error}") from error
+    return _parse(path, first if first.endswith(b"\n") else b"")[0]
+
+
+def require_one_model(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a folder whose benchmarks were answered by different models: it has one average."""
+    if not settings:
+        return
+    first, shared = next(iter(settings.items()))
+    for benchmark, own in settings.items():
+        for name in _ANSWERER:
+            if own.get(name) != shared.get(name):
+                raise SamplesError(
+                    f"{folder}: {first} has {name}={shared.get(name)!r}, {benchmark} has "
+                    f"{name}={own.get(name)!r}, and a folder has one model and one average: keep "
+                    "each model in a folder of its own (--output)"
+                )
+
+
 def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
     """Settings and samples of whole lines."""
     header: Any = None
@@ -111,7 +138,9 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
         samples.setdefault(key, {}).update(row)
     known = isinstance(header, dict) and header.get("format") == FORMAT
     if not known or not isinstance(header.get("settings"), dict):
-        raise SamplesError(f"{path}: not a file of samples of format {FORMAT}")
+        raise SamplesError(
+            f"{path}: not a file of samples of format {FORMAT}: remove it or use another --output"
+        )
     return header["settings"], samples
 
 

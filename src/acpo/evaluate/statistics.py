@@ -6,12 +6,17 @@ that the benchmark was drawn from.
 """
 
 import functools
+import itertools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from acpo.intervals import Estimate, mean_interval, share_interval
+
+_CURVES = 1 << 16
+"""Different curves that are kept: more than any benchmark has questions."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,14 @@ def pass_probability(n: int, c: int, k: int) -> float:
     """
     if not 0 <= c <= n or not 1 <= k <= n:
         raise ValueError(f"n={n}, c={c}, k={k}: need 0 <= c <= n and 1 <= k <= n")
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+    return _pass_curve(n, c)[k - 1]
+
+
+@functools.lru_cache(maxsize=_CURVES)
+def _pass_curve(n: int, c: int) -> tuple[float, ...]:
+    """pass@1 to pass@n: the chance of no correct sample shrinks with every one drawn."""
+    misses = (max(n - c - drawn, 0) / (n - drawn) for drawn in range(n))
+    return tuple(1.0 - missed for missed in itertools.accumulate(misses, operator.mul))
 
 
 def majority_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
@@ -76,40 +88,76 @@ def majority_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
     return share_interval(values, draws=len(values))
 
 
-@functools.lru_cache(maxsize=4096)
-def majority_probabilities(entry: QuestionCounts) -> list[float]:
+def majority_probabilities(entry: QuestionCounts) -> tuple[float, ...]:
     """maj@1 to maj@n of one question: exact, over all ways to draw k of its n samples.
 
     Correct samples agree however they are written; ties count by their share; samples without an
-    answer do not vote, and when none has one the vote is wrong. For a winning count j, the draws in
-    which every wrong answer has fewer than j votes, or as many and ties, are the coefficients of a
-    product of polynomials, one per answer, in the number of samples drawn and the number of ties.
+    answer do not vote, and when none has one the vote is wrong.
+    """
+    return _majority_curve(entry.decided, entry.correct, tuple(sorted(entry.wrong_votes)))
+
+
+@functools.lru_cache(maxsize=_CURVES)
+def _majority_curve(n: int, correct: int, wrong: tuple[int, ...]) -> tuple[float, ...]:
+    """For each winning count j, the chance that of k samples j are correct and no wrong answer has
+    more. Answers of fewer than j samples cannot, and are drawn together with silent samples."""
+    import numpy as np
+
+    logs = np.array([math.lgamma(i + 1) for i in range(n + 1)])
+    total = np.zeros(n + 1)
+    least = 1
+    for most in sorted({min(size, correct) for size in wrong} | {correct}):
+        rivals = [size for size in wrong if size >= least]
+        seen = correct + sum(rivals)
+        wins = np.zeros(seen + 1)
+        for j in range(least, most + 1):
+            share = _wins(logs, correct, rivals, j)
+            wins[: len(share)] += share
+        for drawn in np.flatnonzero(wins):
+            weights = _weights(logs, seen, drawn, n - seen, np.arange(n - seen + 1))
+            total[drawn : drawn + n - seen + 1] += wins[drawn] * weights
+        least = most + 1
+    # Logarithms leave 1 - 1e-15 of a certainty.
+    return tuple(min(1.0, round(float(value), 12)) for value in total[1:])
+
+
+def _wins(logs: Any, correct: int, rivals: Sequence[int], j: int) -> Any:
+    """The chance, by samples drawn of the correct ones and all rivals, that j correct ones win.
+
+    Rivals come in one after the other. `ways` has a row for every number of samples drawn and a
+    column for every number of ties, and holds chances: the numbers of ways outgrow a float.
     """
     import numpy as np
 
-    n = entry.decided
-    silent = n - entry.correct - sum(entry.wrong_votes)
-    total = np.zeros(n + 1)
-    for j in range(1, entry.correct + 1):
-        ties = n // j
-        ways = np.zeros((n + 1, ties + 1))
-        ways[j, 0] = math.comb(entry.correct, j)
-        for size in entry.wrong_votes:
-            below = [math.comb(size, drawn) for drawn in range(min(size, j - 1) + 1)]
-            grown = _shifted_sum(ways, below)
-            if size >= j:
-                grown[j:, 1:] += math.comb(size, j) * ways[: n + 1 - j, :-1]
-            ways = grown
-        ways = _shifted_sum(ways, [math.comb(silent, drawn) for drawn in range(silent + 1)])
-        total += ways @ (1.0 / np.arange(1, ties + 2))
-    return [float(total[k] / math.comb(n, k)) for k in range(1, n + 1)]
+    ways = np.zeros((j + 1, 1))
+    ways[j, 0] = 1.0
+    seen = correct
+    for size in rivals:
+        rows, ties = ways.shape
+        grown = np.zeros((rows + j, ties + 1))
+        filled = np.flatnonzero(ways.any(axis=1))
+        if len(filled) <= j:  # the shorter loop of two that do the same
+            for drawn in filled:
+                weights = _weights(logs, seen, drawn, size, np.arange(j + 1))[:, None]
+                grown[drawn : drawn + j, :ties] += weights[:j] * ways[drawn]
+                grown[drawn + j, 1:] += weights[j] * ways[drawn]
+        else:
+            for votes in range(j + 1):
+                weights = _weights(logs, seen, np.arange(rows), size, votes)[:, None]
+                tied = int(votes == j)
+                grown[votes : votes + rows, tied : tied + ties] += weights * ways
+        seen += size
+        ways = grown
+    return ways @ (1.0 / np.arange(1, ways.shape[1] + 1))
 
 
-def _shifted_sum(ways: Any, factors: Sequence[int]) -> Any:
-    grown = factors[0] * ways
-    for drawn, factor in enumerate(factors[1:], 1):
-        grown[drawn:] += factor * ways[: len(ways) - drawn]
-    return grown
+def _weights(logs: Any, n: int, drawn: Any, m: int, more: Any) -> Any:
+    """C(n, drawn) C(m, more) / C(n + m, drawn + more), of the logarithms of factorials."""
+    import numpy as np
+
+    ways = logs[n] - logs[drawn] - logs[n - drawn] + logs[m] - logs[more] - logs[m - more]
+    both = drawn + more
+    return np.exp(ways - logs[n + m] + logs[both] + logs[n + m - both])
 
 
 def compare(a: Sequence[QuestionCounts], b: Sequence[QuestionCounts]) -> Comparison | None:

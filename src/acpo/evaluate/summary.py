@@ -7,7 +7,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.samples import Key, read_samples
+from acpo.evaluate.samples import Key, read_samples, require_one_model
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.intervals import Estimate
 from acpo.tasks import BENCHMARKS, PAPER
@@ -90,6 +90,7 @@ def read_run(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
     found = {path.stem: read_samples(path) for path in sorted(folder.glob("*.jsonl"))}
     if not found:
         raise ACPOError(f"{folder}: no samples in it: give a folder that `acpo eval` wrote")
+    require_one_model(folder, {name: settings for name, (settings, _) in found.items()})
     order = [name for name in (*PAPER, *BENCHMARKS) if name in found]
     return {name: found[name] for name in dict.fromkeys([*order, *found])}
 

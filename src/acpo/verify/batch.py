@@ -1,6 +1,7 @@
 """What `acpo verify` does with a JSONL file, for a person at a shell."""
 
 import functools
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from acpo.verify.sandbox import sandbox, unsafe_local
 from acpo.verify.session import Limits
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
-_OURS = ("outcome", "detail", "seconds", "reward")
+_OURS = ("outcome", "detail", "seconds", "reward", "judged")
 
 
 def column(rows: list[Row], name: str, option: str) -> list[str]:
@@ -70,27 +71,43 @@ class Verdicts(Closing):
     """The verdicts on the rows of a file, on disk as they come.
 
     Rows that `output` holds from an earlier run are not judged again, unless the machine had failed
-    on them. At the end its lines stand in the order of `rows`.
+    on them, or they were judged otherwise. At the end its lines stand in the order of `rows`.
+
+    Args:
+        rows: What `output` repeats beside each verdict.
+        pairs: The text and the reference of every row.
+        judge: What else verdicts depend on: the kind of judge and its limits.
+        output: The file; None for none.
     """
 
-    def __init__(self, rows: list[Row], output: Path | None) -> None:
-        self._rows = rows
+    def __init__(
+        self,
+        rows: list[Row],
+        pairs: Sequence[tuple[Any, Any]],
+        judge: dict[str, Any],
+        output: Path | None,
+    ) -> None:
+        self._rows = [{k: v for k, v in row.items() if k not in _OURS} for row in rows]
+        self._pairs = pairs
+        self._marks = [_mark(judge, pair) for pair in pairs]
         self._verdicts: list[Verdict | None] = [None] * len(rows)
         self._file: LineFile | None = None
         if output is not None:
             if not output.parent.is_dir():
                 raise ACPOError(f"--output {output}: there is no folder {output.parent}; make it")
             self._file = LineFile(output, error=ACPOError)
-            self._resume(output)
+            try:
+                self._resume(output)
+            except BaseException:
+                self._file.close()
+                raise
 
-    def judge(
-        self, verify: Callable[..., Future[Verdict]], pairs: Sequence[tuple[Any, Any]]
-    ) -> None:
+    def judge(self, verify: Callable[..., Future[Verdict]]) -> None:
         """Judge what is left, under a progress bar. Ctrl-C leaves what was judged on disk."""
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         todo = [index for index, known in enumerate(self._verdicts) if known is None]
         with Progress("verifying", *columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=len(pairs), completed=len(pairs) - len(todo))
+            task = bar.add_task("", total=len(self._rows), completed=len(self._rows) - len(todo))
 
             def keep(index: int, future: Future[Verdict]) -> None:
                 if not future.cancelled() and future.exception() is None:
@@ -99,7 +116,7 @@ class Verdicts(Closing):
 
             futures = []
             for index in todo:
-                futures.append(verify(*pairs[index]))
+                futures.append(verify(*self._pairs[index]))
                 futures[-1].add_done_callback(functools.partial(keep, index))
             wait(futures)
             for future in futures:
@@ -131,32 +148,57 @@ class Verdicts(Closing):
     def _line(self, index: int) -> bytes:
         verdict = self._verdicts[index]
         assert verdict is not None
-        extra = {**verdict._asdict(), "reward": verdict.reward()}
+        extra = {**verdict._asdict(), "reward": verdict.reward(), "judged": self._marks[index]}
         return json.dumps({**self._rows[index], **extra}).encode() + b"\n"
 
     def _resume(self, output: Path) -> None:
         """Take over the whole lines of `output`, all of which have to be of these rows."""
         assert self._file is not None
-        written = self._file.resume(b"", own=True)
+        written = self._file.resume(b"")
+        if not written and not self._is_beginning(output.read_bytes()):
+            raise ACPOError(
+                f"--output {output}: there is something else in it; give another name, or remove it"
+            )
         waiting: dict[str, list[int]] = defaultdict(list)
         for index in reversed(range(len(self._rows))):
             waiting[_key(self._rows[index])].append(index)
-        for number, line in enumerate(written.splitlines(), start=1):
+        lines = written.splitlines(keepends=True)
+        kept = []
+        for number, line in enumerate(lines, start=1):
             try:
                 row = json.loads(line)
                 verdict = Verdict(Outcome(row["outcome"]), row["detail"], row["seconds"])
                 index = waiting[_key(row)].pop()
             except (ValueError, KeyError, TypeError, IndexError):
-                self._file.close()
                 raise ACPOError(
                     f"--output {output}: line {number} is no verdict on a row of this file; "
                     "give another name, or remove it"
                 ) from None
-            if verdict.outcome is not Outcome.INFRA_ERROR:
+            same = row.get("judged") == self._marks[index]
+            if same and verdict.outcome is not Outcome.INFRA_ERROR:
                 self._verdicts[index] = verdict
-        self._file.trim(len(written))
+                kept.append(line)
+        if len(kept) < len(lines):
+            # Else a row judged again has two lines, which the next run would not take over.
+            self._file.replace(b"".join(kept))
+        else:
+            self._file.trim(len(written))
+
+    def _is_beginning(self, text: bytes) -> bool:
+        """Whether this is what is left of a line of ours that was cut off."""
+        for row in self._rows:
+            unfinished = json.dumps({**row, "outcome": ""}).encode().removesuffix(b'"}')
+            if unfinished.startswith(text) or text.startswith(unfinished):
+                return True
+        return False
 
 
 def _key(row: Row) -> str:
     """What a row says, without what we add to it."""
     return json.dumps({k: v for k, v in row.items() if k not in _OURS}, sort_keys=True)
+
+
+def _mark(judge: dict[str, Any], pair: tuple[Any, Any]) -> str:
+    """What tells a verdict from those of other texts, references and limits."""
+    whole = json.dumps([judge, *pair], sort_keys=True)
+    return hashlib.sha256(whole.encode()).hexdigest()[:16]

@@ -70,10 +70,14 @@ class Completion(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A completion that could not be drawn, and what was said last."""
+    """A completion that could not be drawn, and what was said last.
+
+    `refused` is a server that answers, and will not answer this prompt.
+    """
 
     key: Any
     reason: str
+    refused: bool = False
 
 
 class Backend(Protocol):

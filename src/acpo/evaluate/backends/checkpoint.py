@@ -1,9 +1,11 @@
 """What the backends that load a model themselves share: all of it but the weights."""
 
+import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
@@ -11,7 +13,17 @@ from transformers import AutoConfig, AutoTokenizer
 from acpo.checkpoints import adapter_base, resolve_model, tokenizer_place, unpacked_to
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 
-_FINGERPRINT_BYTES = 1 << 20
+_READ_WHOLE_BYTES = 64 << 20
+_SLICE_BYTES = 64 << 10
+_SLICES_OF_A_TENSOR = 3
+_SLICES_OF_A_FILE = 256
+_WEIGHTS = ("*.safetensors", "*.bin")
+_OTHERS = (
+    *("config.json", "adapter_config.json", "generation_config.json"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("*.model", "*.tiktoken", "chat_template*", "additional_chat_templates/*"),
+)
+"""What else decides what a model is asked and where it ends."""
 
 
 class Checkpoint:
@@ -48,6 +60,7 @@ class Checkpoint:
             )
         self.dtype: torch.dtype = getattr(self.config, "dtype", None) or torch.float32
 
+    @functools.cached_property
     def revision(self) -> str | None:
         """What tells these weights from others of the same name."""
         folders = [Path(place) for place in dict.fromkeys((self.place, self.base))]
@@ -95,14 +108,47 @@ class Checkpoint:
 
 
 def fingerprint(folder: Path) -> str:
-    """Names, sizes and both ends of a folder's weights and its configuration, as one hash."""
+    """Names, sizes and content of a folder's weights, configuration and tokenizer, as one hash.
+
+    Of large files it reads slices: of every tensor its beginning, middle and end.
+    """
     digest = hashlib.sha256()
-    patterns = ("*.safetensors", "*.bin", "config.json", "adapter_config.json")
-    for path in sorted(path for pattern in patterns for path in folder.glob(pattern)):
+    found = {path for pattern in (*_WEIGHTS, *_OTHERS) for path in folder.glob(pattern)}
+    for path in sorted(path for path in found if path.is_file()):
         size = path.stat().st_size
-        digest.update(f"{path.name}\0{size}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
         with path.open("rb") as file:
-            digest.update(file.read(_FINGERPRINT_BYTES))
-            file.seek(max(0, size - _FINGERPRINT_BYTES))
-            digest.update(file.read(_FINGERPRINT_BYTES))
+            if size <= _READ_WHOLE_BYTES:
+                digest.update(file.read())
+                continue
+            for start, length in _slices(file, size):
+                file.seek(start)
+                digest.update(file.read(length))
     return digest.hexdigest()[:16]
+
+
+def _slices(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths that touch every tensor of a file, or a file of another kind evenly."""
+    header = int.from_bytes(file.read(8), "little")
+    try:
+        if header > size:
+            raise ValueError("not safetensors")
+        tensors = json.loads(file.read(header))
+        tensors.pop("__metadata__", None)
+        offsets = [entry["data_offsets"] for entry in tensors.values()]
+        ranges = [(8 + header + start, 8 + header + end) for start, end in offsets]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        yield from _spread(0, size, _SLICES_OF_A_FILE)
+        return
+    yield 0, 8 + header
+    for start, end in sorted(ranges):
+        yield from _spread(start, end, _SLICES_OF_A_TENSOR)
+
+
+def _spread(start: int, end: int, count: int) -> Iterator[tuple[int, int]]:
+    """`count` slices from one end of a range to the other; all of it if that is no more."""
+    if end - start <= count * _SLICE_BYTES:
+        yield start, end - start
+        return
+    for number in range(count):
+        yield start + (end - start - _SLICE_BYTES) * number // (count - 1), _SLICE_BYTES

@@ -26,6 +26,10 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 60.0
 _IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
 """What `/models` says of a model that stays the same while it is served."""
+_REFUSED_PROMPT = (400, 413, 422)
+"""Said of a prompt, e.g. one that is too long; of any other status the server is the cause."""
+_NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent since `vllm serve` takes what is left out from the checkpoint's generation_config.json."""
 
 
 class _Malformed(Exception):
@@ -73,6 +77,8 @@ class OpenAIBackend:
         self._timeout = timeout
         self._retries = retries
         self._first_pause = first_pause
+        self._neutral: dict[str, Any] = dict(_NEUTRAL)
+        self._lock = threading.Lock()
         self._resume_at = 0.0
         self._served: dict[str, Any] | None = None
 
@@ -134,19 +140,40 @@ class OpenAIBackend:
         for attempt in range(self._retries + 1):
             self._wait_for_turn(stop)
             try:
-                reply = connection.exchange("POST", path, payload, self._timeout)
+                reply = self._post(connection, path, payload)
                 if reply.status == 200:
                     done = _completion(request, reply.body, time.perf_counter() - start)
                     return done._replace(text=self._sampling.before_stop(done.text))
                 passing, reason = self._failure(reply)
                 if not passing:
-                    return Failure(request.key, reason)
+                    return Failure(request.key, reason, refused=reply.status in _REFUSED_PROMPT)
             except (WireError, _Malformed) as error:
                 reason = str(error)
             if attempt < self._retries and stop.wait(self._pause(attempt)):
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
         return Failure(request.key, f"{self._url}{path}: {tried}")
+
+    def _post(self, connection: Connection, path: str, payload: dict[str, Any]) -> Reply:
+        """One attempt, without the neutral options where the server turns out not to take them."""
+        neutral = self._neutral
+        reply = connection.exchange("POST", path, {**payload, **neutral}, self._timeout)
+        named = [name for name in neutral if name.encode() in reply.body]
+        if reply.status not in _REFUSED_PROMPT or not named:
+            return reply
+        reply = connection.exchange("POST", path, payload, self._timeout)
+        with self._lock:
+            is_first = reply.status == 200 and bool(self._neutral)
+            if is_first:
+                self._neutral = {}
+        if is_first:
+            warnings.warn(
+                f"{self._url} does not take {', '.join(named)}: requests go without "
+                f"{', '.join(neutral)}, and its own defaults of these hold",
+                ACPOWarning,
+                stacklevel=2,
+            )
+        return reply
 
     def _payload(self, request: Request) -> tuple[str, dict[str, Any]]:
         sampling = self._sampling
@@ -205,7 +232,7 @@ class OpenAIBackend:
             self._failure(reply)
         try:
             entries = {str(entry["id"]): dict(entry) for entry in json.loads(reply.body)["data"]}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {}  # not every server lists its models
         served = list(entries)
         if reply.status == 200 and served and self._model not in served:
@@ -227,20 +254,23 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
         choice = reply["choices"][0]
         text = choice["text"] if "text" in choice else _said(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
-        finish = "length" if choice.get("finish_reason") == "length" else "stop"
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = choice.get("finish_reason")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Malformed(f"a malformed reply ({error!r}): {body[:100]!r}") from error
+    if text is None and reason is not None:
+        text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
         raise _Malformed(f"a completion that is no text: {text!r}")
+    finish = "length" if reason == "length" else "stop"
     known = tokens if isinstance(tokens, int) else None
     mark = reply.get("system_fingerprint")
     mark = mark if isinstance(mark, str) else None
     return Completion(request.key, text, known, finish, seconds, fingerprint=mark)
 
 
-def _said(message: dict[str, Any]) -> str:
+def _said(message: dict[str, Any]) -> str | None:
     """The message; thoughts that the server split off go back to where the model wrote them."""
-    content = message["content"]
+    content: str | None = message["content"]
     thoughts = message.get("reasoning_content") or message.get("reasoning")
     if thoughts:
         return f"<think>{thoughts}</think>{content or ''}"

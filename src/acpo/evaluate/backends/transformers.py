@@ -34,7 +34,7 @@ class TransformersBackend:
         return {
             "backend": "transformers",
             "model": self.checkpoint.name,
-            "revision": self.checkpoint.revision(),
+            "revision": self.checkpoint.revision,
             "dtype": str(self._dtype),
         }
 

@@ -59,7 +59,7 @@ class VLLMBackend:
         return {
             "backend": "vllm",
             "model": self._checkpoint.name,
-            "revision": self._checkpoint.revision(),
+            "revision": self._checkpoint.revision,
             "dtype": str(self._checkpoint.dtype),
         }
 

@@ -137,11 +137,13 @@ class Connection:
             return self._chunks(deadline)
         if b"content-length" in headers:
             return self._exactly(int(headers[b"content-length"]), deadline)
-        pieces = []
+        received = bytearray()
         while piece := self._some(_READ_BYTES, deadline):
-            pieces.append(piece)
+            received += piece
+            if len(received) > _MAX_REPLY_BYTES:
+                raise ValueError(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
         self.close()
-        return b"".join(pieces)
+        return bytes(received)
 
     def _chunks(self, deadline: float) -> bytes:
         pieces: list[bytes] = []
