@@ -56,16 +56,11 @@ def fused_policy_loss(
         The scalar loss, differentiable once.
     """
     head = LanguageModelHead.of(head)
-    _refuse(terms, sparse)
+    _refuse(terms, sparse, logits_dtype)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     local, n_broken, rows = _usable(hidden, head, terms.wide(wide))
     if terms.beta and terms.corrects_kl:
-        if sparse is not None or logits_dtype is not None:
-            raise ACPOError(
-                "sparse and logits_dtype are not for a ratio-corrected KL, whose gradient is "
-                "autograd's; leave them out, or set use_bias_correction_kl=False"
-            )
         return _autograd_loss(hidden, head, terms, local, logits_bytes)
     settings = HeadSettings.make(
         hidden,
@@ -85,7 +80,7 @@ def fused_policy_loss(
     return loss
 
 
-def _refuse(terms: TokenTerms, sparse: float | None) -> None:
+def _refuse(terms: TokenTerms, sparse: float | None, logits_dtype: torch.dtype | None) -> None:
     """Raise for terms that make no loss, or none of this row."""
     if terms.advantages is None or terms.weights is None:
         raise ACPOError("advantages or weights is missing: without them there is no loss")
@@ -96,6 +91,11 @@ def _refuse(terms: TokenTerms, sparse: float | None) -> None:
             f"method {terms.method.name!r} moves the likeliest tokens too, which a sparse gradient "
             "and a ratio-corrected KL leave out; train without sparse_head and "
             "use_bias_correction_kl"
+        )
+    if terms.beta and terms.corrects_kl and (sparse is not None or logits_dtype is not None):
+        raise ACPOError(
+            "sparse and logits_dtype are not for a ratio-corrected KL, whose gradient is "
+            "autograd's; leave them out, or set use_bias_correction_kl=False"
         )
 
 

@@ -74,14 +74,13 @@ def prepare_batch(
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
-    given = {"old_logp": old_logp, "tokens": tokens, "ref_logp": ref_logp}
-    _check_columns(advantages, mask, {**stats._asdict(), **given})
+    given = {"old_logp": old_logp, "tokens": tokens, "ref_logp": ref_logp, **stats._asdict()}
+    _check_columns(advantages, mask, given)
     mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
         advantages, _, marks = shape_tokens(
             method,
-            advantages=advantages.to(dtype),
-            mask=mask,
+            **{"advantages": advantages.to(dtype), "mask": mask},
             **{name: getattr(stats, name) for name in STATISTICS},
             tokens=tokens,
             old_logp=old_logp,
