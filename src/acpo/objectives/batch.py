@@ -74,13 +74,13 @@ def prepare_batch(
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
-    given = {"old_logp": old_logp, "tokens": tokens, "ref_logp": ref_logp, **stats._asdict()}
-    _check_columns(advantages, mask, given)
+    _check_columns(advantages, mask, _columns(stats, old_logp, tokens, ref_logp))
     mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
         advantages, _, marks = shape_tokens(
             method,
-            **{"advantages": advantages.to(dtype), "mask": mask},
+            advantages=advantages.to(dtype),
+            mask=mask,
             **{name: getattr(stats, name) for name in STATISTICS},
             tokens=tokens,
             old_logp=old_logp,
@@ -208,6 +208,10 @@ def _spread_within(advantages: Tensor, mask: Tensor) -> Tensor:
     low = advantages.masked_fill(~mask, torch.inf).amin(1)
     high = advantages.masked_fill(~mask, -torch.inf).amax(1)
     return torch.where(mask.any(1), (high - low) / high.abs().maximum(low.abs()), 0.0).nan_to_num()
+
+
+def _columns(stats: TokenStats, *given: Tensor | None) -> dict[str, Tensor | None]:
+    return {**stats._asdict(), **dict(zip(("old_logp", "tokens", "ref_logp"), given, strict=True))}
 
 
 def _check_columns(advantages: Tensor, mask: Tensor, columns: Mapping[str, Tensor | None]) -> None:
