@@ -182,8 +182,13 @@ def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
     """What is on disk after one Ctrl-C, sent when `enough` lines are there."""
     out = folder / "out.jsonl"
     command = [sys.executable, "-m", "acpo", "verify", kind, str(write(folder / "in.jsonl", rows))]
-    started = subprocess.Popen([*command, "--output", str(out), "--workers", "1"],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    started = subprocess.Popen(
+        [*command, "--output", str(out), "--workers", "1"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # A shell's background jobs, the tests among them, are deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     patience = time.monotonic() + 300
     while not out.exists() or len(out.read_text().splitlines()) < enough:
         assert started.poll() is None and time.monotonic() < patience
