@@ -169,15 +169,15 @@ def bare_whole(pair: Pair) -> bool:
 
 def agreement() -> dict[str, Any]:
     """How often acpo and bare math-verify judge the pairs as the hand does."""
-    pairs = runpy.run_path(str(PAIRS))["pairs"]()  # (class, completion, gold, whether it is right)
-    jobs = [(text, gold) for _, text, gold, _ in pairs]
+    pairs = runpy.run_path(str(PAIRS))["read"]("pairs.txt")
+    jobs = [(pair.text, pair.gold) for pair in pairs]
     with MathPool(WORKERS) as pool:
         verdicts = {ACPO: [verdict.correct for verdict in pool.verify_all(jobs)]}
     verdicts["bare math-verify"] = [bare_whole(job) for job in jobs]
-    table: dict[str, Any] = {"pairs": len(pairs), "right": sum(pair[3] for pair in pairs)}
+    table: dict[str, Any] = {"pairs": len(pairs), "right": sum(pair.right for pair in pairs)}
     for name, given in verdicts.items():
         both = list(zip(pairs, given, strict=True))
-        wrong = [(pair[0], pair[3]) for pair, found in both if found is not pair[3]]
+        wrong = [(pair.kind, pair.right) for pair, found in both if found is not pair.right]
         table[name] = {
             "as judged by hand": len(pairs) - len(wrong),
             "right answers missed": sum(right for _, right in wrong),
