@@ -388,6 +388,24 @@ def sure_starts(text):
     ]
 
 
+@claim("README.md", "results/law/law.md")
+def starts_in_short(text):
+    """At how many starts a row's interval lies above SAPO."""
+    names = [cell.strip() for cell in re.search(r"^\| study .*$", text, re.M)[0].split("|")]
+    rows = [line.split("|") for line in re.findall(r"^\| law-0.1m .*$", text, re.M)]
+    words = dict(enumerate(("none", "one", "two", "three", "four", "five")))
+
+    def above(name):
+        cells = [row[names.index(name)].replace("+-", " ").split() for row in rows]
+        return words[sum(float(mean) > float(half) for mean, half in cells)]
+
+    ours, theirs = above("score_normalised"), above("acpo")
+    return [
+        f"From {words[len(rows)]} other starts",
+        f"`score_normalised`, is above SAPO at {ours}, and ACPO at {theirs}",
+    ]
+
+
 @claim("docs/results.md", "results/compare/law-0.1m/runs.jsonl")
 def sure_starts_runs(runs):
     return [f"({len(runs)} of 1,720 runs;"]

@@ -104,17 +104,25 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def require_one_model(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a folder whose benchmarks were answered by different models: it has one average."""
-    if not settings:
-        return
-    first, shared = next(iter(settings.items()))
-    for benchmark, own in settings.items():
-        for name in _ANSWERER:
-            if own.get(name) != shared.get(name):
-                raise SamplesError(
-                    f"{folder}: {first} has {name}={shared.get(name)!r}, {benchmark} has "
-                    f"{name}={own.get(name)!r}, and a folder has one model and one average: keep "
-                    "each model in a folder of its own (--output)"
-                )
+    if differs := first_difference(settings, _ANSWERER):
+        first, run, name = differs
+        raise SamplesError(
+            f"{folder}: {first} has {name}={settings[first].get(name)!r}, {run} has "
+            f"{name}={settings[run].get(name)!r}, and a folder has one model and one average: keep "
+            "each model in a folder of its own (--output)"
+        )
+
+
+def first_difference(
+    settings: Mapping[str, Mapping[str, Any]], names: Sequence[str]
+) -> tuple[str, str, str] | None:
+    """The first benchmark, another, and a setting of these names that they do not share."""
+    for another in settings:
+        first = next(iter(settings))
+        for name in names:
+            if settings[first].get(name) != settings[another].get(name):
+                return first, another, name
+    return None
 
 
 def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
-from acpo.evaluate.samples import Key, read_samples
+from acpo.evaluate.samples import Key, first_difference, read_samples
 from acpo.objectives import get_method
 from acpo.records import TraceWriter
 from acpo.scoring.pieces import Pieces
@@ -128,17 +128,17 @@ def _prompt_ids(
 def _shared_settings(folder: Path, runs: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """How all benchmarks were sampled; one trace has one policy."""
     names = (*Sampling._fields, "seed", "model", "revision")
-    first, shared = next(iter(runs.items()))
     for run, settings in runs.items():
         for name in names:
             if name not in settings:
                 raise ACPOError(f"{folder}/{run}.jsonl does not say its {name}; draw it again")
-            if settings[name] != shared[name]:
-                raise ACPOError(
-                    f"{folder}: {first} was drawn with {name}={shared[name]!r}, {run} with "
-                    f"{settings[name]!r}; a trace has one policy: keep them in folders of their own"
-                )
-    return shared
+    if differs := first_difference(runs, names):
+        first, run, name = differs
+        raise ACPOError(
+            f"{folder}: {first} was drawn with {name}={runs[first][name]!r}, {run} with "
+            f"{runs[run][name]!r}; a trace has one policy: keep them in folders of their own"
+        )
+    return next(iter(runs.values()))
 
 
 def _has_ids(sample: dict[str, Any]) -> bool:

@@ -74,18 +74,13 @@ def prepare_batch(
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
-    _check_columns(advantages, mask, _columns(stats, old_logp, tokens, ref_logp))
+    group_size = rollout.pop("group_size", None)
+    past = {"tokens": tokens, "old_logp": old_logp, **rollout}
+    _check_columns(advantages, mask, {**stats._asdict(), **past, "ref_logp": ref_logp})
     mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
-        advantages, _, marks = shape_tokens(
-            method,
-            advantages=advantages.to(dtype),
-            mask=mask,
-            **{name: getattr(stats, name) for name in STATISTICS},
-            tokens=tokens,
-            old_logp=old_logp,
-            **rollout,
-        )
+        now = {name: getattr(stats, name) for name in STATISTICS}
+        advantages, _, marks = _shape(method, advantages.to(dtype), mask, now, past, group_size)
     elif method.shaping.marks and marks is None:
         raise ACPOError(
             f"marks is missing: the gate of method {method.name!r} reads them; pass those of "
@@ -139,24 +134,33 @@ def shape_tokens(
         **options: the method's options.
     """
     method = get_method(method, **options)
-    shaping, mask = method.shaping, mask.bool()
-    current = {"entropy": entropy, "log_pmax": log_pmax, "logp": logp}
-    rollout = {"tokens": tokens, "old_entropy": old_entropy}
-    rollout |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
-    _refuse_missing(method, current | rollout)
-    _check_columns(advantages, mask, current | rollout)
+    now = {"entropy": entropy, "log_pmax": log_pmax, "logp": logp}
+    past = {"tokens": tokens, "old_entropy": old_entropy}
+    past |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
+    _check_columns(advantages, mask, now | past)
+    return _shape(method, advantages, mask.bool(), now, past, group_size)
+
+
+def _shape(
+    method: Method,
+    advantages: Tensor,
+    mask: Tensor,
+    now: dict[str, Tensor | None],
+    past: dict[str, Tensor | None],
+    group_size: int | None,
+) -> Shaped:
+    """`shape_tokens` of columns that have been checked."""
+    _refuse_missing(method, now | past)
     column = None
-    if shaping.group_needs:
-        column = _group_column(method, advantages, mask, group_size, rollout)
-    batch = sequences(
-        method, advantages, mask, group=column, old_logp=old_logp, tokens=tokens, **current
-    )
-    return method.shape(batch, Reducer())
+    if method.shaping.group_needs:
+        column = _group_column(method, advantages, mask, group_size, past)
+    read = {name: past[name] for name in ("tokens", "old_logp")}
+    return method.shape(sequences(method, advantages, mask, group=column, **read, **now), Reducer())
 
 
 def _refuse_missing(method: Method, given: dict[str, Tensor | None]) -> None:
     for name in (*method.needs, *method.shaping.group_needs):
-        if given[name] is None:
+        if given.get(name) is None:
             raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
 
 
@@ -208,10 +212,6 @@ def _spread_within(advantages: Tensor, mask: Tensor) -> Tensor:
     low = advantages.masked_fill(~mask, torch.inf).amin(1)
     high = advantages.masked_fill(~mask, -torch.inf).amax(1)
     return torch.where(mask.any(1), (high - low) / high.abs().maximum(low.abs()), 0.0).nan_to_num()
-
-
-def _columns(stats: TokenStats, *given: Tensor | None) -> dict[str, Tensor | None]:
-    return {**stats._asdict(), **dict(zip(("old_logp", "tokens", "ref_logp"), given, strict=True))}
 
 
 def _check_columns(advantages: Tensor, mask: Tensor, columns: Mapping[str, Tensor | None]) -> None:

@@ -128,9 +128,8 @@ def extract_code(text: str, entry_point: str | None = None) -> str | None:
     blocks = _python_blocks(text)
     if blocks is None:
         return text if text.strip() else None
-    tagged = [body for tag, body in blocks if tag]
-    untagged = [body for tag, body in blocks if not tag]
-    found = tagged or untagged  # beside a program, a block without a tag is what it prints
+    # Beside a program, a block without a tag is what it prints.
+    found = [body for tag, body in blocks if tag] or [body for _, body in blocks]
     if entry_point is not None:
         found = [body for _, body in blocks if defines(body, entry_point)] or found
     return found[-1] if found and found[-1].strip() else None
