@@ -50,7 +50,7 @@ step() {
 sampling() { part 200 sampling "$PYTHON" benchmarks/sampling.py --out "$OUT/sampling.json"; }
 
 verl() {
-  local each shared=(--work "$OUT/verl" --model "$MODEL" --out "$OUT/verl_gpu.json")
+  local shared=(--work "$OUT/verl" --model "$MODEL" --out "$OUT/verl_gpu.json")
   part 120 verl "$PYTHON" benchmarks/verl_gpu.py rollout "${shared[@]}"
   part 240 verl "$VERL_PYTHON" benchmarks/verl_gpu.py verl "${shared[@]}"
   part 120 verl "$PYTHON" benchmarks/verl_gpu.py trl "${shared[@]}"
