@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def environment(*packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _installed(name) for name in packages},
         "commit": commit,
-        "command": " ".join(["python", *sys.argv]),
+        "command": shlex.join(["python", *sys.argv]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
