@@ -15,6 +15,7 @@ ALLOWED = {
     "errors": set(),
     "intervals": set(),
     "vllm_version": {"errors"},
+    "api_key": {"errors"},
     "jsonl": {"errors"},
     "linefile": {"errors"},
     "record_columns": {"errors", "linefile"},
@@ -33,7 +34,7 @@ ALLOWED = {
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
         *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
-        "vllm_version",
+        *("api_key", "vllm_version"),
     },
     "train": {
         *("errors", "intervals", "verify", "tasks", "engines"),
@@ -43,7 +44,7 @@ ALLOWED = {
         *("errors", "objectives", "records", "scoring"),
         *("tasks", "evaluate", "train"),
     },
-    "annotate": {"errors", "linefile", "records", "tasks"},
+    "annotate": {"api_key", "errors", "linefile", "records", "tasks"},
     "diagnose": {
         *("errors", "intervals", "records", "objectives", "annotate"),
         "method_columns",
@@ -60,6 +61,7 @@ ALLOWED = {
 LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")
 TORCH_FREE = (
     "errors",
+    "api_key",
     "intervals",
     "jsonl",
     "linefile",

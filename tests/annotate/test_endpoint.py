@@ -5,6 +5,7 @@ import pytest
 from acpo.annotate.annotators import Status
 from acpo.annotate.endpoint import Endpoint, RequestFailure
 from acpo.annotate.models import SCHEMA
+from acpo.errors import ACPOError
 from annotate.server import Fault, annotating
 
 
@@ -30,3 +31,27 @@ def test_an_option_without_which_the_server_replies_is_not_sent_again():
         sent = ["response_format" in payload for payload in server.payloads]
         assert sent == [True, False, False]
         assert all("temperature" in payload for payload in server.payloads)
+
+
+def test_white_space_around_a_key_is_not_sent(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-secret\r\n")
+    with annotating(lambda message, number: "fine") as server:
+        Endpoint(server.url, model="tiny", form=SCHEMA, retries=0).complete("system", "m")
+        assert server.authorizations == ["Bearer sk-secret"]
+
+
+@pytest.mark.parametrize("key", ["sk-secret\nX: 1", "sk-secret\t1", "sk-sécret", "“sk-secret”"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch, key):
+    monkeypatch.setenv("OTHER_KEY", key)
+    with pytest.raises(ACPOError, match=r"\$OTHER_KEY holds") as caught:
+        Endpoint("http://x/v1", model="tiny", form=SCHEMA, api_key_env="OTHER_KEY")
+    assert "cret" not in str(caught.value)
+
+
+def test_what_the_client_says_of_our_own_headers_is_not_kept(monkeypatch):
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret\n")
+    with annotating(lambda message, number: "fine") as server:
+        endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)
+        with pytest.raises(RequestFailure) as caught:
+            endpoint.complete("system", "m")
+    assert str(caught.value) == "LocalProtocolError"

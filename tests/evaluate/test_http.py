@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from acpo.errors import ACPOWarning
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, wire
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.wire import Connection, WireError
@@ -133,6 +133,18 @@ def test_wrong_key(monkeypatch):
             texts(backend(server, api_key_env="OTHER_KEY"), 1)
         monkeypatch.setenv("OTHER_KEY", "right")
         assert texts(backend(server, api_key_env="OTHER_KEY"), 1) == expected(1)
+
+
+def test_a_key_that_no_header_can_hold(monkeypatch):
+    with serving(echo) as server:
+        server.key = "right"
+        monkeypatch.setenv("OPENAI_API_KEY", "right\n")
+        assert texts(backend(server), 1) == expected(1)
+        for key in ("right\r\nX: 1", "riłght", "rïght"):
+            monkeypatch.setenv("OPENAI_API_KEY", key)
+            with pytest.raises(ACPOError, match=r"\$OPENAI_API_KEY holds") as caught:
+                backend(server)
+            assert "ght" not in str(caught.value)
 
 
 def test_missing_key(monkeypatch):

@@ -1,13 +1,13 @@
 """One OpenAI-compatible endpoint: a message in, a reply or a named failure out."""
 
 import json
-import os
 import random
 import threading
 import time
 from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
+from acpo.api_key import api_key
 from acpo.errors import ACPOError
 
 MAX_REPLY_BYTES = 1 << 20
@@ -73,10 +73,10 @@ class Endpoint:
         from openai import Omit, OpenAI
 
         self.url, self.model = base_url.rstrip("/"), model
-        self._key_env = api_key_env
         self._timeout, self._retries, self._first_pause = timeout, retries, first_pause
         # No retries of the client's own: they would not hold back the other threads.
-        key = os.environ.get(api_key_env)
+        key = api_key(api_key_env)
+        self._key_named = f"{'the one' if key else 'none'} in ${api_key_env}"
         self._client = OpenAI(
             base_url=self.url,
             api_key=key or "none",
@@ -168,7 +168,10 @@ class Endpoint:
             raise self._failure(error) from error
         except (openai.APIConnectionError, httpx2.HTTPError) as error:
             said = error.__cause__ or error
-            raise RequestFailure(Status.CONNECTION, f"{type(said).__name__}: {said}") from error
+            detail = type(said).__name__
+            if not isinstance(said, httpx2.LocalProtocolError):  # which quotes what we send
+                detail += f": {said}"
+            raise RequestFailure(Status.CONNECTION, detail) from error
 
     def _body(self, response: Any) -> bytes:
         """The body, within bounds: the client's time-out is one of silence, not of the whole."""
@@ -188,7 +191,7 @@ class Endpoint:
         if code in (401, 403, 404):
             raise ACPOError(
                 f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
-                f"({'the one' if os.environ.get(self._key_env) else 'none'} in ${self._key_env})"
+                f"({self._key_named})"
             ) from error
         pause = _retry_after(error.response.headers.get("retry-after"))
         if code == 429:

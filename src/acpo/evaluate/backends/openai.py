@@ -7,7 +7,6 @@ one process sends fewer than 500 a second however many are in flight (benchmarks
 import difflib
 import email.utils
 import json
-import os
 import queue
 import random
 import threading
@@ -17,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from acpo.api_key import api_key
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.wire import Connection, Reply, WireError
@@ -72,7 +72,7 @@ class OpenAIBackend:
         self._sampling = sampling
         self._url = base_url.rstrip("/")
         self._key_env = api_key_env
-        self._key = os.environ.get(api_key_env)
+        self._key = api_key(api_key_env)
         self._concurrency = concurrency
         self._timeout = timeout
         self._retries = retries
