@@ -55,6 +55,8 @@ FORMS = {
     r"20 - 3 &= 16 \\": [False],
     r"5 + 3 = 9 \text{ eggs}": [False],
     "5 + 3 = 8 * 2 = 17": [False],
+    "12 * 5 = 61 dollars": [False],
+    "16 - 3 - 4 = 10 eggs left": [False],
 }
 IN_DOUBT = (
     *("2^3 + 1 = 9", "√16 + 2 = 6", "2**3 + 1 = 9", "2 **3 + 1 = 9", "x **2 + 1 = 5"),
@@ -66,6 +68,30 @@ IN_DOUBT = (
     *("1 500 + 5 = 1505", r"1\,500 + 5 = 1505", r"5 + 995 = 1\,000", r"5 + 995 = 1,\!000"),
     *("25 / 1/3 = 75", "16 *\n2 + 3 = 35", "16\n- 3 - 4 = 9", r"3 + 4 = \frac{14}{2}"),
     *(r"6 \times 100 = 6 \times 10^2", "6 + 4 = 2 (5)", r"\sqrt 16 + 2 = 6", "5 + 995 = 1{,}000"),
+)
+OTHERWISE_RIGHT = (
+    *("45 + 15 = 1 hour", "120 + 60 = 3 hours", "40 + 40 = 1.33 hours", "40 + 20 = 1 hr."),
+    *("100 + 25 = 2 hours and 5 minutes", "12 + 12 = 1 day", "24 * 7 = 1 week", "6 + 6 = 1 foot"),
+    *("50 + 50 = 1 dollar", "4 * 25 = $1.00", "5*20=$1", "$0.25 + $0.50 = 75", "25 + 50 = 75¢"),
+    *("0.25 + 0.50 = 75¢", "6 * 4 = 2 dozens", "8 * 50 = 4 hundreds", "2 + 2 = 2 pairs"),
+    *("24 + 12 = 3 cases of water", "24 + 12 + 5 = 3 cases and 5 bottles", "5 + 7 = 1 full box"),
+    *("500 + 500 = 1 kg", "1000 + 500 = 1.5 km", "250 * 4 = 1 liter", "36 + 36 = 6'"),
+    *(r"100 + 100 = 2\,\text{m}", r"100 + 100 = 2~\mathrm{m}", r"\(100 + 100 = 2\) meters"),
+    *("100 + 100 = 2 (meters)", "100 + 100 = 2, in meters", "**100 + 100 = 2** m"),
+    *("5 + 4 = 2 (mod 7)", "8 + 5 = 1 mod 12", "7 + 5 = 0 (mod 12)", "3 + 4 = 2, modulo 5"),
+    *(r"3 + 4 = 2 \pmod 5", "1 + 1 = 10 in binary", "3 + 4 = 12 base 5"),
+    *("11 + 6 = 5 in the evening", "sqrt 9 + 1 = 4", "log 100 + 1 = 3", "5 mod 3 + 1 = 3"),
+    *("Doubling 3 + 4 = 14", "3 tickets at $5 + $2 = $17", "3 tickets for $5 + $2 = $17"),
+    *("1.200 + 300 = 1500", "about 19.99 * 3 = 60", "19.99 * 3 = 60 (rounded)"),
+    *("19.99 * 3 = 60, approximately", "3 * 20 = 1 hour", "so x = 3 * 20 = 1 hour"),
+)
+RIGHT = (
+    *("50 * 20% = 10", "$1.50 * 3 = $4.50", "$3.75 + $2.25 = $6", "10 / 3 = 3.33"),
+    *("10 / 3 = 3 R 1", "7/2 = 3 1/2", "1/2 + 1/4 = 3/4", "1,200 + 300 = 1500"),
+    *(r"\frac{3}{4} \times 8 = 6", r"$3 \cdot 4 = 12$", "10 + 2 = 12 * 3 = 36"),
+    *("x = 5 + 3 = 8", "22/7 ≈ 3.14", "-5 + 3 = -2"),
+    *("30 minutes + 30 = 1 hour", "45 + 15 = 60 minutes = 1 hour", "17 - 5 = 12 = 1 dozen"),
+    *("1.5 + 1.5 = 3 hours", "120 / 60 = 2 hours", "3 * 12 = 36 inches", "3 + 4 = 7 (since"),
 )
 ROUNDED = {
     "0.5 + 0.2 = 1": False,
@@ -86,7 +112,10 @@ def test_equations_that_hold_and_do_not(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    [r"2 \times 3 + 4 = 10", "2 · 3 + 4 = 10", "5 – 3 + 2 = 4", *IN_DOUBT],  # noqa: RUF001
+    [
+        *(r"2 \times 3 + 4 = 10", "2 · 3 + 4 = 10", "5 – 3 + 2 = 4"),  # noqa: RUF001
+        *(*IN_DOUBT, *OTHERWISE_RIGHT, *RIGHT),
+    ],
 )
 def test_what_is_right_or_in_doubt_is_no_error(text):
     for sentence in (text, f"So it is {text}.", f"She had 3.\n{text}\n"):

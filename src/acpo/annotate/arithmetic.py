@@ -3,7 +3,7 @@
 A place that is found here counts as computed, so little is read on purpose. Both sides have to
 stand alone: what comes before the left one and after the right one must be known not to belong to
 them. Where that is in doubt (`2^3 + 1 = 9`, `half of 10 + 5 = 10`, `8 + 5 = 1 pm`), the equation is
-not looked at.
+not looked at; nor is one that another reading makes right (`45 + 15 = 1 hour`).
 """
 
 import re
@@ -27,10 +27,13 @@ _EQUATION = re.compile(
     rf"{_GAP}&?={_GAP}(?P<right>{_MINUS}?{_CURRENCY}{_NUMBER})"
 )
 
-_SCALES = "dozen|hundred|thousand|million|billion|percent"
-_RELATING = (  # what follows belongs to something before it, or to a name (`day 1`)
-    "of|times|half|third|quarter|twice|thrice|double|triple|plus|minus|by|over|per|than|from|and|to"
-    f"|with|negative|less|more|root|squared|cubed|day|week|month|year|step|part|number|{_SCALES}"
+_SCALES = "tens|(?:dozen|hundred|thousand|million|billion)s?|percent"
+_RELATING = (  # what follows belongs to something before it, or to a name (`day 1`), or is rounded
+    "of|times|half|third|quarter|twice|thrice|plus|minus|by|over|per|than|from|and|to|with|at|for"
+    r"|each|every|negative|less|more|root|sqrt|log|ln|mod|modulo|choose|mean|averag\w+|doubl\w+"
+    r"|tripl\w+|halv\w+|squar\w+|cub\w+|multipl\w+|divid\w+|round\w*|about|roughly|approx\w*"
+    "|hour|day|week|month|year|step|part|number|game|level|stage|case|equation|question|page"
+    f"|{_SCALES}"
 )
 _CONTINUED = re.compile(rf"(?:\+|{_MINUS}|[/÷^√×·⋅∙]|(?<!\*)\*|\\(?:times|cdot|div))\s*\Z")
 _OPENED = re.compile(
@@ -47,7 +50,7 @@ _OPENED = re.compile(
 )
 _GOES_ON = re.compile(
     rf"""
-        [\w%°^!({{²³½¼¾⅓⅔] | [.,:]\d | ,\\!
+        [\w%°¢\u2032\u2033'’^!({{²³½¼¾⅓⅔] | [.,:]\d | ,\\!
         | [ \t]*(?:
             {_MINUS} | [+/÷×·⋅∙^] | \*(?!\*) | \*\*(?:\w|[ \t]*[\d(\\$])
             | \d | \\?% | [½¼¾⅓⅔] | \([ \t]*[\d$\\] | [b-zB-HJ-Z]\b
@@ -55,11 +58,28 @@ _GOES_ON = re.compile(
         )
         | (?:[ \t]|\\,|\\text\{{|-){{1,4}}(?i:
             of | plus | minus | over | divided | multiplied | squared | halves | cents?
-            | [ap]\.?m | o'clock | {_SCALES} | times[ ]\$?\d | and[ ](?:a|one|half|three|\d+/\d+)
+            | [ap]\.?m | o'clock | in[ ]the[ ](?:morning|afternoon|evening) | {_SCALES}
+            | times[ ]\$?\d | and[ ](?:a|one|half|three|\d+/\d+)
+        )\b
+        | (?:[ \t,(]|\\,|\\text\{{){{1,4}}(?i:
+            mod(?:ulo)? | (?:in[ ])?(?:base|binary) | round\w* | about | roughly | approx\w*
         )\b
     """,
     re.VERBOSE,
 )
+_UNIT = re.compile(  # a word after the right side, past what may close a formula or open a remark
+    r"""
+        (?:[ \t~*`$()\[\]{-] | \\[,;:!)\] ] | \\(?:text|mathrm)\b | ,[ ]in[ ]){1,8}
+        (?:(?P<measure>(?:
+            (?i:second|sec|minute|min|hour|hr|day|week|month|year|decade|inche?|foot|feet|yard|mile
+            |(?:kilo|centi|milli)?(?:met(?:er|re)|gram|lit(?:er|re))|ounce|pound|ton|cup|pint|quart
+            |gallon|(?:tea|table)spoon|oz|lb|ft|yd) s?
+            | [kcm]?[mg] | m?[lL] | h
+        )\b) | [^\W\d_]+(?P<second>(?:,|[ ]and)[ ]\d)? )
+    """,
+    re.VERBOSE,
+)
+_GROUPED = re.compile(r"[1-9]\d{0,2}\.\d{3}(?!\d)")
 _REACH = 80
 """Characters before an equation that are looked at."""
 
@@ -97,7 +117,8 @@ def equations(text: str) -> Iterator[Equation]:
     """Every `a op b = c` of plain numbers that stands alone, in order."""
     match = _EQUATION.search(text)
     while match:
-        if _stands_alone(text, match) and (equation := _equation(match)):
+        equation = _equation(match) if _stands_alone(text, match) else None
+        if equation and (equation.holds or not _may_be_right(equation, text, match.end())):
             yield equation
         match = _EQUATION.search(text, match.start("right"))
 
@@ -110,6 +131,21 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
         and _CONTINUED.search(before) is None
         and _GOES_ON.match(text, match.end()) is None
     )
+
+
+def _may_be_right(equation: Equation, text: str, end: int) -> bool:
+    """Whether another reading makes it right: the sides in other units, of which any word after it
+    may be one (`12 + 6 = 3 boxes`), cents beside dollars, or a point between thousands."""
+    if _GROUPED.search(f"{equation.left} {equation.right}"):
+        return True
+    small, large = sorted((abs(equation.value), abs(_number(equation.right))))
+    in_money = [re.search("[$€£]", side) is not None for side in (equation.left, equation.right)]
+    if in_money[0] != in_money[1] and large == 100 * small:
+        return True
+    unit = _UNIT.match(text, end)
+    if unit is None:
+        return False
+    return bool(unit["measure"] or unit["second"]) or (small > 0 and large % small == 0)
 
 
 def _equation(match: re.Match[str]) -> Equation | None:
