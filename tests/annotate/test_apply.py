@@ -91,6 +91,22 @@ def test_later_decisions_replace_earlier_ones_which_stay_on_record(case):
     assert record.review.when == "2026-11-16T04:30:00+00:00"
 
 
+def test_an_export_from_before_the_decision_that_counts_changes_nothing(case):
+    _, path = case
+    annotations = Annotations.read(path)
+    error, place = list(annotations.items)[:2]
+    old = [decision(annotations, error), decision(annotations, place)]
+    later = decision(annotations, error, "reject", when="2026-11-17T00:00:00+02:00")
+    other = decision(annotations, error, "move", span=[2, 4], when="2026-11-16T21:00:00Z")
+    merge(path, *old)
+    assert merge(path, later).replaced == 1
+    before = path.read_bytes()
+    assert merge(path, *old) == Merged(0, 0, 0, 0, 2, 9)
+    assert merge(path, other, reviewer="Bo") == Merged(0, 0, 0, 0, 1, 9), "made before, seen after"
+    assert path.read_bytes() == before
+    refused(path, "was rejected", old[0], {**old[1], "when": "2026-11-18T00:00:00Z"})
+
+
 BAD_FILES = {
     "format": ({"format": "other"}, "format 'other'"),
     "version": ({"version": 1}, "version 1"),

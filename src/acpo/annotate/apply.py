@@ -41,14 +41,15 @@ class Merged(NamedTuple):
     moved: int
     rejected: int
     replaced: int  # of those, decisions on items that had one
-    unchanged: int  # decisions that had been merged before
+    unchanged: int  # decisions that had been merged before, or are older than the one that counts
     undecided: int  # items nobody has decided yet
 
     def sentence(self, path: Path) -> str:
         """The same for a person."""
         return (
             f"{self.accepted} accepted, {self.moved} moved, {self.rejected} rejected; "
-            f"{self.replaced} of these replace an earlier decision, {self.unchanged} were known. "
+            f"{self.replaced} of these replace an earlier decision, {self.unchanged} were known or "
+            "made before the one that counts. "
             f"{self.undecided} items of {path} wait for a person"
         )
 
@@ -56,24 +57,19 @@ class Merged(NamedTuple):
 def apply(path: Path, exported: Path) -> Merged:
     """Merge what the review page exported into a file of annotations: all of it, or nothing."""
     with AnnotationWriter(path) as writer:
-        decided = read_decisions(exported, writer.annotations)
-        replaced = 0
-        merged: list[tuple[Item, Review]] = []
-        for item, review in decided:
-            before = writer.annotations.items[item].review
-            if before is None or before._replace(applied=review.applied) != review:
-                replaced += before is not None
-                merged.append((item, review))
-        writer.add_reviews(merged)
-        undecided = sum(map(writer.annotations.waits, writer.annotations.items))
-    counts = Counter(review.decision for _, review in merged)
+        items = writer.annotations.items
+        merged, unchanged = read_decisions(exported, writer.annotations)
+        replaced = sum(items[item].review is not None for item in merged)
+        writer.add_reviews(list(merged.items()))
+        undecided = sum(map(writer.annotations.waits, items))
+    counts = Counter(review.decision for review in merged.values())
     accepted, moved, rejected = (counts[decision] for decision in Decision)
-    known = len(decided) - len(merged)
-    return Merged(accepted, moved, rejected, replaced, known, undecided)
+    return Merged(accepted, moved, rejected, replaced, unchanged, undecided)
 
 
-def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item, Review]]:
-    """The decisions of an exported file, each checked against what was proposed."""
+def read_decisions(exported: Path, annotations: Annotations) -> tuple[dict[Item, Review], int]:
+    """The new decisions of an exported file, each checked against what was proposed; and how many
+    others it holds."""
     value = _read(exported)
     _fields(exported, "the file", value, _FIELDS)
     if value["format"] != FORMAT or value["version"] != VERSION:
@@ -101,10 +97,19 @@ def read_decisions(exported: Path, annotations: Annotations) -> list[tuple[Item,
         if item in decided:
             raise ReviewError(f"{exported}, {where}: a second decision on {item}")
         decided[item] = review
+    new = {item: made for item, made in decided.items() if _is_new(made, annotations.items[item])}
     for number, (item, review) in enumerate(decided.items(), start=1):
-        if wrong := _beside_another_error(item, review, annotations, decided):
+        if item in new and (wrong := _beside_another_error(item, review, annotations, new)):
             raise ReviewError(f"{exported}, decision {number}: {wrong}")
-    return list(decided.items())
+    return new, len(decided) - len(new)
+
+
+def _is_new(review: Review, record: Record) -> bool:
+    """Whether a decision is neither on record nor made before the one that counts."""
+    if record.review is None:
+        return True
+    known = (before._replace(applied=review.applied) for before in record.reviews)
+    return review.when >= record.review.when and review not in known
 
 
 def _beside_another_error(
