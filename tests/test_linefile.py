@@ -1,5 +1,9 @@
 """Whole lines or none, one writer, and nobody's file is spoilt."""
 
+import errno
+import fcntl
+import os
+
 import pytest
 
 from acpo.errors import ACPOError
@@ -81,3 +85,12 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
         lines._file = whole
         lines.append(b"3\n")
     assert (tmp_path / "lines").read_bytes() == FIRST + b"3\n"
+
+
+def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(Busy, match=r"cannot be locked \(Function not implemented\)"):
+        LineFile(tmp_path / "lines", error=Busy)

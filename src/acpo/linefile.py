@@ -28,7 +28,7 @@ class LineFile(Closing):
 
     Args:
         path: The file; made if it is not there. Its folder must exist.
-        error: What to raise while another process writes to it.
+        error: What to raise while another process writes to it, or where none can be kept out.
         sync: Whether a line has to be on disk, not only with the system.
     """
 
@@ -42,7 +42,11 @@ class LineFile(Closing):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:
             self._file.close()
-            raise busy from reason
+            if isinstance(reason, BlockingIOError):
+                raise busy from reason
+            raise error(
+                f"{path} cannot be locked ({reason.strerror}): name one on a file system that can"
+            ) from reason
         if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
             # `replace` put another in its place: lines in this one would be lost.
             self._file.close()
