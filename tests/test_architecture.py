@@ -15,7 +15,7 @@ ALLOWED = {
     "errors": set(),
     "intervals": set(),
     "vllm_version": {"errors"},
-    "api_key": {"errors"},
+    "servers": {"errors"},
     "jsonl": {"errors"},
     "linefile": {"errors"},
     "record_columns": {"errors", "linefile"},
@@ -34,7 +34,7 @@ ALLOWED = {
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
         *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
-        *("api_key", "vllm_version"),
+        *("servers", "vllm_version"),
     },
     "train": {
         *("errors", "intervals", "verify", "tasks", "engines"),
@@ -44,7 +44,7 @@ ALLOWED = {
         *("errors", "objectives", "records", "scoring"),
         *("tasks", "evaluate", "train"),
     },
-    "annotate": {"api_key", "errors", "linefile", "records", "tasks"},
+    "annotate": {"errors", "linefile", "records", "servers", "tasks"},
     "diagnose": {
         *("errors", "intervals", "records", "objectives", "annotate"),
         "method_columns",
@@ -61,7 +61,7 @@ ALLOWED = {
 LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")
 TORCH_FREE = (
     "errors",
-    "api_key",
+    "servers",
     "intervals",
     "jsonl",
     "linefile",

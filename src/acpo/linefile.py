@@ -27,8 +27,8 @@ class LineFile(Closing):
     """Appends whole lines: each is with the system when `append` returns.
 
     Args:
-        path: The file; made if it is not there. Its folder must exist.
-        error: What to raise while another process writes to it, or where none can be kept out.
+        path: The file; made, with its folder, if it is not there.
+        error: What to raise where it cannot be written, or other writers cannot be kept out.
         sync: Whether a line has to be on disk, not only with the system.
     """
 
@@ -36,8 +36,14 @@ class LineFile(Closing):
         self.path, self._sync = path, sync
         self._lock = threading.Lock()
         busy = error(f"{path}: another process writes to it: wait for it")
-        # Unbuffered: what was written outlives this process.
-        self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: what was written outlives this process.
+            self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+        except OSError as reason:
+            raise error(
+                f"{path} cannot be written ({reason.strerror}): name another file"
+            ) from reason
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as reason:

@@ -76,7 +76,6 @@ class TraceWriter(Closing):
         self.header: dict[str, Any] = json.loads(json.dumps(first))
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / HEADER).exists():
             raise TraceError(f"{self.path} holds other files: use a new folder for the trace")
-        self.path.mkdir(parents=True, exist_ok=True)
         self._lines = LineFile(self.path / HEADER, error=TraceError, sync=True)
         try:
             self.parts = self._resume()

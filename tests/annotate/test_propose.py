@@ -25,6 +25,7 @@ from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from annotate.server import Fault, annotate_chain, annotating, pieces, place
 from annotate.traces import chain_rows, text_rows, write_texts
+from commandline import refused
 
 
 @pytest.fixture(autouse=True)
@@ -401,6 +402,9 @@ def test_the_command_counts_agrees_and_charges(selection, tmp_path):
     [
         (["gpt"], "NAME=URL,model=MODEL"),
         (["a=ftp://x/v1,model=m"], "NAME=URL,model=MODEL"),
+        (["a=http://[x,model=m"], "NAME=URL,model=MODEL"),
+        (["a=http://x:port/v1,model=m"], "NAME=URL,model=MODEL"),
+        (["a=http://x:99999/v1,model=m"], "NAME=URL,model=MODEL"),
         (["a=http://x/v1"], "name the model"),
         (["a=http://x/v1,model=m,colour=red"], "'colour' is unknown"),
         (["a=http://me:secret@x/v1,model=m"], "key_env"),
@@ -414,6 +418,15 @@ def test_annotators_that_are_none(tmp_path, given, message):
     with pytest.raises(ACPOError, match=message) as caught:
         parse_annotators(given, cache=tmp_path, timeout=1, retries=0)
     assert "secret" not in str(caught.value)
+
+
+def test_outputs_and_caches_that_cannot_be_written(selection, tmp_path):
+    propose_exact = ["annotate", "propose", tmp_path / "trace", "--annotator", "exact", "-o"]
+    (tmp_path / "file").touch()
+    for output in (tmp_path, tmp_path / "file" / "a.jsonl"):
+        assert f"{output} cannot be written" in refused(*propose_exact, output)
+    asked = [*propose_exact, tmp_path / "a", "--annotator", "m=http://x/v1,model=m"]
+    assert "--cache" in refused(*asked, "--cache", tmp_path / "file")
 
 
 def test_killed_at_any_moment_it_goes_on(selection, tmp_path):

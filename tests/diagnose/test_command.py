@@ -79,11 +79,15 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
         (("gradients", "TRACE", "--h-max", "inf"), "--h-max inf must be positive and finite"),
         (("mismatch", "TRACE", "--tau-pos", "0"), "tau_pos=0.0 must be positive"),
         (("mismatch", "TRACE", "--tau-neg", "nan"), "tau_neg=nan must be positive"),
+        (("alignment", "TRACE", "--output", "FILE"), "--output FILE cannot be written"),
+        (("alignment", "TRACE", "--output", "FILE/x"), "--output FILE/x cannot be written"),
+        (("all", "TRACE", "--output", "FILE"), "--output FILE cannot be written"),
     ],
 )
 def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     make_trace(tmp_path / "TRACE", parts=1, length=4)
+    (tmp_path / "FILE").touch()
     said = run(*arguments, status=REFUSED)
     assert message in said and said.count("\n") == 1
 

@@ -184,6 +184,9 @@ def test_another_trace_and_empty_windows_are_refused(tmp_path):
     trace = Trace.open(tmp_path / "trace")
     with pytest.raises(ACPOError, match="both sides"):
         first_error(trace, annotations, settings=ProfileSettings(window=3, every=4))
+    with pytest.raises(ACPOError, match="both sides"):
+        first_error(trace, annotations, settings=ProfileSettings(every=10**21))
+    assert first_error(trace, annotations, settings=ProfileSettings(10**21, smooth=10**21))
 
 
 def test_proposals_of_models_are_named_as_such(tmp_path, no_pdf):

@@ -186,8 +186,9 @@ def test_stop_texts_are_cut_whatever_the_server_does():
 
 
 def test_bad_url():
-    with pytest.raises(SamplingError, match="--base-url 'localhost:8000'"):
-        OpenAIBackend("tiny", Sampling(), base_url="localhost:8000")
+    for url in ("localhost:8000", "http://[x", "http://x:99999/v1", "http://x:port"):
+        with pytest.raises(SamplingError, match=re.escape(f"--base-url {url!r}")):
+            OpenAIBackend("tiny", Sampling(), base_url=url)
 
 
 def test_requests_are_in_flight_together():

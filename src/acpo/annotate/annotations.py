@@ -168,7 +168,6 @@ class AnnotationWriter(Closing):
     def __init__(self, path: Path, selection: Selection | None = None) -> None:
         if selection is None:
             Annotations.read(path)  # names the command that makes one
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._lines = LineFile(path, error=AnnotationError)
         try:

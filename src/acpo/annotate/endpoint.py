@@ -7,8 +7,8 @@ import time
 from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
-from acpo.api_key import api_key
 from acpo.errors import ACPOError
+from acpo.servers import api_key
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_PAUSE_SECONDS = 60.0

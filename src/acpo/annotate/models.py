@@ -12,13 +12,13 @@ import re
 import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
 from acpo.annotate.endpoint import ChatReply, Endpoint, RequestFailure
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
 from acpo.linefile import write_whole
+from acpo.servers import web_address
 
 PROTOCOL = 1
 """Changes with any word below: answers to other questions do not mix."""
@@ -251,8 +251,8 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
     url, *options = rest.split(",")
     given = dict(option.partition("=")[::2] for option in options)
     unknown = sorted(given.keys() - {"model", "key_env", "prices"})
-    address = urlsplit(url)
-    if not equals or unknown or address.scheme not in ("http", "https") or not address.hostname:
+    address = web_address(url)
+    if not equals or unknown or address is None:
         raise ACPOError(
             f"--annotator {text!r}{f': {unknown[0]!r} is unknown' if unknown else ''}; give "
             f"{' or '.join(COMPUTED)}, or NAME=URL,model=MODEL with an OpenAI-compatible URL up to "
@@ -264,6 +264,12 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
         raise ACPOError(f"--annotator {name}: put the key in a variable, key_env=..., not the URL")
     if not given.get("model"):
         raise ACPOError(f"--annotator {name}: name the model: {name}={url},model=...")
+    try:
+        cache.mkdir(parents=True, exist_ok=True)  # before anything is paid for
+    except OSError as error:
+        raise ACPOError(
+            f"--cache {cache} cannot be written ({error.strerror}): name another folder"
+        ) from error
     endpoint = Endpoint(
         url,
         model=given["model"],

@@ -182,7 +182,7 @@ def all_analyses(
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.figures import one_line
     from acpo.diagnose.outliers import outliers
-    from acpo.diagnose.report import html
+    from acpo.diagnose.report import html, made
     from acpo.diagnose.tokens import describe
     from acpo.errors import ACPOError
     from acpo.records import Trace
@@ -204,8 +204,8 @@ def all_analyses(
             findings.append(finding)
     links = [(one, one.address(page, folder) if page else None) for one in outliers(opened)]
     report = html(findings, missing, links, source=describe(opened), command=_command())
-    folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
-    (folder / "report.html").write_text(report, encoding="utf-8")
+    with made(folder):  # no analysis may have made it
+        (folder / "report.html").write_text(report, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 

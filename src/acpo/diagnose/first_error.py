@@ -68,7 +68,8 @@ def first_error(
     trace.require(*QUANTITIES)
     # Further away nothing has a token, and every offset takes memory.
     longest = int(np.diff(trace.starts).max())
-    settings = replace(settings, window=min(settings.window, longest))
+    lengths = {name: getattr(settings, name) for name in ("window", "every", "smooth")}
+    settings = replace(settings, **{name: min(n, longest) for name, n in lengths.items()})
     selection = select(trace, step=annotations.step)
     pairs, outcomes = aligned_pairs(selection, annotations, accept)
     columns = trace.tokens(*QUANTITIES)

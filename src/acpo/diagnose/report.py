@@ -4,7 +4,8 @@ import base64
 import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
+from acpo.errors import ACPOError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,15 +63,15 @@ class Finding:
 
     def write(self, folder: Path, *, command: str = "") -> list[Path]:
         """Write NAME.csv, NAME.png, NAME.pdf and NAME.md, and one CSV for each of `extra`."""
-        folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
-        paths[0].write_text(csv_text(self.rows), encoding="utf-8")
-        paths[1].write_bytes(self.png)
-        paths[2].write_bytes(rendered(self.figure, "pdf"))
-        paths[3].write_text(self.markdown(command), encoding="utf-8")
-        for suffix, rows in self.extra.items():
-            paths.append(folder / f"{self.name}-{suffix}.csv")
-            paths[-1].write_text(csv_text(rows), encoding="utf-8")
+        with made(folder):
+            paths[0].write_text(csv_text(self.rows), encoding="utf-8")
+            paths[1].write_bytes(self.png)
+            paths[2].write_bytes(rendered(self.figure, "pdf"))
+            paths[3].write_text(self.markdown(command), encoding="utf-8")
+            for suffix, rows in self.extra.items():
+                paths.append(folder / f"{self.name}-{suffix}.csv")
+                paths[-1].write_text(csv_text(rows), encoding="utf-8")
         return paths
 
     def markdown(self, command: str = "") -> str:
@@ -83,6 +85,18 @@ class Finding:
         if command:
             lines += ["Made by", "", f"    {one_line(command)}", ""]
         return "\n".join(lines)
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder to write to, or an `ACPOError` where that fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ACPOError(
+            f"--output {folder} cannot be written ({error.strerror}): name another folder"
+        ) from error
 
 
 def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:

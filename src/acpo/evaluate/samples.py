@@ -42,7 +42,6 @@ class SampleFile(Closing):
         self.settings = json.loads(json.dumps(settings))
         self.samples: dict[Key, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = LineFile(path, error=SamplesError)
         try:
             self._load()

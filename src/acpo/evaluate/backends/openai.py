@@ -14,12 +14,11 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
-from acpo.api_key import api_key
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.wire import Connection, Reply, WireError
+from acpo.servers import api_key, web_address
 
 _PROBE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.5
@@ -64,7 +63,7 @@ class OpenAIBackend:
         retries: int = 6,
         first_pause: float = _FIRST_PAUSE_SECONDS,
     ) -> None:
-        if urlsplit(base_url).scheme not in ("http", "https") or not urlsplit(base_url).hostname:
+        if web_address(base_url) is None:
             raise SamplingError(f"--base-url {base_url!r}: use http://HOST:PORT/v1 or https://...")
         if concurrency < 1:
             raise SamplingError(f"--concurrency {concurrency}: at least 1")

@@ -1,8 +1,19 @@
-"""Keys of servers, from the environment."""
+"""What a person gives of a server: its address, and a key in the environment."""
 
 import os
+from urllib.parse import SplitResult, urlsplit
 
 from acpo.errors import ACPOError
+
+
+def web_address(url: str) -> SplitResult | None:
+    """The parts of an http or https URL; None for anything else."""
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half a bracket, or a port that is none
+        return None
+    return parts if named else None
 
 
 def api_key(variable: str) -> str | None:
