@@ -63,6 +63,21 @@ def test_every_step_and_branch_has_its_own_numbers(trace):
     assert len(finding.figure.axes) == 4
 
 
+def test_intervals_of_shares_end_at_1_and_those_of_entropy_do_not(tmp_path):
+    most = np.full(80, -0.01)
+    p = most.copy()
+    p[0] -= 3.0  # the one token beside the mode
+    columns = {"logp": p, "log_pmax": most, "entropy": np.repeat([0.9, 1.1], 40)}
+    columns["token_id"] = np.zeros(80, dtype=np.int32)
+    rows = [{"prompt_id": str(n), "sample": 0, "tokens": 40, "advantage": 1.0} for n in range(2)]
+    with TraceWriter(tmp_path / "t", {"source": "train"}) as writer:
+        for step in (0, 5):
+            writer.append(rows, columns, step=step)
+    for row in trends(Trace.open(tmp_path / "t")).rows:
+        assert row["aligned"] < row["aligned_high"] == 1.0
+        assert row["entropy_high"] > 1.1
+
+
 def test_coverage_is_split_by_branch(trace):
     finding = alignment(trace)
     _, signs, near, _, _ = raw(trace)

@@ -124,7 +124,7 @@ def sums_by_prompt(
 
 
 def clustered_share(
-    within: np.ndarray, total: np.ndarray, *, most: float | None = 1.0
+    within: np.ndarray, total: np.ndarray, *, most: float | np.ndarray = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Means over all tokens with 95% intervals; tokens of one prompt are not independent.
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("logp", "log_pmax", "entropy")
 QUANTITIES = {"aligned": "sampled token is the mode", "delta": "δ", "entropy": "entropy (nats)"}
+MOST = np.array([1.0, 1.0, np.inf])
+"""What each of them can be."""
 
 
 def trends(trace: Trace) -> Finding:
@@ -74,7 +76,7 @@ def _step_rows(found: SumsByBranch, step: int) -> list[dict[str, Any]]:
     """One row per branch: sums by prompt become means over tokens with intervals over prompts."""
     rows: list[dict[str, Any]] = []
     for branch, (sums, total) in found.items():
-        mean, low, high = clustered_share(sums, total, most=None)
+        mean, low, high = clustered_share(sums, total, most=MOST)
         tokens = int(total.sum())
         rows.append({"step": step, "branch": branch, "tokens": tokens, "prompts": len(total)})
         rows[-1]["share"] = tokens / rows[0]["tokens"]
