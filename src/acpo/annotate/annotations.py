@@ -9,7 +9,6 @@ be killed at any moment; half a line does not count.
 
 import json
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -168,7 +167,6 @@ class AnnotationWriter(Closing):
     def __init__(self, path: Path, selection: Selection | None = None) -> None:
         if selection is None:
             Annotations.read(path)  # names the command that makes one
-        self._lock = threading.Lock()
         self._lines = LineFile(path, error=AnnotationError)
         try:
             self.annotations = self._resume(path, selection)
@@ -202,9 +200,8 @@ class AnnotationWriter(Closing):
         """Keep what an annotator said."""
         line = {**item._asdict(), "length": length, **proposal._asdict()}
         self._write({"kind": "proposal", **line})
-        with self._lock:
-            record = self.annotations.items.setdefault(item, Record(length))
-            record.proposals[proposal.annotator] = proposal
+        record = self.annotations.items.setdefault(item, Record(length))
+        record.proposals[proposal.annotator] = proposal
 
     def add_reviews(self, reviews: Sequence[tuple[Item, Review]]) -> None:
         """Keep what a person said: all of it, or none."""

@@ -135,9 +135,9 @@ def shannon_composite(
     return Direction(along, coupling**2 * signal.across2)
 
 
-def routed(t: TokenScalars, *, positive: bool, scale: float = 3.0) -> Direction:
+def routed(t: TokenScalars, *, positive: bool) -> Direction:
     """The update of a mismatched token under routing: 3 sg[δ] or 3 (1 - sg[δ]) times g_local."""
-    along = scale * (t.delta if positive else t.p_max)
+    along = 3.0 * (t.delta if positive else t.p_max)
     return Direction(along, np.zeros_like(along))
 
 
