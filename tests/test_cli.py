@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.objectives import METHODS
+from commandline import refused
 
 
 def modules_loaded_by(code: str) -> set[str]:
@@ -26,6 +27,13 @@ def test_import_and_help_are_light():
         "assert CliRunner().invoke(acpo.cli.app, ['--help']).exit_code == 0"
     )
     assert not loaded & {"torch", "transformers", "trl", "numpy", "sympy"}
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    study = "recipes/studies/tiny.yaml"
+    said = refused("compare", study, "--report-only", "--output", tmp_path / "file" / "x")
+    assert "x: Not a directory" in said
 
 
 def test_methods_table_as_json():

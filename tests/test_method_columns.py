@@ -5,14 +5,16 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from acpo.method_columns import method_columns, methods_to_show
+from acpo.method_columns import method_columns, methods_to_show, own_update
 from acpo.objectives import (
     METHODS,
+    TokenStats,
     aggregation_weights,
     get_method,
     group_advantages,
     logit_gradient,
 )
+from acpo.objectives.loss import TokenCoefficients
 from acpo.records import Trace, TraceWriter
 from viewer.traces import write_trace
 
@@ -58,6 +60,37 @@ def test_update_is_the_gradient_along_the_token(name, tmp_path):
     np.testing.assert_allclose(columns.update[known], expected[known], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("gap", [2.0, 16.0, 21.0, 28.0])
+def test_the_entropy_s_share_of_a_confident_update_is_exact(gap):
+    tail = torch.softmax(torch.tensor([0.0, -1.0, -2.0], dtype=torch.float64), 0)
+    delta = torch.tensor(-gap, dtype=torch.float64).exp()
+    tail, logp = delta * tail, torch.log1p(-delta)[None]
+    entropy = -((1 - delta) * logp + (tail * tail.log()).sum())
+    outward = torch.cat([delta[None], -tail])
+    downhill = torch.cat([-(1 - delta) * (logp + entropy), -tail * (tail.log() + entropy)])
+    expected = (downhill * outward).sum() / outward.square().sum()
+    zero, one = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    found = own_update(
+        TokenCoefficients(value=zero, a=zero, b=zero, h=one),
+        TokenStats(logp, logp, torch.tensor([True]), entropy),
+        {
+            "tail_p2": tail.square().sum()[None],
+            "tail_p2_logp": (tail.square() * tail.log()).sum()[None],
+        },
+    )
+    torch.testing.assert_close(found, expected[None], rtol=1e-9, atol=0)
+
+
+def test_a_run_s_own_row_has_the_options_it_was_trained_with(tmp_path):
+    write_trace(tmp_path / "t", header={"method_options": {"positive_weight": 0.5}})
+    trace = Trace.open(tmp_path / "t")
+    sapo, own = methods_to_show(trace, None)
+    assert own.options["positive_weight"] == 0.5 and sapo == get_method("sapo")
+    credit = method_columns(trace, "acpo").advantage
+    assert (credit == method_columns(trace, own).advantage).all()
+    assert (credit != method_columns(trace, get_method("acpo")).advantage).any()
+
+
 def test_the_paper_s_credit_and_reversals(tmp_path):
     write_trace(tmp_path / "t", drift=0.0)
     trace = Trace.open(tmp_path / "t")
@@ -85,7 +118,7 @@ def test_methods_to_show(tmp_path):
     write_trace(tmp_path / "bare", drop=("logp",), header={"method": ["x"]})
     scored, bare = Trace.open(tmp_path / "t"), Trace.open(tmp_path / "bare")
     assert [m.name for m in methods_to_show(scored, None)] == ["sapo", "grpo"]
-    assert [m.name for m in methods_to_show(scored, "acpo, dapo,acpo")] == ["acpo", "dapo"]
+    assert [m.name for m in methods_to_show(scored, "acpo, dapo, acpo")] == ["acpo", "dapo"]
     assert methods_to_show(bare, None) == []
     write_trace(tmp_path / "newer", header={"method": "of a later version"})
     newer = methods_to_show(Trace.open(tmp_path / "newer"), None)

@@ -35,7 +35,7 @@ def require_trl() -> None:
 
 
 class OneLineErrors(TyperGroup):
-    """Our own errors, and a missing TRL, as one line on stderr and exit status 2."""
+    """Our own errors, the system's, and a missing TRL, as one line on stderr and exit status 2."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
@@ -43,10 +43,13 @@ class OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except (ACPOError, ModuleNotFoundError) as error:
-            if isinstance(error, ModuleNotFoundError) and error.name != "trl":
+        except (ACPOError, ModuleNotFoundError, OSError) as error:
+            foreign = isinstance(error, ModuleNotFoundError) and error.name != "trl"
+            if foreign or isinstance(error, BrokenPipeError):
                 raise
-            message = NO_TRL if isinstance(error, ModuleNotFoundError) else error
+            message = NO_TRL if isinstance(error, ModuleNotFoundError) else str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                message = f"{error.filename}: {error.strerror}"
             typer.secho(f"error: {message}", fg="red", err=True)
             raise typer.Exit(2) from error
 

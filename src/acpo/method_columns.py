@@ -42,7 +42,14 @@ def methods_to_show(trace: Trace, names: str | None) -> list[Method]:
         own = trace.header.get("method")
         default = f"sapo,{own if isinstance(own, str) and own in METHODS else 'acpo'}"
         names = default if trace.columns >= set(NEEDED) else ""
-    return [get_method(name.strip()) for name in dict.fromkeys(names.split(",")) if name.strip()]
+    wanted = dict.fromkeys(name.strip() for name in names.split(","))
+    return [traced_method(trace, name) for name in wanted if name]
+
+
+def traced_method(trace: Trace, name: str) -> Method:
+    """A method with the options it was trained with, where the trace is of a run of it."""
+    options = trace.header.get("method_options") if trace.header.get("method") == name else None
+    return get_method(name, **options) if isinstance(options, dict) else get_method(name)
 
 
 def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
@@ -54,7 +61,7 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     Raises:
         ACPOError: The trace lacks a column, or the method needs what the trace does not hold.
     """
-    method = get_method(method)
+    method = method if isinstance(method, Method) else traced_method(trace, method)
     columns = _columns(trace)
     rollout = {"old_entropy", "old_log_pmax"} & set(method.shaping.group_needs)
     if rollout and not _on_policy(columns):
@@ -170,16 +177,18 @@ def own_update(c: TokenCoefficients, stats: TokenStats, sums: dict[str, Tensor])
 
     Beside another mode, ⟨e_v* - p, d⟩ = Σp² - p_y - m, and the entropy's direction has
     ⟨-p(log p + H), d⟩ = Σp²(log p + H) - p_y(log p_y + H): both take sums over the vocabulary,
-    which `tail_p2` and `tail_p2_logp` hold without the mode's term. What is shared with the
-    likeliest tokens (simko) takes their probabilities, which no trace holds: unknown, NaN.
+    which `tail_p2` and `tail_p2_logp` hold without the mode's term. A sampled mode's own terms are
+    taken together, p(p - 1): apart, they would cancel all that is left near p = 1. What is shared
+    with the likeliest tokens (simko) takes their probabilities, which no trace holds: unknown, NaN.
     """
     unknown = torch.full_like(stats.logp, torch.nan)
     p, m, entropy = stats.logp.exp(), stats.log_pmax.exp(), stats.entropy
-    p2 = sums.get("tail_p2", unknown) + m**2
-    p2_logp = sums.get("tail_p2_logp", unknown) + m**2 * stats.log_pmax
-    square = 1 - 2 * p + p2
-    mode = torch.where(stats.is_mode, 1.0, (p2 - p - m) / square)
-    spread = (p2_logp + p2 * entropy - p * (stats.logp + entropy)) / square
+    tail, tail_logp = (sums.get(name, unknown) for name in ("tail_p2", "tail_p2_logp"))
+    square = stats.logp.expm1() ** 2 + tail + (m**2 - p**2)
+    mode = torch.where(stats.is_mode, 1.0, (tail + m**2 - p - m) / square)
+    own, top = stats.logp + entropy, stats.log_pmax + entropy
+    spread = tail_logp + tail * entropy + (m**2 * top - p**2 * own) + p * stats.logp.expm1() * own
+    spread = spread / square
     along_mode = torch.where(c.b == 0, 0.0, c.b * m * mode)
     along_entropy = torch.where((c.h == 0) | (square <= 0), 0.0, c.h * spread)
     update = c.a + along_mode + along_entropy

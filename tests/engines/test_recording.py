@@ -121,6 +121,15 @@ def trainer_like(folder, stats):
     )
 
 
+def test_a_trace_names_the_options_that_are_not_the_row_s_own(tmp_path):
+    trainer = trainer_like(tmp_path, None)
+    assert "method_options" not in RolloutRecorder(trainer).header
+    trainer.args = ACPOConfig(
+        **options(tmp_path), method="acpo", method_options={"positive_weight": 0.5}
+    )
+    assert RolloutRecorder(trainer).header["method_options"] == {"positive_weight": 0.5}
+
+
 def test_what_a_tool_wrote_is_not_recorded(tmp_path):
     ids = torch.tensor([[2, 3, 4, 5], [2, 3, 4, 0]])
     stats = stats_from_logits(logits=torch.randn(2, 4, 8), tokens=ids)

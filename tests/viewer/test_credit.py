@@ -106,6 +106,14 @@ def test_gaps_in_a_trace_are_gaps_on_the_page(tmp_path):
     assert empty["length"] == 0 and empty["top"] is None
 
 
+def test_numbers_beyond_all_bounds_are_gaps(tmp_path, view):
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        for sample, reward in enumerate((1e308, -1e308)):
+            row = {"prompt_id": "q", "sample": sample, "tokens": 1, "reward": reward}
+            writer.append([row], {"token_id": [1]})
+    view(tmp_path / "t", "--methods", "")
+
+
 def test_packed_arrays_are_little_endian():
     assert array(packed(np.array([1.5, np.nan], dtype=">f4")))[0] == 1.5
     with pytest.raises(KeyError):
@@ -123,6 +131,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     with TraceWriter(tmp_path / "empty", {}):
         pass
     assert "holds no token" in refusal(tmp_path / "empty")
+    assert "not a trace" in refusal("/")
     write_trace(tmp_path / "t")
     trace = tmp_path / "t"
     assert "did you mean 'acpo'" in refusal(trace, "--methods", "acop")

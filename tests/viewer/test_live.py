@@ -10,6 +10,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from acpo.engines.trl.watch import Watch
+from acpo.viewer import credit, live
 from acpo.viewer.live import LiveServer, run_answers
 from acpo.viewer.run import MOST_POINTS, run_facts, thinned
 from viewer.test_credit import refusal
@@ -131,6 +132,13 @@ def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, vie
     assert browser.count("#curves svg") == 6
     assert browser.count(".pane") == 3
     assert browser.run("document.getElementById('follow').closest('label').hidden")
+
+
+def test_more_than_a_page_holds_is_saved_in_part(run, server, monkeypatch):
+    for module in (credit, live):
+        monkeypatch.setattr(module, "MOST_TOKENS", 70)
+    status, _, body = ask(server, f"/{server.token}/report.html")
+    assert status == 200 and len(body) > 1000
 
 
 def test_it_fits_a_phone(run, view, screen):  # noqa: F811

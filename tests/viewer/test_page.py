@@ -204,6 +204,23 @@ def test_two_methods_side_by_side(page, browser):
     assert browser.count(".pane") == 4
 
 
+def test_differences_are_to_the_first_method_named(page, browser):
+    trace = page("--methods", "sapo,8020", prompts=1)
+    browser.run(
+        """{
+          const chosen = document.getElementById('quantity');
+          chosen.value = 'difference';
+          chosen.dispatchEvent(new Event('change'));
+          document.getElementById('values').click();
+        }"""
+    )
+    browser.frames()
+    shown = browser.run(f"{TOKENS}.slice(0, 6).map((token) => token.dataset.v)")
+    first, second = (method_columns(trace, name).update for name in ("sapo", "8020"))
+    assert [number(text) for text in shown] == pytest.approx((second - first)[:6], abs=0.006)
+    assert (second != first)[:6].any()
+
+
 def test_steps(page, browser):
     trace = page(prompts=1, steps=3)
     assert browser.text("#step-value") == "20"
@@ -241,6 +258,13 @@ def test_search_crosses_tokens(page, browser):
     browser.press("Enter", modifiers=8)
     assert browser.text("#hits") == f"1 / {expected} hits"
     assert browser.text(".active") == "ab"
+
+
+def test_search_finds_text_after_a_split_character(page, browser):
+    page(prompts=1, pieces=(b"caf", b"\xc3", b"\xa9", b" noir"), length=8, in_order=True)
+    browser.press(*"/\u00e9 noir")
+    browser.frames()
+    assert browser.text("#hits").split()[0] != "0"
 
 
 def test_the_keyboard_reaches_everything(page, browser):

@@ -45,7 +45,7 @@ def view(
                 return
     if port is not None:
         raise ACPOError(f"--port {port} is of --live, which was not given")
-    page = output or trace.resolve().with_name(f"{trace.resolve().name}.html")
+    page = output or Path(f"{trace.resolve()}.html")
     options: dict[str, Any] = {"methods": methods, "prompts": prompts, "annotations": annotations}
     if is_run(trace):
         blocks = run_blocks(trace, step=step, **options)

@@ -10,7 +10,7 @@ import numpy as np
 from acpo.annotate.evidence import Place
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import PromptGroup, TracePayload, prompt_groups
+from acpo.viewer.payload import PromptGroup, TracePayload, plain, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
 
 MOST_TOKENS = 500_000  # about 85 MB
@@ -168,8 +168,8 @@ def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, A
             advantage = np.concatenate([columns["advantage"][cut] for cut in tokens])
             updates.append(update)
             methods[name] = {
-                "up": float(np.nansum(np.maximum(update, 0))),
-                "down": float(-np.nansum(np.minimum(update, 0))),
+                "up": plain(float(np.nansum(np.maximum(update, 0)))),
+                "down": plain(float(-np.nansum(np.minimum(update, 0)))),
                 "reversed": int(np.sum(update * advantage < 0)),
             }
         between = np.ptp(updates, axis=0) if updates else np.zeros(0)
@@ -180,7 +180,7 @@ def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, A
                 "completions": len(own),
                 "judged": len(rewards),
                 "right": sum(reward > 0 for reward in rewards),
-                "spread": max(rewards) - min(rewards) if rewards else None,
+                "spread": plain(max(rewards) - min(rewards)) if rewards else None,
                 "tokens": sum(cut.stop - cut.start for cut in tokens),
                 "apart": float(finite.max()) if len(finite) else None,
                 "methods": methods,

@@ -18,7 +18,6 @@ from acpo.viewer.shell import packed
 
 NUMBERS: dict[str, tuple[type[np.generic], Any]] = {
     "token_id": (np.int32, -1),
-    "mode_id": (np.int32, -1),
     "is_mode": (np.uint8, True),
     **dict.fromkeys(
         ("logp", "old_logp", "log_pmax", "entropy", "delta", "credit", "advantage"),
@@ -98,7 +97,6 @@ class TracePayload:
         completions = [self._completion(row, vocabulary) for row in group.rows]
         first = group.rows[0]
         return {
-            "prompt_id": group.prompt_id,
             "prompt": self.prompt(first),
             "answer": self.rollouts["answer"][first],
             "completions": completions,
@@ -108,7 +106,7 @@ class TracePayload:
     def _completion(self, row: int, vocabulary: dict[bytes, int]) -> dict[str, Any]:
         first, last = int(self.starts[row]), int(self.starts[row + 1])
         pieces = self._pieces(first, last)
-        facts = {name: _plain(self.rollouts[name][row]) for name in FACTS}
+        facts = {name: plain(self.rollouts[name][row]) for name in FACTS}
         place = self.errors.get(row)
         facts["error"] = place and {"span": place.span, "evidence": str(place.evidence)}
         cut = {name: packed(values[first:last]) for name, values in self.numbers.items()}
@@ -214,8 +212,8 @@ def _rectangle(rows: Sequence[Any], k: int, blank: Any, dtype: Any) -> np.ndarra
     return np.array([_padded(row, k, blank) for row in rows], dtype=dtype)
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN."""
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

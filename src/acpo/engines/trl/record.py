@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 
 from acpo.engines.trl.rollout import Tensors, select_rows, trained_mask
-from acpo.objectives import TokenStats
+from acpo.objectives import METHODS, TokenStats
 from acpo.records import RUN_TRACE, TraceWriter
 from acpo.scoring.pieces import Pieces
 from acpo.scoring.rollouts import SampledCompletion, method_rows, prompt_id
@@ -47,6 +47,9 @@ class RolloutRecorder:
             "seed": args.seed,
             "updates_per_rollout": args.steps_per_generation * trainer.num_iterations,
         }
+        usual, used = METHODS[args.method].options, args.objective.options
+        if own := {name: value for name, value in used.items() if value != usual[name]}:
+            self.header["method_options"] = own
         self.kept: Tensors | None = None
         self._sources: list[tuple[str | None, float | None]] = []
         self._pieces = Pieces(trainer._tokenizer)

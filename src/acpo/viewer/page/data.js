@@ -69,7 +69,9 @@ class Completion {
   // The whole text, and which token each of its UTF-16 units belongs to.
   get search() {
     if (!this.searchText) {
-      const texts = Array.from({ length: this.length }, (_, i) => this.text(i));
+      // What a token shows of a character that another one begins is no text to find.
+      const found = (text) => (/^[\udc80-\udcff]+$/.test(text) ? "" : text);
+      const texts = Array.from({ length: this.length }, (_, i) => found(this.text(i)));
       const owner = new Uint32Array(texts.reduce((sum, text) => sum + text.length, 0));
       let at = 0;
       texts.forEach((text, i) => {

@@ -14,7 +14,7 @@ const derived = (name, left, right, combine) => (c) => {
 };
 
 function difference(c, method) {
-  const [first, second] = Object.keys(c.methods);
+  const [first, second] = app.page.methods.map(({ name }) => name); // keys such as 8020 sort first
   if (!second) return undefined;
   const own = c.methods[method];
   own.difference ??= own.update.map((value, i) => value - c.methods[first].update[i]);
