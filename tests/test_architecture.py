@@ -18,6 +18,7 @@ ALLOWED = {
     "servers": {"errors"},
     "jsonl": {"errors"},
     "linefile": {"errors"},
+    "yamlfile": {"errors"},
     "record_columns": {"errors", "linefile"},
     "records": {"record_columns", "linefile"},
     "objectives": {"errors"},
@@ -38,7 +39,7 @@ ALLOWED = {
     },
     "train": {
         *("errors", "intervals", "verify", "tasks", "engines"),
-        *("checkpoints", "vllm_version"),
+        *("checkpoints", "vllm_version", "yamlfile"),
     },
     "trace": {
         *("errors", "objectives", "records", "scoring"),
@@ -51,7 +52,7 @@ ALLOWED = {
     },
     "compare": {
         *("errors", "intervals", "jsonl", "linefile", "objectives"),
-        *("tasks", "evaluate", "train"),
+        *("tasks", "evaluate", "train", "yamlfile"),
     },
     "methods_table": {"objectives"},
     "method_columns": {"errors", "objectives", "records", "scoring"},
@@ -65,6 +66,7 @@ TORCH_FREE = (
     "intervals",
     "jsonl",
     "linefile",
+    "yamlfile",
     "record_columns",
     "records",
     "verify",

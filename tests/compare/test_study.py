@@ -105,7 +105,9 @@ BAD = {
     "rate as text": (SOUND.replace("1.0e-3", "1e-3"), 6, "as in 3.0e-4"),
     "recipe gone": (SOUND.replace("recipe.yaml", "gone.yaml"), 1, "not a file"),
     "not a mapping": ("- a\n", 1, "mapping"),
-    "not YAML": ("a: [\n", 2, "not YAML"),
+    "not YAML": ("a: [\n", 2, "not plain YAML"),
+    "a date": (SOUND + "options: {run_name: 2024-05-01}\n", 8, "a timestamp cannot be"),
+    "no date": (SOUND + "title: 2024-13-01\n", 8, "put text in quotes"),
     "odd name": (SOUND.replace("grpo", "{name: ../x, method: grpo}"), 2, "letters"),
     "altered baseline": (SOUND.replace("sapo,", "{method: sapo, options: {beta: 1}},"), 2, "plain"),
     "altered row of the table": (SOUND.replace("grpo", "{name: acpo, method: grpo}"), 2, "plain"),
@@ -127,12 +129,18 @@ BAD = {
     "words for a switch": (SOUND + "keep_models: maybe\n", 8, "true or false"),
     "list for a command": (SOUND + "launcher: [a, b]\n", 8, "a command"),
     "matched to nothing": (SOUND + "matched: [grpo, sapo]\n", 8, "'sapo' is no row to match"),
+    "matched to lists": (SOUND + "matched: [[a]]\n", 8, "['a'] is no row to match"),
     "matched as words": (SOUND + "matched: some\n", 8, "a list of rows"),
     "pass@k misspelt": (SOUND + "pass_at:\n  problem: 2\n", 9, "did you mean 'problems'"),
     "pass@k of nothing": (SOUND + "pass_at: {problems: 0, samples: 4}\n", 8, "at least 1"),
     "pass@k halved": (SOUND + "pass_at: {problems: 2}\n", 8, "pass_at.samples is missing"),
     "pass@k of more": (SOUND + "pass_at: {problems: 9, samples: 4}\n", 8, "held_out=8"),
     "pass@k that splits": (SOUND + "pass_at: {problems: 8, samples: 3}\n", 8, "divide per_device"),
+    "pass@k of batches in words": (
+        SOUND + "options: {per_device_eval_batch_size: '8'}\npass_at: {problems: 8, samples: 4}\n",
+        9,
+        "per_device_eval_batch_size='8'",
+    ),
     "one rate to extend": (
         SOUND.replace("1.0e-3, ", "") + "  extend: 1\n",
         8,
@@ -161,6 +169,9 @@ def test_bad_files_are_refused(write, tmp_path):
     path.write_bytes(b"title: \xff\n")
     with pytest.raises(ACPOError, match=r"study.yaml:1: not YAML in UTF-8"):
         read_study(path)
+    path.write_text("recipe: " + "[" * 5000)
+    with pytest.raises(ACPOError, match=r"study.yaml: not plain YAML: maximum recursion"):
+        read_study(path)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"spec": {"recipe": 3}}'])
@@ -180,6 +191,9 @@ def test_numbers_may_name_tasks(write):
 
 
 def test_bad_overrides():
-    for arguments in (["--seed", "3"], ["beta"], ["--beta"]):
+    for arguments in (
+        *(["--seed", "3"], ["beta"], ["--beta"]),
+        *(["--system_prompt", "a: b: c"], ["--run_name", "2024-05-01"]),
+    ):
         with pytest.raises(ACPOError):
             parse_overrides(arguments)

@@ -53,8 +53,10 @@ def test_yaml_overrides_and_every_grpo_option(tmp_path):
             [],
             r"reward_weights=1.0 must be a list, as in \[1.0\]",
         ),
-        ("- a\n- b\n", [], "must be a mapping"),
-        ("a: [\n", [], "is not YAML"),
+        ("- a\n- b\n", [], "a recipe is a mapping"),
+        ("a: [\n", [], "2: not plain YAML"),
+        ("run_name: 2024-13-01\n", [], "1: not plain YAML: a timestamp"),
+        ("a: " + "[" * 5000, [], "not plain YAML"),
         ("method: acpo\nuse_cpu: true\n", [], "model_name_or_path is missing"),
     ],
 )
@@ -65,7 +67,7 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
 
 def test_a_recipe_in_another_encoding_is_told(tmp_path):
     (tmp_path / "bad.yaml").write_bytes(MINIMAL.encode() + b"# caf\xe9\n")
-    with pytest.raises(ACPOError, match="is not YAML: 'utf-8' codec"):
+    with pytest.raises(ACPOError, match="not YAML in UTF-8: 'utf-8' codec"):
         read_recipe(tmp_path / "bad.yaml")
 
 

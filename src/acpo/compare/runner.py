@@ -33,6 +33,7 @@ from acpo.compare.report import write_report
 from acpo.compare.study_file import DECIDED, read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
+from acpo.yamlfile import yaml_value
 
 TELL_EVERY = 20.0
 """Seconds between two lines about the runs that are going on."""
@@ -76,15 +77,14 @@ def compare(
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """`--key value` pairs as options."""
-    import yaml
-
     if len(arguments) % 2 or any(not key.startswith("--") for key in arguments[::2]):
         raise ACPOError(f"{' '.join(arguments)!r}: options of the recipe come as --key value")
     names = [key[2:].replace("-", "_") for key in arguments[::2]]
     for name in names:
         if name in DECIDED:
             raise ACPOError(f"--{name} is decided by the study, run by run")
-    return dict(zip(names, map(yaml.safe_load, arguments[1::2]), strict=True))
+    values = zip(names, arguments[1::2], strict=True)
+    return {name: yaml_value(text, f"--{name} {text}") for name, text in values}
 
 
 class Progress(NamedTuple):

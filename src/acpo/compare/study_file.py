@@ -4,16 +4,12 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
-
-import yaml
+from typing import Any
 
 from acpo.compare.plan import BASELINE, CONTROL, Study, StudyRow, StudyTask, Sweep
-from acpo.errors import ACPOError
 from acpo.objectives.methods import METHODS
 from acpo.tasks.registry import get_task
-
-Place = tuple[str | int, ...]
+from acpo.yamlfile import Place, YamlFile
 
 KEYS = {
     "title": "what the study is called in its report",
@@ -54,65 +50,10 @@ KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 """What a value may be, and how that is said."""
 
 
-class YamlFile:
-    """A parsed YAML file, which knows the line of each of its `values`."""
-
-    def __init__(self, path: str | Path, *, what: str = "study") -> None:
-        self.path = Path(path)
-        if not self.path.is_file():
-            raise ACPOError(
-                f"{what}={str(path)!r} is not a file; `acpo init` writes some to recipes/studies/"
-            )
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ACPOError(f"{path}:1: not YAML in UTF-8: {error}") from error
-        self._lines: dict[Place, int] = {}
-        try:
-            node = yaml.compose(text, Loader=yaml.SafeLoader)
-            self.values: Any = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            mark = getattr(error, "problem_mark", None)
-            line = f":{mark.line + 1}" if mark else ""
-            raise ACPOError(f"{path}{line}: not YAML: {error}") from error
-        if not isinstance(self.values, dict) or node is None:
-            raise ACPOError(f"{path}:1: a {what} is a mapping of options to values")
-        self._walk(node, (), ())
-
-    def _walk(self, node: Any, place: Place, around: tuple[Any, ...]) -> None:
-        self._lines[place] = node.start_mark.line + 1
-        if node in around:
-            self.refuse(place, "an alias refers to what it is part of; write it out")
-        around = (*around, node)
-        if isinstance(node, yaml.SequenceNode):
-            for index, child in enumerate(node.value):
-                self._walk(child, (*place, index), around)
-        elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key, child in node.value:
-                name = str(key.value)
-                self._lines[(*place, name)] = key.start_mark.line + 1
-                if name in seen:
-                    self.refuse((*place, name), f"{name!r} is given twice; keep one")
-                seen.add(name)
-                line = self._lines[(*place, name)]
-                self._walk(child, (*place, name), around)
-                self._lines[(*place, name)] = line  # of the key, not where its block begins
-
-    def line(self, place: Place) -> int:
-        """The line of a value, or of the nearest thing around it."""
-        while place not in self._lines:
-            place = place[:-1]
-        return self._lines[place]
-
-    def refuse(self, place: Place, why: str) -> NoReturn:
-        """Raise an error that names the file and the line of a value."""
-        raise ACPOError(f"{self.path}:{self.line(place)}: {why}")
-
-
 def read_study(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Study:
     """Read and check a study; `overrides` are options of the recipe that replace the study's."""
-    return _Reader(YamlFile(path), overrides or {}).study()
+    file = YamlFile(path, what="study", others="recipes/studies/")
+    return _Reader(file, overrides or {}).study()
 
 
 class _Reader:
@@ -193,8 +134,8 @@ class _Reader:
 
     def _matched(self, tasks: tuple[StudyTask, ...]) -> tuple[str, ...]:
         value = self._value(("matched",), "names", [])
-        names = dict.fromkeys(row.name for task in tasks for row in task.rows)
-        del names[BASELINE]
+        rows = dict.fromkeys(row.name for task in tasks for row in task.rows)
+        names = [name for name in rows if name != BASELINE]
         for index, name in enumerate(value):
             if name not in names:
                 self.file.refuse(
@@ -215,11 +156,11 @@ class _Reader:
         for task in tasks:
             merged = self._merged(task, options)
             batch = merged.get("per_device_eval_batch_size", 8)
-            if problems > merged["held_out"] or batch % samples:
+            if problems > merged["held_out"] or type(batch) is not int or batch % samples:
                 self.file.refuse(
                     ("pass_at",),
                     f"{problems} problems must be among held_out={merged['held_out']}, and "
-                    f"{samples} samples divide per_device_eval_batch_size={batch}",
+                    f"{samples} samples divide per_device_eval_batch_size={batch!r}",
                 )
         return problems, samples
 
@@ -228,7 +169,7 @@ class _Reader:
         path = self.file.path.parent / str(self._at(place))
         if not path.is_file():
             self.file.refuse(place, f"recipe={self._at(place)!r} is not a file beside the study")
-        return path, YamlFile(path, what="recipe").values
+        return path, YamlFile(path, what="recipe", others="recipes/").values
 
     def _at(self, place: Place) -> Any:
         value: Any = self.values

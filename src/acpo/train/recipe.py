@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
 from acpo.train.values import check_dtype, check_ranges, check_types
+from acpo.yamlfile import YamlFile
 
 if TYPE_CHECKING:
     from trl import ModelConfig
@@ -85,7 +86,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     A recipe without `output_dir` writes to `runs/<name of the recipe>`.
     """
     path = Path(path)
-    values = _read_yaml(path)
+    values = YamlFile(path, what="recipe", others="recipes/").values
     parser = _parser()
     actions = {action.dest: action for action in parser._actions}
     known = set(actions)
@@ -191,20 +192,6 @@ def _parser() -> Any:
 
     parts: Any = (TaskArguments, ACPOConfig, ModelConfig)
     return RecipeParser(parts, allow_abbrev=False)
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    if not path.is_file():
-        raise ACPOError(f"recipe={str(path)!r} is not a file; `acpo init` writes some to recipes/")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ACPOError(f"recipe={str(path)!r} is not YAML: {error}") from error
-    if not isinstance(values, dict):
-        raise ACPOError(f"recipe={str(path)!r} must be a mapping of options to values")
-    return values
 
 
 def _refuse_unknown(key: str, known: set[str], *, where: str) -> NoReturn:

@@ -1,0 +1,90 @@
+"""YAML that people write: files of options, each value with its line, and single values."""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from acpo.errors import ACPOError
+
+Place = tuple[str | int, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads what JSON, which results are, holds too."""
+
+
+def _refuse_kind(loader: _Loader, node: yaml.Node) -> NoReturn:
+    kind = node.tag.rpartition(":")[2]
+    why = f"a {kind} cannot be an option's value; put text in quotes"
+    raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+
+
+for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _refuse_kind)
+
+
+class YamlFile:
+    """A parsed YAML file, which knows the line of each of its `values`."""
+
+    def __init__(self, path: str | Path, *, what: str, others: str) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ACPOError(
+                f"{what}={str(path)!r} is not a file; `acpo init` writes some to {others}"
+            )
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ACPOError(f"{path}:1: not YAML in UTF-8: {error}") from error
+        node, self.values = _parse(text, str(path))
+        if not isinstance(self.values, dict):
+            raise ACPOError(f"{path}:1: a {what} is a mapping of options to values")
+        self._lines: dict[Place, int] = {}
+        self._walk(node, (), ())
+
+    def _walk(self, node: Any, place: Place, around: tuple[Any, ...]) -> None:
+        self._lines[place] = node.start_mark.line + 1
+        if node in around:
+            self.refuse(place, "an alias refers to what it is part of; write it out")
+        around = (*around, node)
+        if isinstance(node, yaml.SequenceNode):
+            for index, child in enumerate(node.value):
+                self._walk(child, (*place, index), around)
+        elif isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, child in node.value:
+                name = str(key.value)
+                self._lines[(*place, name)] = key.start_mark.line + 1
+                if name in seen:
+                    self.refuse((*place, name), f"{name!r} is given twice; keep one")
+                seen.add(name)
+                line = self._lines[(*place, name)]
+                self._walk(child, (*place, name), around)
+                self._lines[(*place, name)] = line  # of the key, not where its block begins
+
+    def line(self, place: Place) -> int:
+        """The line of a value, or of the nearest thing around it."""
+        while place not in self._lines:
+            place = place[:-1]
+        return self._lines[place]
+
+    def refuse(self, place: Place, why: str) -> NoReturn:
+        """Raise an error that names the file and the line of a value."""
+        raise ACPOError(f"{self.path}:{self.line(place)}: {why}")
+
+
+def yaml_value(text: str, where: str) -> Any:
+    """What a text is in YAML."""
+    return _parse(text, where)[1]
+
+
+def _parse(text: str, where: str) -> tuple[Any, Any]:
+    """(nodes, value) of a text; `where` it stands begins every refusal."""
+    try:
+        return yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        why = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ACPOError(f"{where}{line}: not plain YAML: {why}") from error
