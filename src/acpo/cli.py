@@ -215,7 +215,9 @@ def compare(
     context: typer.Context,
     study: Path = typer.Argument(help="A YAML file; `acpo init` writes some to recipes/studies/."),
     output: Path | None = typer.Option(
-        None, help="Where runs and report go (default: runs/compare/<name of the study>)."
+        None,
+        file_okay=False,
+        help="Where runs and report go (default: runs/compare/<name of the study>).",
     ),
     workers: int = typer.Option(1, min=1, help="Runs at a time."),
     only: str = typer.Option(

@@ -229,6 +229,13 @@ def test_refusals_are_one_line(tmp_path):
     assert f"{path}:16: method 'sopa' is unknown; did you mean 'sapo'?" in result.output
 
 
+@pytest.mark.parametrize("command", ["compare", "diagnose dynamics"])
+def test_a_file_is_no_folder_for_the_output(tmp_path, command):
+    path = write_study(tmp_path, "  - sapo\n")
+    result = CliRunner().invoke(app, [*command.split(), str(path), "--output", str(path)])
+    assert result.exit_code == 2 and "is a file" in result.output
+
+
 def test_sweeps_and_studies_share_no_problem():
     sweep, study = (set(own_problems(1000, 0.2, sweep=s)) for s in (True, False))
     assert len(sweep) == 200 and not sweep & study and len(sweep | study) == 1000

@@ -1,5 +1,6 @@
 """Study files: what the repository ships is sound, and what cannot be run is refused by line."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,22 @@ def test_a_damaged_result_is_named(write, tmp_path, text):
     result.parent.mkdir(parents=True)
     result.write_text(text)
     with pytest.raises(ACPOError, match=r"result.json is .*remove it"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seconds", None), ("hardware", None), ("accuracy", 0.5), ("accuracy", {"value": "a"})),
+        *(("accuracy", {"value": 0.5, "verdicts": 3}), ("pass_at", []), ("step_lengths", ["a"])),
+        *(("curve", [1]), ("curve", [{"accuracy": 0.5}]), ("curve", 3), ("tokens", "a")),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, name, value):
+    sound = {"run": "a", "spec": {"recipe": {}}, "seconds": 1.0, "hardware": {}, "versions": {}}
+    lines = [json.dumps(one) for one in (sound, {**sound, name: value})]
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
+    with pytest.raises(ACPOError, match=rf"runs.jsonl:2 is not .*\({name}=.*remove it"):
         read_results(tmp_path)
 
 

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,41 @@ PLACES = ("data", "held_out_data", "model_name_or_path")
 """Options that say where something lies, which may differ from machine to machine."""
 
 
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _is_measured(value: Any) -> bool:
+    if value is None:
+        return True
+    packed = type(value) is dict and type(value.get("verdicts", "")) is str
+    return packed and _is_number(value.get("value"))
+
+
+def _is_curve(value: Any) -> bool:
+    entries = value if type(value) is list else []
+    return value in (None, entries) and all(
+        type(one) is dict and "step" in one and all(map(_is_number, one.values()))
+        for one in entries
+    )
+
+
+FIELDS: dict[str, Callable[[Any], bool]] = {
+    "run": lambda v: type(v) is str,
+    "spec": lambda v: type(v) is dict and type(v.get("recipe")) is dict,
+    "failed": lambda v: v is None or type(v) is str,
+    "accuracy": _is_measured,
+    "pass_at": _is_measured,
+    "curve": _is_curve,
+    "step_lengths": lambda v: v is None or (type(v) is list and all(map(_is_number, v))),
+    "tokens": lambda v: v is None or type(v) is int,
+    "seconds": _is_number,
+    "hardware": lambda v: type(v) is dict,
+    "versions": lambda v: type(v) is dict,
+}
+"""What the report reads of a result, and what that may be."""
+
+
 def spec_hash(spec: Mapping[str, Any]) -> str:
     """What a run is known by, on every machine."""
     recipe = {name: value for name, value in spec["recipe"].items() if name not in PLACES}
@@ -36,25 +71,33 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
 def read_results(folder: Path) -> dict[str, Result]:
     """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders."""
     found: dict[str, Result] = {}
-    if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
-        for number, row in enumerate(read_jsonl(folder / RUNS), 1):
-            _add(found, row, f"{folder / RUNS}:{number}")
-    for path in sorted((folder / "runs").rglob(RESULT)):
-        name = path.parent.relative_to(folder / "runs").as_posix()
-        _add(found, {"run": name, **read_json(path)}, str(path))
+    for where, row in _rows(folder):
+        for name, fits in FIELDS.items():
+            if not fits(row.get(name)):
+                raise ACPOError(
+                    f"{where} is not the result of a run ({name}={row.get(name)!r:.60}); remove it "
+                    "to have the run done again"
+                )
+        _add(found, row, where)
     return found
 
 
+def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Where each result stands, and what stands there."""
+    if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
+        for number, row in enumerate(read_jsonl(folder / RUNS), 1):
+            yield f"{folder / RUNS}:{number}", row
+    for path in sorted((folder / "runs").rglob(RESULT)):
+        name = path.parent.relative_to(folder / "runs").as_posix()
+        yield str(path), {"run": name, **read_json(path)}
+
+
 def _add(found: dict[str, Result], row: Mapping[str, Any], where: str) -> None:
-    name, spec = row.get("run"), row.get("spec")
-    if not isinstance(name, str) or not isinstance(spec, dict) or "recipe" not in spec:
-        raise ACPOError(f"{where} is not the result of a run; remove it to have the run done again")
-    if not isinstance(spec["recipe"], dict):
-        raise ACPOError(f"{where} is damaged (recipe={spec['recipe']!r}); remove it")
+    name = row["run"]
     result = {key: value for key, value in row.items() if key not in ("run", "hash")}
     other = found.get(name)
     if other is not None:
-        refuse_difference(other["spec"], spec, where)
+        refuse_difference(other["spec"], row["spec"], where)
     if other is None or str(result.get("finished")) < str(other.get("finished")):
         found[name] = result
 
