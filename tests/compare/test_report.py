@@ -120,6 +120,62 @@ def test_other_problems_under_the_same_name_are_told(study):
     assert report(study, found)[1]["acpo"]["difference"]["seeds"] == 3
 
 
+def test_starts_are_compared_whatever_they_would_have_trained_on(study):
+    """An endless task makes as many problems as a run needs, and a start needs one batch."""
+    found = results(study)
+    for name, run in found.items():
+        run["problems"] = "few" if "/start/" in name else f"of seed {run['spec']['seed']}"
+    summary, rows = report(study, found)
+    assert rows["acpo"]["gain"]["seeds"] == 3 and "trained on different" not in markdown(summary)
+    found["a/study/acpo-lr0.0001-seed2"]["problems"] = "others"
+    summary, rows = report(study, found)
+    assert rows["acpo"]["difference"]["seeds"] == 2
+    assert re.search(
+        "runs of one seed trained on different problems.*: seeds 2\n", markdown(summary)
+    )
+
+
+@pytest.mark.parametrize("phase", [plan.SWEEP, plan.START, plan.MATCHED])
+def test_another_model_is_told_wherever_it_was(study, phase):
+    study = replace(study, matched=("grpo",))
+    found = results(study)
+    for run in made(found, study, step_lengths=[0.1]).ready:
+        found[run.name] = result(run)
+    assert "different models" not in markdown(report(study, found)[0])
+    next(one for one in found.values() if one["spec"]["phase"] == phase)["start_model"] = "another"
+    assert "runs started from 2 different models" in markdown(report(study, found)[0])
+
+
+def made(found, study, **more):
+    """Where a study stands whose SAPO runs had this, too."""
+    for name, one in found.items():
+        if "/study/sapo-" in name:
+            one.update(more)
+    return progress(study, found)
+
+
+@pytest.mark.parametrize("more", [{"failed": "diverged"}, {"step_lengths": []}])
+def test_what_nothing_can_match_is_not_waited_for(study, more):
+    study = replace(study, matched=("grpo",))
+    found = results(study)
+    base = found.pop("a/study/sapo-lr0.0001-seed1")
+    state = made(found, study, **{"step_lengths": [0.1], **more})
+    assert (state.runs - state.done, len(state.ready)) == (2, 1), "SAPO's run, and one behind it"
+    found["a/study/sapo-lr0.0001-seed1"] = {**base, "step_lengths": [0.1]}
+    state = progress(study, found)
+    assert [run.name for run in state.ready] == ["a/matched/grpo-lr0.0001-seed1"]
+    assert state.runs == state.done + 1
+    assert re.search("no run can match SAPO's .*: seeds 0, 2\n", markdown(report(study, found)[0]))
+
+
+def test_only_runs_of_the_study_are_counted(study):
+    found = results(study)
+    before = report(study, found)[0]
+    found["a/study/dapo-lr0.1-seed0"] = found["a/study/grpo-lr0.0001-seed0"]
+    after = report(study, found)[0]
+    assert after == before and before["runs"] == len(found) - 1
+
+
 def test_rows_without_runs_are_not_counted_as_compared(study):
     found = results(study)
     every = report(study, found)[0]["tasks"]["a"]["comparisons"]
@@ -164,7 +220,8 @@ def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
 @pytest.mark.parametrize("kept", sorted(KEPT.iterdir()), ids=lambda path: path.name)
 def test_kept_reports_are_what_their_runs_say(kept):
     study = read_study(KEPT.parents[1] / "recipes" / "studies" / f"{kept.name}.yaml")
-    found = progress(study, read_results(kept)).results
+    found = read_results(kept)
+    progress(study, found)
     summary = summarise(study, found)
     assert markdown(summary) == (kept / "report.md").read_text()
     assert latex(summary) == (kept / "table.tex").read_text()

@@ -279,9 +279,9 @@ def test_start_runs_do_not_stretch_the_estimate(tmp_path):
     told = []
     clock = runner._Clock(tmp_path, told.append)
     result = {"seconds": 10.0, "accuracy": {"value": 0.5}}
-    state = Progress({run.name: result for run in (start, trained)}, [], 2, 4, 100)
-    clock.tell_end(start, state)
-    clock.tell_end(trained, state)
+    state = Progress([], 2, 4, 100)
+    clock.tell_end(start, result, state)
+    clock.tell_end(trained, result, state)
     assert "left" not in told[0] and "left" in told[1]
 
 

@@ -36,6 +36,15 @@ def test_differences_are_paired_by_seed():
     assert difference(runs({0: 1.0}), runs({1: 1.0})) is None
 
 
+def test_equal_differences_are_equal_and_none_is_none():
+    """0.55 - 0.50 and 0.60 - 0.55 are not, as they stand; nor is 0.1 + 0.2 - 0.3 nothing."""
+    ours = runs(dict(enumerate([0.55, 0.60, 0.65, 0.50, 0.70, 0.60])))
+    theirs = runs(dict(enumerate([0.50, 0.55, 0.60, 0.55, 0.65, 0.65])))
+    assert difference(ours, theirs)["signed_rank_p"] == 44 / 64
+    nothing = difference(runs({0: 0.1 + 0.2}), runs({0: 0.3}))
+    assert (nothing["won"], nothing["signed_rank_p"]) == (0, 1.0)
+
+
 def test_ranks_share_places():
     assert ranks({"a": 0.1, "b": 0.3, "c": 0.3}) == {"a": 3, "b": 1, "c": 1}
 

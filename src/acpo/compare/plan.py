@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,17 +145,53 @@ def matched_runs(
     study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
 ) -> Iterator[tuple[int, StudyRun]]:
     """A row's runs with updates as long as the baseline's, where the baseline's run is there."""
+    if row.name not in study.matched:
+        return
+    for place, theirs in baseline_runs(study, task, results):
+        if lengths := step_lengths(results.get(theirs.name)):
+            seed, rate = theirs.seed + row.seed_offset, theirs.learning_rate
+            run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
+            yield place, replace(run, step_lengths=lengths)
+
+
+def baseline_runs(
+    study: Study, task: StudyTask, results: Mapping[str, Result]
+) -> list[tuple[int, StudyRun]]:
+    """SAPO's tuned runs; none before its learning rate is chosen."""
     base = next(row for row in task.rows if row.name == BASELINE)
     choice = choose(study, task, base, results)
-    if choice is None or row.name not in study.matched:
-        return
-    rate = choice.learning_rate
-    for (place, theirs), seed in zip(study_runs(study, task, base, rate), task.seeds, strict=True):
-        found = results.get(theirs.name, {})
-        if found.get("step_lengths") and not found.get("failed"):
-            seed += row.seed_offset
-            run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
-            yield place, replace(run, step_lengths=found["step_lengths"])
+    return [] if choice is None else list(study_runs(study, task, base, choice.learning_rate))
+
+
+def step_lengths(result: Result | None) -> Sequence[float]:
+    """What matched runs follow; none where a run failed, or FSDP hid its updates' lengths."""
+    if result is None or result.get("failed"):
+        return ()
+    return result.get("step_lengths") or ()
+
+
+def known_runs(
+    study: Study, task: StudyTask, results: Mapping[str, Result]
+) -> tuple[list[StudyRun], int]:
+    """The runs of a task that its results so far ask for, in order, and how many are to come.
+
+    Sweeps come first, since study runs wait for them; then starts; then study runs seed by seed,
+    so that an interrupted study has whole seeds, which can be compared, rather than whole rows;
+    then runs with matched updates.
+    """
+    tuned: list[tuple[int, StudyRun]] = []
+    matched: list[tuple[int, StudyRun]] = []
+    for row in task.rows:
+        choice = choose(study, task, row, results)
+        if choice is not None:
+            tuned += study_runs(study, task, row, choice.learning_rate)
+        matched += matched_runs(study, task, row, results)
+    known = [*sweep_runs(study, task, results), *start_runs(study, task)]
+    for part in (tuned, matched):
+        known += [run for _, run in sorted(part, key=itemgetter(0))]  # seed by seed
+    followed = sum(run.name in results for _, run in baseline_runs(study, task, results))
+    again = sum(row.name in study.matched for row in task.rows) * (len(task.seeds) - followed)
+    return known, len(task.seeds) * len(task.rows) - len(tuned) + again
 
 
 def _run(

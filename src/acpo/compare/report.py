@@ -215,6 +215,16 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
             f"- runs were measured on {len(task['held_out_sets'])} different sets of held-out "
             "problems; only those measured on the same are paired"
         )
+    if task["mixed_seeds"]:
+        said.append(
+            "- runs of one seed trained on different problems, and only those that trained on the "
+            f"same are paired: seeds {', '.join(map(str, task['mixed_seeds']))}"
+        )
+    if task["unmatched"]:
+        said.append(
+            "- no run can match SAPO's updates where it failed or they were not measured, as "
+            f"under FSDP: seeds {', '.join(map(str, task['unmatched']))}"
+        )
     return said
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Executor,
@@ -23,7 +23,6 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from fnmatch import fnmatch
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +59,8 @@ def compare(
     say: Callable[[str], None] = functools.partial(print, flush=True)
     broken: list[str] = []
     if report_only:
-        results = progress(study, store.read_results(folder)).results
+        results = store.read_results(folder)
+        progress(study, results)  # which refuses runs of other settings
     else:
         results, broken = run_missing(
             study, folder, workers=workers, only=only, stop_after=stop_after, say=say
@@ -90,39 +90,23 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 class Progress(NamedTuple):
     """Where a study stands."""
 
-    results: dict[str, Result]  # by run name
     ready: list[StudyRun]  # could start now, most urgent first
     done: int  # runs of the study that have a result
     runs: int  # there will be in all, unless sweeps are extended
     updates_left: int  # of the runs that have no result
 
 
-def progress(study: Study, results: dict[str, Result]) -> Progress:
-    """What is done and what can be done next, task by task.
-
-    Sweeps come first, since study runs wait for them; then starts; then study runs seed by seed,
-    so that an interrupted study has whole seeds, which can be compared, rather than whole rows;
-    then runs with matched updates.
-    """
+def progress(study: Study, results: Mapping[str, Result]) -> Progress:
+    """What is done and what can be done next, task by task."""
     known: list[StudyRun] = []
     pending = pending_updates = 0
     for task in study.tasks:
-        known += [*plan.sweep_runs(study, task, results), *plan.start_runs(study, task)]
-        tuned: list[tuple[int, StudyRun]] = []
-        matched: list[tuple[int, StudyRun]] = []
-        for row in task.rows:
-            choice = plan.choose(study, task, row, results)
-            if choice is not None:
-                tuned += plan.study_runs(study, task, row, choice.learning_rate)
-            matched += plan.matched_runs(study, task, row, results)
-        for part in (tuned, matched):
-            known += [run for _, run in sorted(part, key=itemgetter(0))]  # seed by seed
-        rows = len(task.rows) + sum(row.name in study.matched for row in task.rows)
-        unknown = len(task.seeds) * rows - len(tuned) - len(matched)
+        runs, unknown = plan.known_runs(study, task, results)
+        known += runs
         pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
     ready = [run for run in known if store.result_of(results, run) is None]
     left = sum(run.updates for run in ready) + pending_updates
-    return Progress(results, ready, len(known) - len(ready), len(known) + pending, left)
+    return Progress(ready, len(known) - len(ready), len(known) + pending, left)
 
 
 def run_missing(
@@ -140,10 +124,11 @@ def run_missing(
     seconds. Returned are the results there are now, by run name, and what went wrong with the runs
     that have none.
     """
-    state = progress(study, store.read_results(folder))
+    results = store.read_results(folder)
+    state = progress(study, results)
     say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
     if not state.ready:
-        return state.results, []
+        return results, []
     share = gpu_share(workers, state.ready)
     clock = _Clock(folder, say)
     running: dict[Future[Any], StudyRun] = {}
@@ -164,14 +149,14 @@ def run_missing(
                 break
             ended = wait(running, timeout=TELL_EVERY, return_when=FIRST_COMPLETED).done
             for run, job in [(running.pop(job), job) for job in ended]:
-                _keep(run, job, state.results, broken, folder)
-                state = progress(study, state.results)
-                clock.tell_end(run, state)
+                _keep(run, job, results, broken, folder)
+                state = progress(study, results)
+                clock.tell_end(run, results.get(run.name), state)
             if not ended:
                 clock.tell_running(list(running.values()), state)
     left = state.runs - state.done
     say(f"{left} runs left: run the same command again" if left else "all runs done")
-    return state.results, list(broken.values())
+    return results, list(broken.values())
 
 
 def _keep(
@@ -209,8 +194,7 @@ class _Clock:
         """Seconds."""
         return time.monotonic() - self.began
 
-    def tell_end(self, run: StudyRun, state: Progress) -> None:
-        result = state.results.get(run.name)
+    def tell_end(self, run: StudyRun, result: Result | None, state: Progress) -> None:
         self.made += run.updates if result and run.phase != plan.START else 0
         if result is None:
             found = "broken, see its log.txt"

@@ -81,7 +81,8 @@ PAPER: dict[str, Printed] = {
 
 def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
     """Everything a report says, as plain data; the same from the same results."""
-    every = [results[name] for name in sorted(results)]
+    planned = [run for task in study.tasks for run in plan.known_runs(study, task, results)[0]]
+    every = [results[name] for name in sorted(run.name for run in planned) if name in results]
     given = [f"--{name} {value}" for name, value in study.overrides.items() if name not in PLACES]
     return {
         "title": study.title,
@@ -144,20 +145,32 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "updates": task.updates,
         "options": dict(task.options),
         "start": _mean_accuracy(_accuracies(starts)),
-        **{
-            name: _distinct(
-                result[key]
-                for runs in tuned.values()
-                for result in runs.values()
-                if result.get(key)
-            )
-            for name, key in (("start_models", "start_model"), ("held_out_sets", "held_out"))
-        },
+        **_kinds(study, task, results),
         "comparisons": sum(row["p_holm"] is not None for row in rows),
         "unlearnt": unlearnt,
         "least_gain": study.least_gain,
         "rows": rows,
         "matched": again,
+        "unmatched": [
+            task.seeds[place]
+            for place, run in plan.baseline_runs(study, task, results)
+            if study.matched and run.name in results and not plan.step_lengths(results[run.name])
+        ],
+    }
+
+
+def _kinds(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[str, Any]:
+    """What runs must have in common to be compared: all it was among those of a task."""
+    known, _ = plan.known_runs(study, task, results)
+    found = [(run, results[run.name]) for run in known if run.name in results]
+    asked: dict[int, list[Any]] = {}
+    for run, result in found:
+        if run.phase in (plan.STUDY, plan.MATCHED) and "problems" in result:
+            asked.setdefault(run.seed, []).append(result["problems"])
+    return {
+        "start_models": _distinct(r["start_model"] for _, r in found if r.get("start_model")),
+        "held_out_sets": _distinct(r["held_out"] for _, r in found if r.get("held_out")),
+        "mixed_seeds": sorted(seed for seed, sets in asked.items() if len(_distinct(sets)) > 1),
     }
 
 
@@ -255,7 +268,7 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     }
     if not pairs:
         return None
-    values = [a[seed] - b[seed] for seed in pairs]
+    values = [round(a[seed] - b[seed], 9) for seed in pairs]  # else equal ones differ, and 0 is not
     areas = [(area(x), area(y)) for x, y in pairs.values()]
     known = [x - y for x, y in areas if x is not None and y is not None]
     return {
@@ -272,7 +285,9 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
 def _alike(a: Result, b: Result) -> bool:
     """Whether two runs started from one model and, as far as is known, read the same problems."""
     keys = ["held_out"]
-    if a.get("spec", {}).get("seed") == b.get("spec", {}).get("seed"):
+    specs = [one.get("spec", {}) for one in (a, b)]
+    trained = all(spec.get("phase") != plan.START for spec in specs)
+    if trained and specs[0].get("seed") == specs[1].get("seed"):
         keys.append("problems")  # which the seed may choose
     known = [key for key in keys if key in a and key in b]
     return all(a.get(key) == b.get(key) for key in ("start_model", *known))
