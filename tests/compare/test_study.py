@@ -148,6 +148,12 @@ BAD = {
         "two learning rates",
     ),
     "a snake": (SOUND + "options: &a {x: *a}\n", 8, "part of"),
+    "decided by its own times": (SOUND + "options: {eval_steps: 3}\n", 8, "decided run by run"),
+    "sweep without the row": (
+        SOUND + "tasks:\n  a: {}\n  b: {sweep_of: a, methods: [dapo]}\n",
+        10,
+        "'dapo' is no row of 'a'",
+    ),
     "sweep of nothing": (SOUND + "tasks:\n  a: {sweep_of: b}\n", 9, "above this one"),
 }
 
@@ -207,10 +213,15 @@ def test_numbers_may_name_tasks(write):
     assert [(task.name, task.sweep_of) for task in study.tasks] == [("7", "7")]
 
 
+def test_rates_come_from_where_they_are_swept(write):
+    text = SOUND + "tasks:\n  a: {}\n  b: {sweep_of: a}\n  c: {sweep_of: b, methods: [grpo]}\n"
+    assert [task.sweep_of for task in read_study(write(text)).tasks] == ["a", "a", "a"]
+
+
 def test_bad_overrides():
     for arguments in (
         *(["--seed", "3"], ["beta"], ["--beta"]),
-        *(["--system_prompt", "a: b: c"], ["--run_name", "2024-05-01"]),
+        *(["--eval_steps", "5"], ["--system_prompt", "a: b: c"], ["--run_name", "2024-05-01"]),
     ):
         with pytest.raises(ACPOError):
             parse_overrides(arguments)

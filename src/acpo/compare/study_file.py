@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import BASELINE, CONTROL, Study, StudyRow, StudyTask, Sweep
+from acpo.compare.plan import BASELINE, CONTROL, NOT_A_RUNS, Study, StudyRow, StudyTask, Sweep
 from acpo.objectives.methods import METHODS
 from acpo.tasks.registry import get_task
 from acpo.yamlfile import Place, YamlFile
@@ -31,7 +31,7 @@ KEYS = {
 ROW_KEYS = ("name", "method", "options", "seed_offset")
 TASK_KEYS = ("recipe", "options", "methods", "updates", "seeds", "sweep_of")
 SWEEP_KEYS = ("learning_rates", "seeds", "updates", "share", "extend")
-DECIDED = ("method", "seed", "learning_rate", "max_steps", "output_dir")
+DECIDED = ("method", "seed", "learning_rate", "max_steps", *NOT_A_RUNS)
 """Options the study decides run by run."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -262,23 +262,36 @@ class _Reader:
             self._check_name(place, str(name))
             self._value(place, "mapping")
             self._known(place, TASK_KEYS)
-            sweep_of = str(setting.get("sweep_of") or name)
-            if sweep_of != str(name) and sweep_of not in [task.name for task in tasks]:
-                self.file.refuse(
-                    (*place, "sweep_of"), f"sweep_of={sweep_of!r} must name a task above this one"
-                )
+            own = self._rows((*place, "methods")) if "methods" in setting else rows
             tasks.append(
                 StudyTask(
                     str(name),
                     *self._recipe((*place, "recipe") if "recipe" in setting else ("recipe",)),
                     self._options((*place, "options")),
-                    self._rows((*place, "methods")) if "methods" in setting else rows,
+                    own,
                     self._value((*place, "updates"), "count", updates),
                     self._seeds((*place, "seeds")) if "seeds" in setting else seeds,
-                    sweep_of,
+                    self._sweep_of(place, own, tasks),
                 )
             )
         return tuple(tasks)
+
+    def _sweep_of(self, place: Place, rows: Sequence[StudyRow], above: Sequence[StudyTask]) -> str:
+        """The task that sweeps the learning rates of all these rows."""
+        name = str(place[-1])
+        given, place = str(self._at(place).get("sweep_of") or name), (*place, "sweep_of")
+        if given == name:
+            return name
+        swept = {task.name: task for task in above}
+        if given not in swept:
+            self.file.refuse(place, f"sweep_of={given!r} must name a task above this one")
+        root = swept[swept[given].sweep_of]
+        for row in rows:
+            if row not in root.rows:
+                self.file.refuse(
+                    place, f"{row.name!r} is no row of {root.name!r}, so it would have no rate"
+                )
+        return root.name
 
     def _sweep(self, tasks: tuple[StudyTask, ...], updates: int) -> Sweep | None:
         value = self.values.get("sweep")
