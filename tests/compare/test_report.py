@@ -15,6 +15,7 @@ from acpo.compare.runner import progress
 from acpo.compare.store import (
     pack_verdicts,
     read_results,
+    refuse_difference,
     spec_hash,
     unpack_verdicts,
     write_results,
@@ -298,6 +299,33 @@ def test_files_of_two_machines_are_merged_by_writing_one_behind_the_other(study,
     (both / "runs.jsonl").write_text(lines + parts[0])
     with pytest.raises(ACPOError, match=r"held_out=9 there, 8 in the study"):
         read_results(both)
+
+
+def test_of_two_machines_matched_runs_the_first_sapos_are_kept(study, tmp_path):
+    study = replace(study, matched=("grpo",))
+    lines, notes = [], []
+    for when, length in (("1", 0.1), ("2", 0.2)):
+        found = results(study)
+        for run in made(found, study, step_lengths=[length] * 40).ready:
+            found[run.name] = result(run, step_lengths=list(run.step_lengths))
+        found = {name: {**one, "finished": when} for name, one in found.items()}
+        write_results(found, tmp_path / "runs.jsonl")
+        lines.append((tmp_path / "runs.jsonl").read_text())
+    for text in ("".join(lines), "".join(lines[::-1])):
+        (tmp_path / "runs.jsonl").write_text(text)
+        merged = read_results(tmp_path, notes.append)
+        assert sorted(merged) == sorted(found)
+        assert {one["finished"] for one in merged.values()} == {"1"}
+        assert not progress(study, merged).ready
+    assert len(notes) == 2 * 6 and "seed0 is left out: it matched updates of a SAPO" in notes[0]
+
+
+def test_long_values_are_told_in_short(study):
+    run = next(plan.start_runs(study, study.tasks[0]))
+    old, new = (replace(run, step_lengths=[length] * 999).spec() for length in (0.1, 0.2))
+    with pytest.raises(ACPOError) as error:
+        refuse_difference(old, new, "here")
+    assert "step_lengths=[0.1, 0.1" in str(error.value) and len(str(error.value)) < 300
 
 
 def test_the_place_of_data_and_model_is_no_part_of_a_run(study):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import Result, StudyRun
+from acpo.compare.plan import MATCHED, Result, StudyRun, step_lengths
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
 from acpo.linefile import write_whole
@@ -68,9 +68,13 @@ def spec_hash(spec: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def read_results(folder: Path) -> dict[str, Result]:
-    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders."""
+def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, Result]:
+    """Every result in a study's folder, by run name: of `runs.jsonl` and of the run folders.
+
+    Of files from two machines, one's SAPO runs count; runs matched to the other's are left out.
+    """
     found: dict[str, Result] = {}
+    matched: list[tuple[str, dict[str, Any]]] = []
     for where, row in _rows(folder):
         for name, fits in FIELDS.items():
             if not fits(row.get(name)):
@@ -78,7 +82,18 @@ def read_results(folder: Path) -> dict[str, Result]:
                     f"{where} is not the result of a run ({name}={row.get(name)!r:.60}); remove it "
                     "to have the run done again"
                 )
-        _add(found, row, where)
+        if row["spec"].get("phase") == MATCHED:
+            matched.append((where, row))
+        else:
+            _add(found, row, where)
+    made = [(one["spec"].get("task"), step_lengths(one)) for one in found.values()]
+    for where, row in matched:
+        if (row["spec"].get("task"), row["spec"].get("step_lengths")) in made:
+            _add(found, row, where)
+        else:
+            say(
+                f"{where}: {row['run']} is left out: it matched updates of a SAPO run not kept here"
+            )
     return found
 
 
@@ -119,7 +134,7 @@ def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str
         for key in sorted({*a, *b} - {"recipe", *PLACES}):
             if a.get(key) != b.get(key):
                 raise ACPOError(
-                    f"{where}: {key}={a.get(key)!r} there, {b.get(key)!r} in the study "
+                    f"{where}: {key}={a.get(key)!r:.60} there, {b.get(key)!r:.60} in the study "
                     f"({part}); use another --output, or remove the runs that are out of date"
                 )
 
