@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from acpo import ACPOTrainer
 from acpo.cli import app
-from acpo.compare import runner
+from acpo.compare import runner, store
 from acpo.compare.execute import StepLengths, curve, measured, own_problems
 from acpo.compare.plan import matched_runs
 from acpo.compare.report import write_report
@@ -210,6 +210,49 @@ def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inli
     assert "(1 missing)" in (out / "report.md").read_text()
 
 
+def test_a_pattern_without_a_run_is_told(tmp_path, inline):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]"))
+    told = []
+    run_missing(study, tmp_path / "out", workers=1, only=["*/strat/*"], say=told.append)
+    assert "--only */strat/*: no run that is done or could start has such a name" in told
+
+
+def test_a_report_of_nothing_is_refused(tmp_path):
+    path = write_study(tmp_path, "  - sapo\n")
+    arguments = ["compare", str(path), "--report-only", "--output", str(tmp_path / "wrong")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "wrong holds no runs to report" in result.output
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_a_study_has_its_folder_alone_until_its_last_run_ends(tmp_path):
+    """A run that was launched outlives a command that is killed."""
+    launcher = f"{sys.executable} {tmp_path / 'sleep.py'}"
+    (tmp_path / "sleep.py").write_text(
+        "import os, sys, time\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    path = write_study(tmp_path, "  - sapo\n", seeds="[0]", more=f"launcher: {launcher}\n")
+    arguments = ["compare", str(path), "--output", str(tmp_path / "out")]
+    first = subprocess.Popen([sys.executable, "-m", "acpo", *arguments])
+    try:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert first.poll() is None
+            time.sleep(0.05)
+    finally:
+        first.kill()
+        first.wait()
+    try:
+        second = CliRunner().invoke(app, arguments)
+        assert second.exit_code == 2 and "or a run it launched, is at work there" in second.output
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    out = tmp_path / "out"
+    with pytest.raises(ACPOError, match="at work there"), store.alone(out), store.alone(out):
+        raise AssertionError("held twice")
+
+
 def test_a_part_of_a_study_is_reported_with_what_is_missing(tmp_path, inline):
     path = write_study(tmp_path, "  - sapo\n  - simko\n", seeds="[0]")
     out = tmp_path / "out"
@@ -270,7 +313,7 @@ def test_steps_that_were_not_measured_have_no_length(tmp_path):
     steps = StepLengths(tmp_path / "steps", [], resumes=False)
     assert steps.lengths(3) == []
     (tmp_path / "steps").write_text("0 0.5\n2 0.25\n")
-    assert steps.lengths(3) == [0.5, 0.0, 0.25]
+    assert steps.lengths(3) == [], "of an update that nothing was written of"
 
 
 def test_start_runs_do_not_stretch_the_estimate(tmp_path):
@@ -337,8 +380,11 @@ def test_steps_get_the_length_asked_for(tmp_path):
     assert steps.lengths(3) == pytest.approx([0.5, 0.0, float(moved.norm())], rel=1e-5)
     with (tmp_path / "steps.txt").open("a") as file:
         file.write("3")  # torn by a kill
+    before = steps.lengths(3)
     again = StepLengths(tmp_path / "steps.txt", [], resumes=True)
-    assert again.lengths(4) == [*steps.lengths(3), 0.0]
+    with (tmp_path / "steps.txt").open("a") as file:
+        file.write("3 0.5\n")
+    assert again.lengths(4) == [*before, 0.5]
 
 
 def test_a_run_that_breaks_does_not_end_the_others(tmp_path, inline, monkeypatch):

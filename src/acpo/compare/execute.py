@@ -144,8 +144,9 @@ class StepLengths(TrainerCallback):
 
     def __init__(self, path: Path, wanted: Sequence[float], *, resumes: bool) -> None:
         self.path, self.wanted = path, wanted
-        if not resumes:
+        if not resumes or not path.exists():
             path.write_text("")
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)  # nothing must join a torn line
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.state = state
@@ -177,12 +178,11 @@ class StepLengths(TrainerCallback):
                 file.write(f"{step} {length:.6g}\n")
 
     def lengths(self, updates: int) -> list[float]:
-        """Of all updates of a run, those before an interruption included; none if not measured."""
+        """Of all updates, those before an interruption included; none where one is not known."""
         lines = self.path.read_text().splitlines()
         found = dict(line.split() for line in lines if line.count(" ") == 1)
-        if not found:
-            return []
-        return [float(found.get(str(step), 0.0)) for step in range(updates)]
+        known = [float(found[str(step)]) for step in range(updates) if str(step) in found]
+        return known if len(known) == updates else []
 
 
 def own_problems(count: int, share: float, *, sweep: bool) -> list[int] | None:

@@ -59,7 +59,9 @@ def compare(
     say: Callable[[str], None] = functools.partial(print, flush=True)
     broken: list[str] = []
     if report_only:
-        results = store.read_results(folder)
+        results = store.read_results(folder, say)
+        if not results:
+            raise ACPOError(f"{folder} holds no runs to report; set --output to a study's folder")
         progress(study, results)  # which refuses runs of other settings
     else:
         results, broken = run_missing(
@@ -124,26 +126,27 @@ def run_missing(
     seconds. Returned are the results there are now, by run name, and what went wrong with the runs
     that have none.
     """
-    results = store.read_results(folder)
-    state = progress(study, results)
-    say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
-    if not state.ready:
-        return results, []
-    share = gpu_share(workers, state.ready)
-    clock = _Clock(folder, say)
     running: dict[Future[Any], StudyRun] = {}
     broken: dict[str, str] = {}
-    with worker_pool(workers, threads=study.threads, launcher=study.launcher) as submit:
+    pool = worker_pool(workers, threads=study.threads, launcher=study.launcher)
+    with store.alone(folder) as hold, pool as submit:
+        results = store.read_results(folder, say)
+        state = progress(study, results)
+        say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
+        if not state.ready:
+            return results, []
+        if not any(_fits(name, only) for name in (*results, *(run.name for run in state.ready))):
+            say(f"--only {','.join(only)}: no run that is done or could start has such a name")
+        share = gpu_share(workers, state.ready)
+        clock = _Clock(folder, say)
         while True:
             taken = {*broken, *(run.name for run in running.values())}
             waiting = [
-                run
-                for run in state.ready
-                if run.name not in taken and any(fnmatch(run.name, one) for one in only)
+                run for run in state.ready if run.name not in taken and _fits(run.name, only)
             ]
             late = stop_after is not None and clock.passed > stop_after
             for run in [] if late else waiting[: workers - len(running)]:
-                job = submit(run_one, run, folder, study.threads, study.launcher, share)
+                job = submit(run_one, run, folder, study.threads, study.launcher, share, hold)
                 running[job] = run
             if not running:
                 break
@@ -157,6 +160,10 @@ def run_missing(
     left = state.runs - state.done
     say(f"{left} runs left: run the same command again" if left else "all runs done")
     return results, list(broken.values())
+
+
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, one) for one in patterns)
 
 
 def _keep(
@@ -314,13 +321,13 @@ def gpu_of(place: int) -> str | None:
 
 
 def run_one(
-    run: StudyRun, folder: Path, threads: int, launcher: str | None, share: float
+    run: StudyRun, folder: Path, threads: int, launcher: str | None, share: float, hold: int
 ) -> Result:
     """One run in this worker, or by a launcher as a command of its own; output in `log.txt`."""
     place = folder / "runs" / run.name
     place.mkdir(parents=True, exist_ok=True)
     if launcher:
-        return _launch(run, place, threads, launcher)
+        return _launch(run, place, threads, launcher, hold)
     from acpo.compare.execute import execute
 
     with _output_to(place / "log.txt"):
@@ -331,11 +338,12 @@ def run_one(
             raise
 
 
-def _launch(run: StudyRun, folder: Path, threads: int, launcher: str) -> Result:
+def _launch(run: StudyRun, folder: Path, threads: int, launcher: str, hold: int) -> Result:
     (folder / "spec.json").write_text(json.dumps(run.spec()), encoding="utf-8")
     command = [*shlex.split(launcher), "-m", "acpo.compare.execute", str(folder), str(threads)]
     with (folder / "log.txt").open("ab") as log:
-        status = subprocess.run(command, stdout=log, stderr=log).returncode
+        # It outlives this process, if that is killed, and holds the study's folder until it ends.
+        status = subprocess.run(command, stdout=log, stderr=log, pass_fds=(hold,)).returncode
     if status:
         raise RuntimeError(f"the launcher ended with status {status}")
     return store.read_json(folder / store.RESULT)

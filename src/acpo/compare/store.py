@@ -5,6 +5,8 @@ writing one behind the other: a run that stands there twice counts once, as it f
 """
 
 import base64
+import contextlib
+import fcntl
 import hashlib
 import json
 import zlib
@@ -19,6 +21,7 @@ from acpo.linefile import write_whole
 
 RESULT = "result.json"
 RUNS = "runs.jsonl"
+LOCK = ".lock"
 STEPS = "steps.txt"
 """In a run's folder: every update and how far it moved the weights, as it goes."""
 
@@ -95,6 +98,21 @@ def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, 
                 f"{where}: {row['run']} is left out: it matched updates of a SAPO run not kept here"
             )
     return found
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[int]:
+    """Hold a study's folder; so does who has this descriptor, such as a run that was launched."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOCK).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ACPOError(
+                f"{folder}: another `acpo compare`, or a run it launched, is at work there: wait "
+                "for it, or end it"
+            ) from error
+        yield file.fileno()
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
