@@ -184,6 +184,14 @@ def test_rows_without_runs_are_not_counted_as_compared(study):
     assert report(study, found)[0]["tasks"]["a"]["comparisons"] == every - 1 > 0
 
 
+def test_only_problems_that_are_shared_out_are_unseen(study):
+    summary, _ = report(study, {})
+    assert "on seeds 7 and problems made from them; 40 updates" in markdown(summary)
+    tasks = [replace(task, options={"task": "gsm8k"}) for task in study.tasks]
+    summary, _ = report(replace(study, tasks=tuple(tasks)), {})
+    assert "20% of the training problems, which no study run sees" in markdown(summary)
+
+
 def test_a_sweep_that_is_not_there_did_not_fail(study):
     found = results(study)
     del found["a/sweep/grpo-lr0.001-seed7"]

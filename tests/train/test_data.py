@@ -61,6 +61,20 @@ def test_a_held_out_file_is_not_trained_on_when_nothing_is_measured(tmp_path):
     assert any("0 of them used" in note for note in data.notes)
 
 
+def test_a_test_split_is_not_trained_on_when_nothing_is_measured(tmp_path, monkeypatch):
+    """A sweep holds nothing out, and must count its problems as the study's runs count theirs."""
+
+    def load(task, source, *, split="train", **options):
+        numbers = range(9) if split == "train" else range(8, 12)
+        return [Problem(str(i), "1", {"problem": str(i)}) for i in numbers], "cleaned"
+
+    monkeypatch.setattr(data_module, "load_problems", load)
+    options = {"task": "gsm8k", "data": None, "chat": False}
+    sweep, study = (build(tmp_path, **options, held_out=count) for count in (0, 2))
+    assert sweep.held_out is None and len(study.held_out) == 2
+    assert sweep.train["prompt"] == study.train["prompt"] and len(sweep.train) == 8
+
+
 def test_held_out_problems_are_of_the_same_configuration(tmp_path, monkeypatch):
     asked = []
 

@@ -258,11 +258,13 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
     ]
     sweep = summary["sweep"]
     if sweep:
+        share = f"{sweep['share']:.0%} of the training problems, which no study run sees"
+        problems = "problems made from them" if sweep["endless"] else share
         lines.append(
             f"Learning rates: {', '.join(f'{r:g}' for r in sweep['learning_rates'])}, chosen per "
-            f"row on seeds {', '.join(map(str, sweep['seeds']))} and {sweep['share']:.0%} of the "
-            f"training problems, which no study run sees; {sweep['updates']} updates per run, and "
-            f"up to {sweep['extend']} rates more beyond an end while the best lies there."
+            f"row on seeds {', '.join(map(str, sweep['seeds']))} and {problems}; "
+            f"{sweep['updates']} updates per run, and up to {sweep['extend']} rates more beyond an "
+            "end while the best lies there."
         )
     return lines
 

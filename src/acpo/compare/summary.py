@@ -29,6 +29,7 @@ from acpo.compare.store import PLACES, unpack_verdicts
 from acpo.evaluate.statistics import pass_probability
 from acpo.intervals import LEVEL
 from acpo.objectives.methods import METHODS
+from acpo.tasks.registry import get_task
 
 CURVES = {
     "accuracy": (0.0, 1.0),
@@ -83,6 +84,7 @@ def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
     """Everything a report says, as plain data; the same from the same results."""
     planned = [run for task in study.tasks for run in plan.known_runs(study, task, results)[0]]
     every = [results[name] for name in sorted(run.name for run in planned) if name in results]
+    endless = (get_task(str(run.recipe.get("task", "custom"))).endless for run in planned)
     given = [f"--{name} {value}" for name, value in study.overrides.items() if name not in PLACES]
     return {
         "title": study.title,
@@ -97,7 +99,7 @@ def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
         "run_seconds": round(sum(result["seconds"] for result in every), 1),
         "hardware": _distinct(result["hardware"] for result in every),
         "versions": _distinct(result["versions"] for result in every),
-        "sweep": None if study.sweep is None else {**vars(study.sweep)},
+        "sweep": None if study.sweep is None else {**vars(study.sweep), "endless": any(endless)},
         "tasks": {task.name: _task(study, task, results) for task in study.tasks},
     }
 

@@ -200,7 +200,7 @@ def _problems(
     notes.append(f"{task.title}: {cleaning}")
     own_split = task.held_out_split if arguments.data is None else None
     held: list[Problem] = []
-    if arguments.held_out_data or (arguments.held_out and own_split):
+    if arguments.held_out_data or (arguments.held_out is not None and own_split):
         problems, held = _held_out_elsewhere(task, arguments, problems, own_split, notes)
     elif arguments.held_out:
         problems, held = split_off(problems, arguments.held_out)
