@@ -207,8 +207,8 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
         )
     if len(task["start_models"]) > 1:
         said.append(
-            f"- runs started from {len(task['start_models'])} different models; only those that "
-            "started from the same are paired"
+            f"- runs started from {len(task['start_models'])} different models, sweeps and starts "
+            "counted; only those that started from the same are paired"
         )
     if len(task["held_out_sets"]) > 1:
         said.append(
