@@ -9,9 +9,8 @@ import rich.text
 import typer
 from typer.testing import CliRunner
 
-from acpo.cli import app
+from acpo.cli import OneLineErrors, app
 from acpo.objectives import METHODS
-from commandline import refused
 
 
 def modules_loaded_by(code: str) -> set[str]:
@@ -30,10 +29,12 @@ def test_import_and_help_are_light():
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path):
-    (tmp_path / "file").touch()
-    study = "recipes/studies/tiny.yaml"
-    said = refused("compare", study, "--report-only", "--output", tmp_path / "file" / "x")
-    assert "x: Not a directory" in said
+    commands = typer.Typer(cls=OneLineErrors)
+    commands.command("list")(lambda: print(list((tmp_path / "nothing").iterdir())))
+    commands.command("other")(lambda: None)
+    result = CliRunner().invoke(commands, ["list"])
+    assert result.exit_code == 2
+    assert f"error: {tmp_path / 'nothing'}: No such file or directory" in result.output
 
 
 def test_methods_table_as_json():

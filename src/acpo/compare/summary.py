@@ -270,7 +270,9 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     }
     if not pairs:
         return None
-    values = [round(a[seed] - b[seed], 12) for seed in pairs]  # else equal ones differ, and 0 is not
+    values = [
+        round(a[seed] - b[seed], 12) for seed in pairs
+    ]  # else equal ones differ, and 0 is not
     areas = [(area(x), area(y)) for x, y in pairs.values()]
     known = [x - y for x, y in areas if x is not None and y is not None]
     return {
