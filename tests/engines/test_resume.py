@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -155,6 +156,22 @@ def test_a_reference_that_follows_the_policy_is_resumed(tmp_path):
     assert_identical(weights(whole), weights(again))
     kept, ours = (trainer.ref_model.state_dict() for trainer in (whole, again))
     assert_identical(kept, ours)
+
+
+def test_an_adapter_that_was_there_before_is_resumed_as_trained(tmp_path):
+    """TRL keeps its initial copy as the reference, and that alone is what transformers loads."""
+
+    def adapted():
+        model = tiny_model()
+        torch.manual_seed(1)
+        return get_peft_model(model, LoraConfig(r=2, init_lora_weights=False))
+
+    settings = {"beta": 0.1, "num_iterations": 2, "save_strategy": "steps", "save_steps": 3}
+    whole, _ = recorded(tmp_path / "whole", adapted(), max_steps=5, **settings)
+    recorded(tmp_path / "cut", adapted(), max_steps=3, **settings)
+    again, _ = recorded(tmp_path / "cut", adapted(), max_steps=5, resume=True, **settings)
+    assert again.model.active_adapters == ["default"]
+    assert_identical(weights(whole), weights(again))
 
 
 def test_the_best_checkpoint_of_a_folder_that_moved_stays(tmp_path):

@@ -356,6 +356,17 @@ def _measured_under(trainer: Any) -> list[Any]:
     return [bool(args.gradient_checkpointing), args.use_vllm, args.logits_bytes, memory]
 
 
+def load_trained_adapter(model: Any, folder: str) -> None:
+    """Load the adapter beside which TRL put its reference, a copy of the initial one.
+
+    PEFT writes the reference to a folder of its own and the trained one to the checkpoint itself,
+    where transformers, having found the folder, does not look.
+    """
+    whole = (Path(folder) / "adapter_config.json").is_file()
+    if whole and "ref" in getattr(model, "peft_config", {}):
+        model.load_adapter(folder, "default", is_trainable=True)
+
+
 def load_trainer(trainer: Any, folder: str) -> None:
     """Put back what `save_trainer` wrote."""
     state = load_state(folder, trainer.accelerator.process_index)

@@ -388,6 +388,11 @@ class ACPOTrainer(GRPOTrainer):
         super()._save_rng_state(output_dir)
         checkpoint.save_trainer(self, output_dir)
 
+    def _load_from_checkpoint(self, folder: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(folder, model)
+        if not self.is_fsdp_enabled:  # whose own file holds the trained one
+            checkpoint.load_trained_adapter(self.model if model is None else model, folder)
+
     def _load_optimizer_and_scheduler(self, checkpoint_folder: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint_folder)
         if checkpoint_folder is not None:
