@@ -216,6 +216,18 @@ def test_what_is_not_honoured_is_refused_with_a_reason(tmp_path, name):
         ACPOConfig(**options(tmp_path, **{name: WRONG[name]}))
 
 
+def test_generation_options_are_refused_where_they_change_the_draws(tmp_path):
+    changing = {"no_repeat_ngram_size": 2, "bad_words_ids": [[3]], "top_h": 0.4, "min_tokens": 4}
+    changing |= {"suppress_tokens": [3], "min_new_tokens": 5, "guidance_scale": 2.0}
+    for name, value in changing.items():
+        with pytest.raises(ACPOError, match=f"generation_kwargs=.*{name}.*biases every ratio"):
+            ACPOConfig(**options(tmp_path, generation_kwargs={name: value}))
+    plain = {"no_repeat_ngram_size": 0, "suppress_tokens": [], "bad_words_ids": None, "top_p": 1}
+    ACPOConfig(**options(tmp_path, generation_kwargs={**plain, "stop_strings": "w7"}))
+    with pytest.raises(ACPOError, match="top_k=None"):  # transformers would take its 50
+        ACPOConfig(**options(tmp_path, top_k=None))
+
+
 def test_defaults_are_accepted_and_every_method_configures(tmp_path):
     for method in METHODS:
         config = ACPOConfig(**options(tmp_path, method=method))

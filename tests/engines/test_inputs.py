@@ -264,9 +264,10 @@ def test_soft_overlong_separates_a_constant_group(tmp_path):
     def constant(completions, **_):
         return [1.0] * len(completions)
 
-    short = {"generation_kwargs": {"suppress_tokens": list(range(6, 64))}}
-    plain, _ = recorded(tmp_path, rewards=constant, **short)
-    penalised, gradients = recorded(tmp_path, rewards=constant, soft_overlong_cache=11, **short)
+    model = tiny_model()
+    model.generation_config.eos_token_id = list(range(1, 20))  # of different lengths
+    plain, _ = recorded(tmp_path, model, rewards=constant)
+    penalised, gradients = recorded(tmp_path, model, rewards=constant, soft_overlong_cache=11)
     assert plain.state.log_history[0]["update/rows_skipped"] == 1.0
     assert penalised.state.log_history[0]["update/rows_skipped"] < 1.0
     assert penalised.state.log_history[0]["rewards/soft_overlong"] < 0

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from acpo.errors import ACPOError
-from engines.tiny import prompts, recorded
+from engines.tiny import build, prompts, recorded, tiny_model
 
 
 def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
@@ -31,7 +31,7 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*biases every ratio"):
             recorded(tmp_path, sampler="static", **wrong)
     for wrong in (
-        {"generation_kwargs": {"suppress_tokens": [7]}},
+        {"generation_kwargs": {"stop_strings": "w7"}},
         {"use_transformers_continuous_batching": True},
         {"cast_lm_head_to_fp32": True},
     ):
@@ -41,6 +41,20 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         recorded(tmp_path, sampler="fast")
     with pytest.raises(ACPOError, match="sampler_rows=4"):
         recorded(tmp_path, sampler_rows=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("min_p", 0.9), ("no_repeat_ngram_size", 1), ("sequence_bias", [[[5], 9.0]])],
+)
+def test_a_checkpoints_own_options_do_not_change_the_draws(tmp_path, name, value):
+    model = tiny_model()
+    setattr(model.generation_config, name, value)
+    with pytest.raises(ACPOError, match=f"generation_config sets {name}=.*{name} = None"):
+        build(tmp_path, model)
+    build(tmp_path, model, sampler="static")  # which does not read them
+    model.generation_config.update(**{name: None, "top_p": 0.5, "num_beams": 1})
+    build(tmp_path, model)  # TRL replaces the one; the other is plain
 
 
 def test_evaluations_do_not_move_the_training_draws(tmp_path):

@@ -26,8 +26,6 @@ STOCK: dict[str, dict[str, Any]] = {
         "top_entropy_quantile": 0.2,
     },
 }
-# Few tokens, so that some completions end before the limit.
-SHORT = {"generation_kwargs": {"suppress_tokens": list(range(10, 64))}}
 SETTINGS: dict[str, dict[str, Any]] = {
     "several updates per rollout": {
         "gradient_accumulation_steps": 2,
@@ -38,7 +36,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
         "num_iterations": 2,
         "mask_truncated_completions": True,
-        **SHORT,
     },
     "kl": {"beta": 0.1, "num_iterations": 2, "temperature": 0.8},
     "sampling ratio per token": {"num_iterations": 2},
@@ -94,6 +91,8 @@ def gradients(kind, folder, setting, **more):
     if setting.startswith("sampling ratio"):
         kind = with_ratio(kind[0], setting.split()[-1]), kind[1]
     model = tiny_model(layers=1)
+    if setting.endswith("masks"):  # some completions end before the limit
+        model.generation_config.eos_token_id = list(range(1, 10))
     if more.get("beta"):
         model.save_pretrained(folder / "model")
         tiny_tokenizer().save_pretrained(folder / "model")

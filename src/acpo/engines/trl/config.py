@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,21 +62,40 @@ REFUSALS = {
 }
 """Options that may only have their default, at which they do nothing here, and why."""
 
-CHANGES_DRAWS = {
-    *("temperature", "do_sample", "num_beams", "top_p", "top_k", "min_p", "typical_p"),
-    *("epsilon_cutoff", "eta_cutoff", "repetition_penalty", "presence_penalty"),
-    *("frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words", "structured_outputs"),
+CHANGES_DRAWS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("temperature", "do_sample", "top_h", "penalty_alpha", "dola_layers"), ()),
+    **dict.fromkeys(("top_p", "typical_p", "repetition_penalty", "guidance_scale"), (1.0,)),
+    **dict.fromkeys(("encoder_repetition_penalty", "num_beams", "num_beam_groups"), (1,)),
+    **dict.fromkeys(("top_k", "min_p", "epsilon_cutoff", "eta_cutoff", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("min_length", "min_new_tokens", "min_tokens"), (0,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0.0,)),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), ([],)),
+    **dict.fromkeys(("sequence_bias", "logit_bias", "allowed_token_ids", "logits_processors"), ()),
+    **dict.fromkeys(("bad_words", "bad_words_ids", "force_words_ids", "constraints"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "structured_outputs"), ()),
+    **dict.fromkeys(("exponential_decay_length_penalty", "watermarking_config"), ()),
 }
-"""Keys of `generation_kwargs` after which tokens are no draws of softmax(logits / temperature)."""
+"""Generation options of transformers and vLLM under which tokens are no draws of
+softmax(logits / temperature), with the values that do nothing, as None does."""
 
 ALSO_FINE: dict[str, Callable[[Any], bool]] = {
     "optim": lambda value: not re.search("lomo|layerwise", str(getattr(value, "value", value))),
     "ddp_static_graph": lambda value: value is False,
-    "top_k": lambda value: value in (None, 0, -1),
+    "top_k": lambda value: value in (0, -1),
     "min_p": lambda value: value in (None, 0.0),
-    "generation_kwargs": lambda value: not CHANGES_DRAWS & set(value or ()),
+    "generation_kwargs": lambda value: not changed_draws(value or {}),
 }
 """Options of these that may have some other values too."""
+
+
+def changed_draws(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of generation's options that change the draws."""
+    return {
+        name: options[name]
+        for name, plain in CHANGES_DRAWS.items()
+        if options.get(name) is not None and options[name] not in plain
+    }
 
 
 def refuse_unhonoured(config: Any) -> None:

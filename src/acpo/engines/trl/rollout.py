@@ -10,6 +10,7 @@ from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
 from trl.trainer.utils import RepeatSampler
 
+from acpo.engines.trl.config import changed_draws
 from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
 from acpo.engines.trl.rewards import (
     TokenRewards,
@@ -257,9 +258,13 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_sampler(trainer: Any) -> None:
-    """Raise at construction for what the static sampler would have to ignore."""
+    """Raise at construction for what the static sampler would have to ignore.
+
+    And, without it, for what a checkpoint's own generation options would do to the draws.
+    """
     args = trainer.args
     if args.sampler != "static":
+        _refuse_own_options(trainer)
         if args.sampler_rows is not None:
             raise ACPOError(
                 f"sampler_rows={args.sampler_rows} is for sampler='static'; leave it out"
@@ -276,6 +281,20 @@ def refuse_sampler(trainer: Any) -> None:
     if trainer.is_fsdp_enabled:
         raise ACPOError(
             "sampler='static' reads whole weights, which FSDP shards; use sampler='generate'"
+        )
+
+
+def _refuse_own_options(trainer: Any) -> None:
+    args = trainer.args
+    if args.use_vllm or args.use_transformers_continuous_batching or trainer.rollout_func:
+        return
+    given = {k: x for k, x in trainer.generation_kwargs.items() if x is not None}
+    own = changed_draws({**vars(trainer.policy.generation_config), **given})
+    for name in (name for name in own if name not in given):
+        raise ACPOError(
+            f"the model's own generation_config sets {name}={own[name]!r}, after which tokens are "
+            "no draws of softmax(logits / temperature) and every ratio is biased; set "
+            f"model.generation_config.{name} = None, or take it out of generation_config.json"
         )
 
 
