@@ -278,6 +278,7 @@ def test_options_of_the_method(tmp_path):
             "no effect with use_bias_correction_kl",
         ),
         ({"method": "simko", "sparse_head": 1e-5}, "'simko' moves the likeliest tokens too"),
+        ({"method": "vespo", "use_vllm": True}, "takes the correction token by token"),
         ({"soft_overlong_cache": 12}, "shorter than max_completion_length=12"),
         (
             {"soft_overlong_cache": 2, "multi_objective_aggregation": "normalize_then_sum"},

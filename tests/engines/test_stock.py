@@ -25,6 +25,7 @@ STOCK: dict[str, dict[str, Any]] = {
         "epsilon_high": 0.28,
         "top_entropy_quantile": 0.2,
     },
+    "vespo": {"loss_type": "vespo"},
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "several updates per rollout": {
@@ -52,7 +53,8 @@ CASES = [(m, s) for s in SETTINGS for m in STOCK if s in EVERY_METHOD or m in ("
 
 
 def sampling_ratio(rollout, kind):
-    per_token = 0.5 + (rollout["completion_ids"] % 5).float() / 4
+    per_token = 0.8 + (rollout["completion_ids"] % 5).float() / 10
+    per_token[~rollout["completion_mask"].bool()] = 1.0  # as TRL
     return per_token if kind == "token" else per_token[:, :1]
 
 

@@ -70,7 +70,7 @@ class GateInputs(NamedTuple):
         advantages: A, after shaping.
         sequence_mean: averages over sequences.
         options: the method's.
-        marks: what the row's shaping left for its gate.
+        marks: what the row's shaping left for its gate; log π_old/μ for one `to_sampler`.
         top_logp: mean log-probability of the method's `candidates` likeliest tokens, where f is to
             be differentiated.
     """
@@ -257,7 +257,8 @@ def binary_divergence_mask(gate: GateInputs) -> Gated:
 
 def gamma_weight(gate: GateInputs) -> Gated:
     """VESPO: sg[φ(W)] log π(y), φ(W) = e^λ W^k e^(-λW), W the ratio of the whole sequence."""
-    total = gate.sequence_mean(log_ratio(gate.logp, gate.old_logp).detach(), total=True)
+    logr = log_ratio(gate.logp, gate.old_logp).detach()
+    total = gate.sequence_mean(logr if gate.marks is None else logr + gate.marks, total=True)
     log_w = total.clamp(math.log(1e-8), MAX_LOG_RATIO)
     k, rate = (
         select(gate.positive, gate.number(f"{name}_pos"), gate.number(f"{name}_neg"), log_w.dtype)
@@ -360,6 +361,7 @@ class RatioGate(NamedTuple):
         one_advantage: whether it takes one advantage per sequence only.
         one_ratio: whether all tokens of a sequence have its mean ratio, which then corrects the KL
             estimate, too (TRL's `use_bias_correction_kl`).
+        to_sampler: whether a sampler's correction is part of its ratio, not a factor.
     """
 
     apply: Callable[[GateInputs], Gated]
@@ -367,6 +369,7 @@ class RatioGate(NamedTuple):
     averages: bool = False
     one_advantage: bool = False
     one_ratio: bool = False
+    to_sampler: bool = False
 
 
 GATES: dict[str, RatioGate] = {
@@ -390,7 +393,7 @@ GATES: dict[str, RatioGate] = {
     "binary_divergence_mask": RatioGate(
         binary_divergence_mask, "sg[w] log π while binary KL is small"
     ),
-    "gamma_weight": RatioGate(gamma_weight, "sg[φ(sequence ratio)] log π", averages=True),
+    "gamma_weight": RatioGate(gamma_weight, "sg[φ(sequence ratio)] log π", True, to_sampler=True),
     "shared_clip": RatioGate(shared_clip, "ratio clip, α of it to the K likeliest tokens"),
     "entropy_adaptive_clip": RatioGate(entropy_adaptive_clip, "ratio clip that follows entropy"),
 }

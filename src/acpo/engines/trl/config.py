@@ -13,6 +13,7 @@ from trl import GRPOConfig
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, get_method
+from acpo.objectives.gates import GATES
 from acpo.objectives.method import ALIASES
 
 REFUSALS = {
@@ -221,6 +222,7 @@ class ACPOConfig(GRPOConfig):
                 "advantages are only centred; leave scale_rewards out"
             )
         refuse_unhonoured(self)
+        self._check_correction(method)
         self._check_ranges()
         self._check_batch()
 
@@ -238,6 +240,16 @@ class ACPOConfig(GRPOConfig):
         if self.method in METHODS and "max_length" in METHODS[self.method].options:
             given.setdefault("max_length", self.max_completion_length)
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})
+
+    def _check_correction(self, method: Method) -> None:
+        mode = self.vllm_importance_sampling_mode
+        corrects = self.use_vllm and self.vllm_importance_sampling_correction
+        if corrects and GATES[method.gate].to_sampler and not mode.startswith("token"):
+            raise ACPOError(
+                f"vllm_importance_sampling_mode={mode!r}: method={self.method!r} takes the "
+                "correction token by token, into its own ratio; use 'token_truncate' or "
+                "'token_mask'"
+            )
 
     def _check_ranges(self) -> None:
         if self.update_layout not in ("auto", "packed", "padded"):

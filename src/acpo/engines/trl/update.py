@@ -7,6 +7,7 @@ terms to its head. The head turns them into a loss and its gradient. Sequences t
 gradient never enter a pack.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,11 +22,14 @@ from acpo.engines.trl.packing import MiniBatch, Pack, Rows, empty_pack, lay_out
 from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.batch import sequences
-from acpo.objectives.gates import MAX_LOG_RATIO, segment_mean
+from acpo.objectives.gates import GATES, MAX_LOG_RATIO, segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, sequence_divisors
 from acpo.objectives.method import entropy_maximum
 from acpo.objectives.metrics import tally_tokens
 from acpo.objectives.shaping import Shaped
+
+LEAST_LOG_RATIO = math.log(1e-8)
+"""TRL's bound of a correction of 0, whose token it leaves out."""
 
 Backward = Callable[[Tensor], None]
 
@@ -202,8 +206,15 @@ class PackedUpdate:
             "ref_logp": batch.columns.get("ref_logp") if settings.beta else None,
             "entropy_weights": self._entropy_weights(batch, shaped),
             "entropy_max": maximum,
-            "marks": shaped.marks,
+            "marks": self._marks(batch, shaped),
         }
+
+    def _marks(self, batch: MiniBatch, shaped: Shaped) -> Tensor | None:
+        """The row's marks; for a gate whose ratio is to the sampler, the correction's logarithm."""
+        ratio = batch.columns.get("sampling_ratio")
+        if ratio is None or not GATES[self.settings.method.gate].to_sampler:
+            return shaped.marks
+        return torch.where(batch.mask, ratio.log().clamp(LEAST_LOG_RATIO, MAX_LOG_RATIO), 0.0)
 
     def _whole(self, batch: MiniBatch, plan: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
         """The plan without tokens of which a number is not finite, and how many those are."""
@@ -223,7 +234,7 @@ class PackedUpdate:
     ) -> Tensor:
         """Advantages with importance corrections and the off-policy mask applied."""
         ratio = batch.columns.get("sampling_ratio")
-        if ratio is not None:
+        if ratio is not None and not GATES[self.settings.method.gate].to_sampler:
             # A sequence-level objective multiplies its one value by every token's correction.
             one = self.settings.method.sequence_level
             advantages = advantages * (batch.sequence_mean(ratio) if one else ratio)
