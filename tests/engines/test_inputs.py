@@ -185,6 +185,20 @@ def test_no_verdict_leaves_the_group_and_trains_nothing(tmp_path):
     assert sum(advantages[1:4]) == pytest.approx(0.0, abs=1e-6) and advantages[1] > 0
 
 
+@pytest.mark.parametrize("how", ["sum_then_normalize", "normalize_then_sum"])
+def test_a_function_of_weight_0_is_logged_and_decides_nothing(tmp_path, how):
+    def watched(completion_ids, **_):
+        return [None if i % 4 else 3.0 for i in range(len(completion_ids))]
+
+    settings = {"data": prompts(32), "multi_objective_aggregation": how}
+    _, alone = recorded(tmp_path, rewards=[odd_tokens], **settings)
+    both = {"rewards": [odd_tokens, watched], "reward_weights": [1.0, 0.0]}
+    trainer, gradients = recorded(tmp_path, **both, **settings)
+    assert torch.equal(gradients[0], alone[0]) and alone[0].norm() > 0
+    log = trainer.state.log_history[0]
+    assert (log["rewards/watched/mean"], log["rewards/unjudged"]) == (3.0, 0.0)
+
+
 def test_advantages_by_hand():
     rewards = torch.tensor([[1.0, 0.0], [0.0, torch.nan], [torch.nan, torch.nan], [0.1, 0.1]])
     weights, penalties = torch.tensor([1.0, 2.0]), torch.tensor([0, -1.0, 0, 0])

@@ -73,8 +73,12 @@ class Rollouts:
         return self.statistics(self.trainer.model, ids, attended, width)
 
     def keep_rewards(self, per_function: Tensor, completion_ids: Any) -> None:
-        """Remember what the reward functions said, before TRL sums it up."""
-        self.per_function = per_function
+        """Remember what the reward functions said, before TRL sums it up.
+
+        One of weight 0 is only logged: it says nothing here, and so decides no verdict.
+        """
+        unweighted = self.trainer.reward_weights.to(per_function.device) == 0
+        self.per_function = per_function.masked_fill(unweighted, torch.nan)
         self.token_rewards = TokenRewards.read(self.trainer, completion_ids)
         lengths = [float(len(ids)) for ids in completion_ids]
         self.lengths = gather(torch.tensor(lengths, device=self.trainer.accelerator.device))
