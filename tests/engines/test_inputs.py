@@ -304,7 +304,13 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"num_iterations": 2}, {"num_iterations": 2, "method": "8020"}]
+    "more",
+    [
+        {},
+        {"num_iterations": 2},
+        {"num_iterations": 2, "method": "8020"},
+        *({"method": method} for method in ("8020", "gtpo_entropy", "gtpo")),
+    ],
 )
 def test_broken_logits_skip_steps_and_then_stop(tmp_path, more):
     class Breaks(TrainerCallback):

@@ -39,9 +39,10 @@ class Conflict(Shaping):
         return torch.where(mask & (advantages != 0), hits.gather(1, back), 0)
 
     def measure(self, entropy: Tensor, mask: Tensor, reduce: Reducer) -> dict[str, float]:
+        mask = mask & entropy.isfinite()  # what is broken is for the update to tell
         sums = torch.stack([torch.where(mask, entropy, 0.0).sum(), mask.sum().to(entropy.dtype)])
         total, count = reduce.sum(sums).tolist()
-        return {"initial_entropy": total / max(count, 1.0)}
+        return {"initial_entropy": total / count} if count else {}
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         assert batch.entropy is not None and batch.group is not None
@@ -145,7 +146,8 @@ def _whiten(values: Tensor, members: Tensor) -> Tensor:
     mean = torch.where(members, values, 0.0).sum((1, 2), keepdim=True) / count.clamp_min(1)
     centred = torch.where(members, values - mean, 0.0)
     std = (centred.square().sum((1, 2), keepdim=True) / (count - 1).clamp_min(1)).sqrt()
-    return torch.where(std > 1e-12 * mean.abs(), centred / (std + 1e-8), 0.0)
+    apart = ~(std <= 1e-12 * mean.abs())  # true of NaN, which must not become 0
+    return torch.where(members & apart, centred / (std + 1e-8), 0.0)
 
 
 def _compaction(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,8 @@ class Shaping:
         raise NotImplementedError
 
     def measure(self, entropy: Tensor, mask: Tensor, reduce: Reducer) -> dict[str, float]:
-        """Values of the `measured` options, from the first rollout's entropies."""
+        """Values of the `measured` options, from the first rollout's entropies; none, if there are
+        no tokens to measure on."""
         return {}
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:

@@ -244,6 +244,8 @@ class PackedUpdate:
             drift = batch.sequence_mean((sampled - stats.logp).nan_to_num(0.0))
             drifted = drift > self.settings.off_policy_threshold
             advantages = advantages.masked_fill(drifted & (batch.token_advantages < 0), 0.0)
+        if stats is not None:  # of which a shaping may have made a plain 0
+            advantages = torch.where(stats.entropy.isfinite(), advantages, torch.nan)
         return torch.where(batch.mask, advantages, 0.0)
 
     def _weights(self, batch: MiniBatch) -> Tensor:
