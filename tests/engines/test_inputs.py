@@ -80,6 +80,19 @@ def test_chat_prompts_are_measured_with_the_options_of_their_template(tmp_path):
         build(tmp_path, data=CHAT, tokenizer=tokenizer, chat_template_kwargs={"long": True})
 
 
+def test_rows_are_read_as_a_transform_makes_them(tmp_path):
+    def asked(rows):
+        return {"prompt": rows["question"], "gold": rows["question"]}
+
+    raw = Dataset.from_dict({"question": ["w1 w2"] * 8})
+    trainer = build(tmp_path, data=raw.with_transform(asked), rewards=needs_gold)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    long = raw.with_transform(lambda rows: {"prompt": ["w1 " * 250 for _ in rows["question"]]})
+    with pytest.raises(ACPOError, match="prompt 0 has 250 tokens"):
+        build(tmp_path, data=long)
+
+
 def test_a_template_that_refuses_the_prompts_is_told_at_the_start(tmp_path):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('only one turn') }}"

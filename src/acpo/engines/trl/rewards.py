@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from acpo.engines.trl.safety import columns_of
 from acpo.errors import ACPOError
 from acpo.objectives import group_advantages
 from acpo.verify.rewards import around
@@ -30,7 +31,7 @@ def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
     """
     if reward_funcs is None:
         return None
-    columns = getattr(dataset, "column_names", None)
+    columns = columns_of(dataset)
     checked = []
     for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
         plain = callable(function) and not isinstance(function, torch.nn.Module)

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
 from transformers.utils import logging
@@ -41,6 +41,18 @@ def check_output_folder(path: str) -> None:
         ) from error
 
 
+def columns_of(dataset: Any) -> list[str] | None:
+    """The columns of a data set's rows as they come out of it; None if it does not say."""
+    if _transformed(dataset) and len(dataset):
+        return list(dataset[0])
+    return getattr(dataset, "column_names", None)
+
+
+def _transformed(dataset: Any) -> bool:
+    """Whether a function of the user's makes the rows (`with_transform`)."""
+    return isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+
+
 def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
     """Raise for a training set that would give no step, or no prompt."""
     if dataset is None or isinstance(dataset, IterableDataset):
@@ -50,7 +62,7 @@ def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
                 "streaming"
             )
         return
-    columns = list(dataset.column_names)
+    columns = columns_of(dataset) or []
     images = [name for name in ("image", "images") if name in columns]
     if images:
         raise ACPOError(
@@ -79,11 +91,12 @@ def check_prompts(dataset: Any, trainer: Any, *, may_be_empty: bool = False) -> 
         trainer: built, with the tokenizer, the chat template and the room for prompts.
         may_be_empty: whether an environment fills prompts in later.
     """
-    if dataset is None or "prompt" not in (dataset.column_names or []):
+    if "prompt" not in (columns_of(dataset) or []):
         return
+    rows = dataset if _transformed(dataset) else dataset.select_columns("prompt")
     tokenizer, room = trainer._tokenizer, trainer.prompt_room
     template, options = trainer.chat_template, trainer.chat_template_kwargs
-    for number, row in enumerate(islice(dataset.select_columns("prompt"), MOST_CHECKED)):
+    for number, row in enumerate(islice(rows, MOST_CHECKED)):
         prompt = row["prompt"]
         chat = not isinstance(prompt, str)
         if chat and not (template or tokenizer.chat_template):
