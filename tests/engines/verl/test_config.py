@@ -84,6 +84,18 @@ WRONG = {
         [f"{ACTOR}.clip_ratio_high=0.28"],
         r"clip_ratio_high=0.28 with .*acpo has no effect; leave it out",
     ),
+    "clip range of both sides": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=dapo",
+            f"{ACTOR}.loss_agg_mode=token-mean",
+            f"{ACTOR}.clip_ratio=0.1",
+        ],
+        r"clip_ratio=0.1 with .*dapo has no effect; set .*options.epsilon=0.1",
+    ),
+    "dual clip": (
+        [f"{ACTOR}.clip_ratio_c=10.0"],
+        r"clip_ratio_c=10.0 with .*acpo has no effect; leave it out",
+    ),
     "clip range of a clipped row": (
         [
             f"{ACTOR}.policy_loss.loss_mode=dapo",

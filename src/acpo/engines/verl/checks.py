@@ -44,8 +44,13 @@ WHOLE_VOCABULARY: dict[str, tuple[Any, ...]] = {
 """
 
 STRATEGIES = ("fsdp", "fsdp2", "megatron")
-STOCK_CLIP = 0.2
-"""verl's default of `clip_ratio_low` and `clip_ratio_high`."""
+CLIPPING = {
+    "clip_ratio": ("epsilon", 0.2),
+    "clip_ratio_low": ("epsilon", 0.2),
+    "clip_ratio_high": ("epsilon_high", 0.2),
+    "clip_ratio_c": ("delta", 3.0),
+}
+"""How verl's actor clips -> what a row calls it, and verl's default."""
 
 
 def check_actor(actor: Any) -> Method:
@@ -96,14 +101,14 @@ def _check_shared(megatron: Any, row: Method, where: str) -> None:
 
 def _check_clipping(actor: Any, row: Method, where: str) -> None:
     """verl's clip range is not read, so it must not look as if it were."""
-    for key, option in (("clip_ratio_low", "epsilon"), ("clip_ratio_high", "epsilon_high")):
-        value, ours = actor.get(key), row.options.get(option)
-        if value in (STOCK_CLIP, ours):
+    for key, (option, stock) in CLIPPING.items():
+        value = actor.get(key)
+        if value in (stock, row.options.get(option)):
             continue
         remedy = (
             f"set policy_loss._target_=acpo.verl.ACPOPolicyLossConfig and "
             f"+policy_loss.options.{option}={value}"
-            if ours is not None
+            if option in row.options
             else "leave it out: the row does not clip there"
         )
         raise ACPOError(f"actor.{key}={value} with {where} has no effect; {remedy}")
