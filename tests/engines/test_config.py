@@ -1,6 +1,7 @@
 """Every option of GRPOConfig is honoured, inherited unchanged, or refused with a reason."""
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from trl import GRPOConfig, TrlParser
 
 from acpo import ACPOConfig
 from acpo.engines.trl.config import METHOD_OPTIONS, REFUSALS
+from acpo.engines.trl.identity import DECISIVE
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from engines.tiny import options
@@ -174,6 +176,34 @@ def test_every_field_of_grpo_config_is_classed_once():
     assert fields - known == set(), "new options: honour, inherit or refuse them"
     for name in fields:
         assert sum(name in group for group in classes) == 1, name
+
+
+# Told otherwise in a run's identity, or without a part in its weights.
+MAY_CHANGE = [
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
+    *("num_train_epochs", "max_steps", "model_init_kwargs", "trust_remote_code"),
+    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_empty_cache_steps", "tf32"),
+    *("use_cpu", "full_determinism", "accelerator_config", "use_cache", "cache_implementation"),
+    *("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"),
+    *("transformers_continuous_batching_config", "pad_to_multiple_of", "router_aux_loss_coef"),
+    *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "debug", "label_names"),
+    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "local_rank"),
+    *("prediction_loss_only", "num_generations_eval", "per_device_eval_batch_size"),
+    *("batch_eval_metrics", "num_completions_to_print", "skip_memory_metrics"),
+    *("resume_from_checkpoint", "restore_callback_states_from_checkpoint", "enable_jit_checkpoint"),
+    *("remove_unused_columns", "ds3_gather_for_generation", "vllm_importance_sampling_cap"),
+]
+ABOUT = "log|bf16_full|eval|save|push|hub|trackio|include|do_|dataloader|ddp|fsdp"
+ABOUT += "|vllm_(mode|model|enable|server|group|gpu|max|tensor)"
+
+
+def test_every_field_is_kept_by_a_resumed_run_or_may_change():
+    refused, by_method = set(REFUSALS) - set(DECISIVE), set(METHOD_OPTIONS)
+    for field in dataclasses.fields(GRPOConfig):
+        free = field.name in MAY_CHANGE or bool(re.match(ABOUT, field.name))
+        kept = field.name in DECISIVE
+        known = field.name in refused | by_method
+        assert kept + free == 1 or known, field.name
 
 
 WRONG = {

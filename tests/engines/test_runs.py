@@ -61,6 +61,8 @@ OTHERS = {
     "group": ({"num_generations": 8}, "num_generations: 4 there, 8 here"),
     "model": ({"model": tiny_model(seed=1)}, "model: "),
     "dtype": ({"model": tiny_model(dtype=torch.bfloat16)}, r"dtype: \[.torch.float32.\] there"),
+    "dropout": ({"disable_dropout": True}, "disable_dropout: false there, true here"),
+    "precision": ({"bf16": True}, "bf16: false there, true here"),
     "reward": ({"rewards": rewritten}, "reward_funcs: .*odd_tokens, checksum"),
     "data": (
         {"data": Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]})},

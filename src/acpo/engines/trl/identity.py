@@ -31,7 +31,10 @@ DECISIVE = (
     *("multi_objective_aggregation", "soft_overlong_cache", "soft_overlong_penalty"),
     *("mask_truncated_completions", "dynamic_sampling", "max_resample_times", "shuffle_dataset"),
     *("max_completion_length", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"),
-    *("generation_kwargs", "chat_template_kwargs"),
+    *("generation_kwargs", "chat_template_kwargs", "max_tool_calling_iterations"),
+    *("bf16", "cast_lm_head_to_fp32", "disable_dropout", "optim_target_modules"),
+    *("vllm_importance_sampling_correction", "vllm_importance_sampling_mode"),
+    *("vllm_importance_sampling_clip_max", "vllm_importance_sampling_clip_min"),
 )
 """Options a run keeps to its end. Others say how it runs, how long, and what it writes."""
 
