@@ -158,6 +158,20 @@ def test_a_reference_that_follows_the_policy_is_resumed(tmp_path):
     assert_identical(kept, ours)
 
 
+def test_a_stream_is_resumed_in_its_first_pass_and_said_to_differ_after_it(tmp_path, caplog):
+    settings = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5}
+    data = prompts(6).to_iterable_dataset()  # three steps
+    whole, _ = recorded(tmp_path / "whole", data=data, **settings)
+    for steps, told in ((2, False), (4, True)):
+        folder = tmp_path / str(steps)
+        shutil.copytree(tmp_path / "whole" / f"checkpoint-{steps}", folder / f"checkpoint-{steps}")
+        caplog.clear()
+        again, _ = recorded(folder, data=data, resume=True, **settings)
+        assert ("is a stream that was read to its end" in caplog.text) == told
+        same = all(torch.equal(a, weights(again)[name]) for name, a in weights(whole).items())
+        assert same != told
+
+
 def test_an_adapter_that_was_there_before_is_resumed_as_trained(tmp_path):
     """TRL keeps its initial copy as the reference, and that alone is what transformers loads."""
 

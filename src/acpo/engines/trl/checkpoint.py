@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 from accelerate.utils import broadcast_object_list, send_to_device
+from datasets import IterableDataset
 from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 
@@ -369,6 +371,13 @@ def load_trained_adapter(model: Any, folder: str) -> None:
 
 def load_trainer(trainer: Any, folder: str) -> None:
     """Put back what `save_trainer` wrote."""
+    passes = TrainerState.load_from_json(str(Path(folder) / TRAINER_STATE_NAME)).epoch or 0
+    if passes >= 1 and isinstance(trainer.train_dataset, IterableDataset):
+        logger.warning(
+            "the training data is a stream that was read to its end before: it is read from its "
+            "beginning, and the prompts are not those an unbroken run would have had; load it "
+            "without streaming to resume exactly"
+        )
     state = load_state(folder, trainer.accelerator.process_index)
     state = send_to_device(state, trainer.accelerator.device)
     trainer._step = state["step"]
