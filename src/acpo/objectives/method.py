@@ -46,6 +46,8 @@ class Method:
         aggregation: "sequence_mean" averages tokens within a sequence, then sequences;
             "token_mean" averages all tokens of the batch; "fixed_length" divides each sequence's
             sum by the option `max_length`, then averages sequences.
+        own_count: whether the TRL trainer averages tokens over each mini-batch's own number; else
+            over that of the rollout, divided by its mini-batches.
         shaping: how one advantage per sequence becomes one per token.
         advantage_scale: what `group_advantages` divides by for this method.
         reference: where it comes from.
@@ -60,6 +62,7 @@ class Method:
     options: Mapping[str, Any]
     credit: CreditRule = UNIFORM
     aggregation: Aggregation = "sequence_mean"
+    own_count: bool = False
     shaping: Shaping = PLAIN
     advantage_scale: Literal["std", "none"] = "std"
     reference: str = field(default="ACPO, ablation table")

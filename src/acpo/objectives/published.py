@@ -188,6 +188,7 @@ PUBLISHED = (
         "clip",
         CLIP,
         aggregation="token_mean",
+        own_count=True,
         reference="TRL's loss_type='bnpo'",
         formula="GRPO's clip, averaged over all tokens",
         constants="ε 0.2: TRL's",

@@ -253,7 +253,9 @@ class PackedUpdate:
         valid = batch.mask.float()
         trained = valid * batch.judged[:, None]
         if self.settings.method.aggregation == "token_mean":
-            return trained * self.ranks.count / batch.num_tokens.clamp_min(1.0)
+            own = self.settings.method.own_count
+            tokens = self.ranks.sum(valid.sum()) if own else batch.num_tokens
+            return trained * self.ranks.count / tokens.clamp_min(1.0)
         return trained / sequence_divisors(self.settings.method, valid) / len(batch)
 
     def _entropy_weights(self, batch: MiniBatch, shaped: Shaped) -> Tensor | None:
