@@ -297,8 +297,20 @@ def test_soft_overlong_separates_a_constant_group(tmp_path):
     penalised, gradients = recorded(tmp_path, model, rewards=constant, soft_overlong_cache=11)
     assert plain.state.log_history[0]["update/rows_skipped"] == 1.0
     assert penalised.state.log_history[0]["update/rows_skipped"] < 1.0
+    silent = [run.state.log_history[0]["frac_reward_zero_std"] for run in (plain, penalised)]
+    assert silent == [1.0, 0.0]
     assert penalised.state.log_history[0]["rewards/soft_overlong"] < 0
     assert gradients[0].norm() > 0
+
+
+def test_silent_groups_are_counted_where_rewards_are_normalised_apart(tmp_path):
+    def first_group(completion_ids, **_):
+        return [float(i) if i < 4 else 0.0 for i in range(len(completion_ids))]
+
+    apart = {"multi_objective_aggregation": "normalize_then_sum"}
+    trainer, _ = recorded(tmp_path, rewards=first_group, **apart)
+    log = trainer.state.log_history[0]
+    assert log["frac_reward_zero_std"] == log["update/rows_skipped"] == 0.5
 
 
 def test_dynamic_sampling_replaces_silent_groups(tmp_path):

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
-from trl.trainer.utils import RepeatSampler
 
 from acpo.engines.trl.config import changed_draws
 from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
+from acpo.engines.trl.prompts import PromptStream
 from acpo.engines.trl.rewards import (
     TokenRewards,
     combined_rewards,
@@ -97,11 +97,13 @@ class Rollouts:
             rollout["advantages"] = rollout["advantages"][:, None] + added
         rollout[JUDGED] = ~without_verdict(self.per_function, size)[mine][:count]
         _replace_last(trainer._logs["advantages"], advantages.tolist())
+        metrics = trainer._metrics["train" if training else "eval"]
+        # TRL's number knows neither penalties nor our advantages.
+        moved = (rollout["advantages"] != 0).view(count, -1).any(1).float()
+        metrics["frac_reward_zero_std"][-1] = silent_share(gather(moved), size)
         self._shape(rollout, size)
         if "old_per_token_logps" in rollout and self.stats is not None:
-            self._watch(
-                rollout, self.stats, size, trainer._metrics["train" if training else "eval"]
-            )
+            self._watch(rollout, self.stats, size, metrics)
         if trainer.recorder is not None and training:
             weights = trainer.reward_weights.to(self.per_function.device)
             rewards = combined_rewards(self.per_function, weights, None, size)
@@ -350,45 +352,11 @@ def informative_groups(advantages: Tensor, group_size: int) -> list[int]:
     return (advantages.view(len(advantages) // group_size, -1) != 0).any(1).nonzero()[:, 0].tolist()
 
 
+def silent_share(advantages: Tensor, group_size: int) -> float:
+    """The share of groups whose advantages are all 0."""
+    return 1 - len(informative_groups(advantages, group_size)) * group_size / len(advantages)
+
+
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
     """Row indices of whole groups."""
     return [g * group_size + i for g in groups for i in range(group_size)]
-
-
-class PromptStream:
-    """Prompts beyond the sampler's, in an order that depends on the seed and a position alone."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed, self.position = size, seed, 0
-
-    def take(self, count: int) -> list[int]:
-        """The next `count` indices; every pass over the data is shuffled anew."""
-        taken = []
-        for position in range(self.position, self.position + count):
-            lap, place = divmod(position, self.size)
-            taken.append(self._order(lap)[place])
-        self.position += count
-        return taken
-
-    def _order(self, lap: int) -> list[int]:
-        if getattr(self, "_lap", None) != lap:
-            generator = torch.Generator().manual_seed(self.seed + 1 + lap)
-            self._lap = lap
-            self._permutation = torch.randperm(self.size, generator=generator).tolist()
-        return self._permutation
-
-
-class EpochSampler(RepeatSampler):
-    """TRL's sampler, whose order in an epoch does not depend on how often the run was restarted."""
-
-    def __init__(self, *args: Any, trainer: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._trainer = trainer
-
-    def __iter__(self) -> Any:
-        if self.shuffle and self.seed is not None:
-            steps = max(1, len(self) // self._trainer.args.generation_batch_size)
-            self.generator.manual_seed(self.seed)
-            for _ in range(self._trainer.state.global_step // steps):
-                torch.randperm(self.num_samples, generator=self.generator)
-        return super().__iter__()

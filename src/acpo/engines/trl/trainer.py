@@ -37,9 +37,10 @@ from acpo.engines.trl.forward import (
     choose_attention,
 )
 from acpo.engines.trl.packing import MiniBatch
+from acpo.engines.trl.prompts import EpochSampler
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
-from acpo.engines.trl.rollout import EpochSampler, Rollouts, refuse_sampler
+from acpo.engines.trl.rollout import Rollouts, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
