@@ -227,3 +227,12 @@ def test_evaluation_reports_the_same_numbers_without_gradients(tmp_path):
     )
     evaluated = next(log for log in trainer.state.log_history if "eval_loss" in log)
     assert {"eval_aligned", "eval_entropy", "eval_reward"} <= set(evaluated)
+
+
+def test_an_evaluation_in_front_does_not_measure_the_first_rollout(tmp_path):
+    measured = []
+    before = {"eval_dataset": prompts(2), "eval_strategy": "steps", "eval_on_start": True}
+    for more in ({}, before):
+        trainer, _ = recorded(tmp_path, method="gtpo", per_device_eval_batch_size=4, **more)
+        measured.append(trainer.rollouts.measured)
+    assert measured[0] == measured[1] and measured[0]["initial_entropy"] > 0

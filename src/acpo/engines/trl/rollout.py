@@ -140,7 +140,8 @@ class Rollouts:
         if not (shaping.group_needs or shaping.measured):
             return
         mask = trained_mask(rollout)
-        if any(name not in self.measured and not self._is_set(name) for name in shaping.measured):
+        unknown = [n for n in shaping.measured if n not in self.measured and not self._is_set(n)]
+        if unknown and self.trainer.model.training:  # other prompts have other entropies
             entropy = self._old_statistics(rollout).entropy
             found = shaping.measure(entropy, mask, self.trainer.ranks)
             self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
