@@ -48,6 +48,21 @@ def test_a_completion_without_a_verdict_is_left_out(tmp_path):
     assert trainer.state.log_history[0]["rewards/unjudged"] > 0
 
 
+def test_a_later_round_without_a_verdict_is_joined(tmp_path):
+    rounds = []
+
+    def first_round(completion_ids, **_):
+        rounds.append(len(completion_ids))
+        if len(rounds) > 1:
+            return [None] * len(completion_ids)
+        return [[0.5 * (i < 4)] * len(ids) for i, ids in enumerate(completion_ids)]
+
+    sampling = {"dynamic_sampling": True, "max_resample_times": 1}
+    trainer, gradients = recorded(tmp_path, rewards=first_round, **sampling)
+    assert rounds == [8, 8] and gradients[0].norm() > 0
+    assert trainer.state.log_history[0]["update/rows_skipped"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("answer", "words"),
     [

@@ -23,7 +23,7 @@ from acpo.engines.trl.rewards import (
 from acpo.errors import ACPOError
 from acpo.objectives import TokenStats
 from acpo.objectives.sampler_gap import mode_exposed
-from acpo.objectives.shaping import Sequences, score_norm, score_variation
+from acpo.objectives.shaping import Sequences, score_norm, score_variation, spread
 from acpo.sampling import Samples, StaticSampler
 
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
@@ -335,7 +335,10 @@ def join_rollouts(parts: Sequence[Tensors], *, pad_token_id: int) -> Tensors:
             joined[name] = first
             continue
         tensors = [part[name] for part in parts]
-        if first.dim() == 2:
+        if len({x.dim() for x in tensors}) > 1:  # advantages, per token in some rounds alone
+            masks = [part["completion_mask"].bool() for part in parts]
+            tensors = [spread(x, mask) for x, mask in zip(tensors, masks, strict=True)]
+        if tensors[0].dim() == 2:
             width = max(x.shape[1] for x in tensors)
             value = pad_token_id if name.endswith("_ids") else 0
             tensors = [_widen(x, width, value, left=name in LEFT_PADDED) for x in tensors]
