@@ -309,6 +309,10 @@ def test_options_of_the_method(tmp_path):
         ),
         ({"method": "simko", "sparse_head": 1e-5}, "'simko' moves the likeliest tokens too"),
         ({"method": "vespo", "use_vllm": True}, "takes the correction token by token"),
+        (
+            {"method": "dr_grpo", "multi_objective_aggregation": "normalize_then_sum"},
+            "method='dr_grpo' are only centred",
+        ),
         ({"soft_overlong_cache": 12}, "shorter than max_completion_length=12"),
         (
             {"soft_overlong_cache": 2, "multi_objective_aggregation": "normalize_then_sum"},

@@ -53,6 +53,10 @@ BAD = {
     "empty prompt": ({"data": texts("w1", "  ")}, r"prompt 1 is empty"),
     "long prompt": ({"data": texts("w1 " * 250)}, r"prompt 0 has 250 tokens, but only 244"),
     "missing column": ({"rewards": needs_gold}, r"needs 'gold', which is not a column"),
+    "one prompt": (
+        {"rewards": lambda prompt, completions, **_: [0.0] * len(completions)},
+        r"needs 'prompt', which is given for all completions at once, as 'prompts'",
+    ),
     "no chat template": ({"data": CHAT}, r"conversation, but the tokenizer has no chat template"),
 }
 
@@ -326,6 +330,20 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
     assert log["dynamic_sampling/groups_missing"] == 0 and log["dynamic_sampling/rounds"] > 0
     assert log["update/rows_skipped"] == 0
     assert bounded.state.log_history[0]["dynamic_sampling/groups_missing"] > 0
+
+
+def test_every_round_has_the_columns_of_the_first(tmp_path):
+    seen = []
+
+    def keep(completion_ids, **columns):
+        seen.append(set(columns))
+        return [0.0] * len(completion_ids)
+
+    for removes in (True, False):
+        seen.clear()
+        recorded(tmp_path, rewards=keep, dynamic_sampling=True, remove_unused_columns=removes)
+        assert len(seen) == 4 and all(columns == seen[0] for columns in seen)
+        assert ("answer" in seen[0]) != removes
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,12 @@ class ACPOConfig(GRPOConfig):
                 f"scale_rewards={self.scale_rewards!r} contradicts method={self.method!r}, whose "
                 "advantages are only centred; leave scale_rewards out"
             )
+        apart = self.multi_objective_aggregation == "normalize_then_sum"
+        if method.advantage_scale == "none" and apart:
+            raise ACPOError(
+                "multi_objective_aggregation='normalize_then_sum' divides by deviations, and the "
+                f"advantages of method={self.method!r} are only centred; leave it out"
+            )
         refuse_unhonoured(self)
         self._check_correction(method)
         self._check_ranges()

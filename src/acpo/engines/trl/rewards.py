@@ -23,6 +23,9 @@ PROVIDED = {
 }
 """Arguments of a reward function that are no columns of the data."""
 
+WITHHELD = {"prompt", "completion"}
+"""Columns of the data that TRL hands to no reward function under these names."""
+
 
 def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
     """What TRL takes as `reward_funcs`, plain functions checked; reward models stay as they are.
@@ -172,10 +175,10 @@ def _number(name: str, index: int | str, value: Any) -> float | None:
 
 
 def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> None:
-    """Raise if a reward function asks for a column the data does not have."""
+    """Raise if a reward function asks for a column that it will not be given."""
+    name = getattr(function, "__name__", type(function).__name__)
     needed = getattr(function, "required_columns", ())
     if needed and not any(set(columns) >= choice for choice in needed):
-        name = getattr(function, "__name__", type(function).__name__)
         choices = ", or ".join(" and ".join(sorted(choice)) for choice in needed)
         raise ACPOError(
             f"the reward function {name!r} needs the columns {choices}; the training data has "
@@ -185,16 +188,16 @@ def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> Non
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return
-    name = getattr(function, "__name__", type(function).__name__)
+    given = {*PROVIDED, *columns} - WITHHELD
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     for parameter in parameters:
         if parameter.kind not in named or parameter.default is not inspect.Parameter.empty:
             continue
-        if parameter.name not in {*PROVIDED, *columns}:
-            raise ACPOError(
-                f"the reward function {name!r} needs {parameter.name!r}, which is not a column of "
-                f"the training data; it has {', '.join(columns)}"
-            )
+        if parameter.name not in given:
+            why = f"which is not a column of the training data; it has {', '.join(columns)}"
+            if parameter.name in WITHHELD:
+                why = f"which is given for all completions at once, as {parameter.name + 's'!r}"
+            raise ACPOError(f"the reward function {name!r} needs {parameter.name!r}, {why}")
 
 
 def soft_overlong(lengths: Tensor, *, limit: int, cache: int, penalty: float) -> Tensor:

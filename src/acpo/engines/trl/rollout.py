@@ -225,7 +225,9 @@ class Rollouts:
         indices = self.fresh_prompts.take(groups * trainer.ranks.count)
         start = trainer.accelerator.process_index * groups
         mine = indices[start : start + groups]
-        return [trainer.train_dataset[i] for i in mine for _ in range(trainer.num_generations)]
+        # As the first round's: those of `remove_unused_columns` are gone.
+        data = trainer._remove_unused_columns(trainer.train_dataset, "training")
+        return [data[i] for i in mine for _ in range(trainer.num_generations)]
 
     def sample_static(self, prompt_ids: Any) -> Samples:
         """Completions by `acpo.sampling`, in place of TRL's generation.
