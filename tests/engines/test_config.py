@@ -51,6 +51,7 @@ HONOURED = [
 # Read by TRL or transformers in code that runs unchanged.
 INHERITED = [
     "model_init_kwargs",
+    "auto_find_batch_size",  # TRL refuses it
     "trust_remote_code",
     "disable_dropout",
     "ds3_gather_for_generation",
@@ -190,6 +191,7 @@ MAY_CHANGE = [
     *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "local_rank"),
     *("prediction_loss_only", "num_generations_eval", "per_device_eval_batch_size"),
     *("batch_eval_metrics", "num_completions_to_print", "skip_memory_metrics"),
+    "auto_find_batch_size",
     *("resume_from_checkpoint", "restore_callback_states_from_checkpoint", "enable_jit_checkpoint"),
     *("remove_unused_columns", "ds3_gather_for_generation", "vllm_importance_sampling_cap"),
 ]

@@ -215,22 +215,6 @@ def test_a_sharded_reference_that_moves_is_not_resumed(tmp_path):
         safety.refuse_built(trainer)
 
 
-def test_deepspeed_by_environment_is_refused(tmp_path, monkeypatch):
-    import accelerate.utils as utils
-
-    class Plugin:
-        zero_stage = 2
-
-        def set_mixed_precision(self, *_): ...
-
-        def set_deepspeed_weakref(self): ...
-
-    monkeypatch.setattr(utils, "DeepSpeedPlugin", Plugin)
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    with pytest.raises(ACPOError, match="DeepSpeed was chosen by the launcher"):
-        ACPOConfig(**options(tmp_path))
-
-
 def vision_model(folder):
     tokenizer = tiny_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})

@@ -34,16 +34,16 @@ class Ranks(Reducer):
 
     def sum(self, x: Tensor) -> Tensor:
         """Sum over the processes; a new tensor."""
-        x = x.clone()
-        if self.count > 1:
-            dist.all_reduce(x, group=self.group)
-        return x
+        return self._reduced(x, "SUM")
 
     def maximum(self, x: Tensor) -> Tensor:
         """Elementwise maximum over the processes; a new tensor."""
+        return self._reduced(x, "MAX")
+
+    def _reduced(self, x: Tensor, how: str) -> Tensor:
         x = x.clone()
         if self.count > 1:
-            dist.all_reduce(x, op=dist.ReduceOp.MAX, group=self.group)
+            dist.all_reduce(x, op=getattr(dist.ReduceOp, how), group=self.group)
         return x
 
     def most(self, number: int) -> int:

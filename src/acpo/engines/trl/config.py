@@ -57,7 +57,6 @@ REFUSALS = {
         "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
         "every ratio, and the mode and delta are no longer the sampler's; leave it out",
     ),
-    "auto_find_batch_size": "a batch is whole groups; packs are sized by free memory by themselves",
     "data_seed": "prompts are drawn with seed; leave data_seed out",
     "average_tokens_across_devices": "normalisers always span all processes; leave it out",
 }
@@ -101,8 +100,6 @@ def changed_draws(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_unhonoured(config: Any) -> None:
     """Raise for the first option set to something this trainer would have to ignore."""
-    if config.deepspeed is None and getattr(config, "deepspeed_plugin", None) is not None:
-        raise ACPOError(f"DeepSpeed was chosen by the launcher: {REFUSALS['deepspeed']}")
     defaults = {entry.name: entry.default for entry in dataclasses.fields(config)}
     for name in (name for name in REFUSALS if name in defaults):  # versions of TRL differ
         value = getattr(config, name)
@@ -287,7 +284,7 @@ class ACPOConfig(GRPOConfig):
         if self.max_resample_times < 0:
             raise ACPOError(f"max_resample_times={self.max_resample_times} must not be negative")
         cache, limit = self.soft_overlong_cache, self.max_completion_length
-        if cache is not None and (limit is None or cache >= limit):
+        if cache is not None and cache >= limit:
             raise ACPOError(
                 f"soft_overlong_cache={cache} must be shorter than max_completion_length={limit}"
             )

@@ -31,7 +31,7 @@ class NonFiniteGuard(TrainerCallback):
         trained = [p for p in model.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in trained])
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        finite = bool(torch.isfinite(norm)) if trained else True
+        finite = bool(torch.isfinite(norm))
         if finite and self.loss_is_finite:
             self.in_a_row = 0
             return
