@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from acpo.checkpoints import resolve_model
 from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace
+from acpo.scoring import rollouts
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
@@ -70,7 +71,7 @@ def test_a_trace_is_the_same_again(chain, tmp_path):
 def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     monkeypatch.setattr(write, "PROMPTS_PER_PART", 1)
-    real, calls = write.score, []
+    real, calls = rollouts.score, []
 
     def dies(*arguments, **options):
         calls.append(1)
@@ -79,7 +80,7 @@ def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
         return real(*arguments, **options)
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "score", dies)
+        patched.setattr(rollouts, "score", dies)
         acpo("trace", CHAIN, *SMALL, "--output", folder, status=INTERRUPTED)
     assert len(Trace.open(folder).parts) == 2
     said = acpo("trace", CHAIN, *SMALL, "--output", folder)
@@ -280,3 +281,19 @@ def test_what_samples_do_not_take_is_refused(evaluated, tmp_path):
     assert "leave out --chat, --n, --step, --temperature" in said
     assert not (tmp_path / "t").exists()
     acpo("trace", evaluated / "model", *scoring, "--method", "sapo", "--batch-size", 2)
+
+
+def test_a_layer_before_the_head_is_refused_by_all_that_score(evaluated, tmp_path):
+    model = save(tmp_path / "model")
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=258, **shape, intermediate_size=64, is_decoder=True)
+    BertLMHeadModel(config).save_pretrained(model)
+    theirs = tmp_path / "1.jsonl"
+    theirs.write_text('{"input": "1+2=", "output": "3"}\n')
+    for arguments in (
+        ("trace", model, "--data", evaluated / "sums.jsonl", "--n", 1, "--max-tokens", 4),
+        ("trace", model, "--samples", evaluated / "run"),
+        ("import", theirs, "--model", model),
+    ):
+        assert "not its output head" in refused(*arguments, "--output", tmp_path / "t")
+        assert not (tmp_path / "t").exists()

@@ -14,7 +14,7 @@ from acpo.errors import ACPOError
 from acpo.method_columns import method_columns
 from acpo.objectives import METHODS
 from acpo.records import Trace
-from acpo.trace import imports
+from acpo.scoring import rollouts
 from acpo.trace.imports import read_rollouts
 from commandline import INTERRUPTED, REFUSED, acpo
 
@@ -222,7 +222,7 @@ def test_rewards_that_are_no_numbers_are_none(tmp_path, score):
 def test_a_killed_import_is_no_trace_and_starts_over(tmp_path, monkeypatch):
     source = verl(tmp_path / "theirs")
     arguments = (source, "--output", tmp_path / "t")
-    real, calls = imports.score, []
+    real, calls = rollouts.score, []
 
     def dies(*given, **options):
         calls.append(options)
@@ -230,7 +230,7 @@ def test_a_killed_import_is_no_trace_and_starts_over(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **options)
 
-    monkeypatch.setattr(imports, "score", dies)
+    monkeypatch.setattr(rollouts, "score", dies)
     run(*arguments, "--method", "acpo", status=INTERRUPTED)
     assert not (tmp_path / "t").exists(), "one step of two"
     run(*arguments)

@@ -13,8 +13,7 @@ from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.samples import Key, first_difference, read_samples
 from acpo.objectives import get_method
 from acpo.records import TraceWriter
-from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import SampledCompletion, score, trace_rows
+from acpo.scoring.rollouts import SampledCompletion, Scorer
 from acpo.verify.verdict import Outcome, Verdict
 
 Samples = dict[Key, dict[str, Any]]
@@ -49,27 +48,22 @@ def trace_samples(
         ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
     """
     runs, row = _read(samples), get_method(method)
-    tolerance = float(row.options["align_tol"])
     settings = _shared_settings(samples, {name: run[0] for name, run in runs.items()})
     sampling = Sampling(**{name: settings[name] for name in Sampling._fields})
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     own = {k: settings.get(k) for k in ("model", "revision")}
     same = own == {k: source.settings().get(k) for k in own}
-    loaded, pieces = source.load(), Pieces(source.checkpoint.tokenizer)
-    temperature = sampling.temperature or 1.0
+    loaded, temperature = source.load(), sampling.temperature or 1.0
+    scoring: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
+    scorer = Scorer(loaded, source.checkpoint.tokenizer, row, **scoring)
     vocabulary = loaded.get_output_embeddings().weight.shape[0]
     header = {"source": "eval", "model": model, "vocab_size": vocabulary}
     header |= {"benchmarks": sorted(runs), "temperature": temperature, "top_k": top_k}
     header |= {"max_tokens": sampling.max_tokens, "method": method, "seed": settings["seed"]}
-    scoring: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
     with TraceWriter(output, header) as writer:
         writer.drop_from(0)
         for rollouts, group in _groups(runs, source, answers or {}):
-            scored = score(loaded, rollouts, align_tol=tolerance, **scoring)
-            rows, columns = trace_rows(
-                rollouts, scored, pieces, method=row, group_size=group, sampled_by_scorer=same
-            )
-            writer.append(rows, columns)
+            writer.append(*scorer.part(rollouts, group_size=group, sampled_by_scorer=same))
 
 
 def _groups(

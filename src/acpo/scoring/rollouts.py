@@ -11,9 +11,13 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.head import TokenDistribution, distribution_stats, language_model_head
+from acpo.head.probe import probe_head
 from acpo.objectives import Method, TokenStats, group_advantages
 from acpo.scoring.credit import token_credit
 from acpo.scoring.pieces import Pieces
+
+Part = tuple[list[dict[str, Any]], dict[str, Any]]
+"""Completions of a trace, and the columns of their tokens."""
 
 TOKENS_PER_PASS = 16_384
 """Tokens, padding included, that go through the model together."""
@@ -36,6 +40,50 @@ class SampledCompletion:
 def prompt_id(prompt_ids: Sequence[int]) -> str:
     """A name for a prompt that is the same wherever it is sampled from."""
     return hashlib.sha256(np.asarray(prompt_ids, dtype=np.int32).tobytes()).hexdigest()[:12]
+
+
+class Scorer:
+    """Scores completions under one model, a method's credit included.
+
+    Raises:
+        ACPOError: for a model whose logits are not its output head's.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        method: Method,
+        *,
+        temperature: float,
+        top_k: int,
+        batch_size: int,
+    ) -> None:
+        probe_head(model)
+        self._model, self._pieces, self._method = model, Pieces(tokenizer), method
+        self._options: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "align_tol": float(method.options["align_tol"]),
+            "batch_size": batch_size,
+        }
+
+    def part(
+        self,
+        rollouts: Sequence[SampledCompletion],
+        *,
+        group_size: int,
+        sampled_by_scorer: bool = True,
+    ) -> Part:
+        """What `TraceWriter.append` takes; see `trace_rows`."""
+        return trace_rows(
+            rollouts,
+            score(self._model, rollouts, **self._options),
+            self._pieces,
+            method=self._method,
+            group_size=group_size,
+            sampled_by_scorer=sampled_by_scorer,
+        )
 
 
 def score(
@@ -76,7 +124,7 @@ def trace_rows(
     method: Method,
     group_size: int,
     sampled_by_scorer: bool = True,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> Part:
     """What `TraceWriter.append` takes.
 
     Rollouts are groups of `group_size` completions, consecutive, and `scored` their tokens under
@@ -115,7 +163,7 @@ def method_rows(
     *,
     advantages: Tensor,
     group_size: int,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> Part:
     """The rows, and the columns that every source of traces has, for `TraceWriter.append`.
 
     A trainer appends them before the first update on a rollout with its `step`, and before the
@@ -151,7 +199,7 @@ def method_rows(
 
 def placed_rows(
     rollouts: Sequence[SampledCompletion], advantages: Sequence[float], pieces: Pieces
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> Part:
     """The rollouts as rows, and the columns that say which token stands where."""
     rows = []
     placed = []

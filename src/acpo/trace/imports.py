@@ -24,8 +24,7 @@ from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.objectives import get_method
 from acpo.records import TraceWriter
-from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
+from acpo.scoring.rollouts import Part, SampledCompletion, Scorer, prompt_id
 from acpo.trace.write import print_trace
 
 
@@ -85,11 +84,10 @@ def import_rollouts(
     steps = read_rollouts(source)
     row = get_method(method)
     scored_at: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
-    tolerance = float(row.options["align_tol"])
     sampling = Sampling(temperature, chat=False)
     backend = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
-    pieces = Pieces(tokenizer)
+    scorer = Scorer(loaded, tokenizer, row, batch_size=batch_size, **scored_at)
     everything = [rollout for rollouts in steps.values() for rollout in rollouts]
     has_old = all(rollout.old_logp is not None for rollout in everything)
     header = {
@@ -101,21 +99,18 @@ def import_rollouts(
         **scored_at,
     }
 
-    def scored(own: list[SampledCompletion], old_logp: list[float]) -> "Part":
-        known = score(loaded, own, align_tol=tolerance, batch_size=batch_size, **scored_at)
-        rows, columns = trace_rows(
-            own, known, pieces, method=row, group_size=len(own), sampled_by_scorer=False
-        )
+    def scored(own: list[SampledCompletion], old_logp: list[float]) -> Part:
+        rows, columns = scorer.part(own, group_size=len(own), sampled_by_scorer=False)
         return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
 
-    def of_step(step: int) -> tuple[int, list["Part"]]:
+    def of_step(step: int) -> tuple[int, list[Part]]:
         return step, [scored(*group) for group in _groups(steps[step], tokenizer)]
 
     _write(output, header, map(of_step, sorted(steps)))
     print_trace(output)
 
 
-def _write(output: Path, header: dict[str, Any], steps: Iterable[tuple[int, list["Part"]]]) -> None:
+def _write(output: Path, header: dict[str, Any], steps: Iterable[tuple[int, list[Part]]]) -> None:
     """A trace that has its name once it is whole: one that lacks steps looks like any other."""
     partial = Path(f"{output.resolve()}.partial")
     with TraceWriter(partial, header) as writer:
@@ -126,7 +121,7 @@ def _write(output: Path, header: dict[str, Any], steps: Iterable[tuple[int, list
     partial.rename(output)
 
 
-def _joined(parts: list["Part"]) -> "Part":
+def _joined(parts: list[Part]) -> Part:
     """Groups of completions as one part of a trace."""
     columns = [own for _, own in parts]
     whole = {key: np.concatenate([own[key] for own in columns]) for key in columns[0]}
@@ -266,9 +261,6 @@ FORMATS: dict[str, Callable[[Path], Iterator[ForeignRollout]]] = {
 }
 """By the names of a trainer's files; the first that a folder holds is read."""
 
-
-Part = tuple[list[dict[str, Any]], dict[str, Any]]
-"""Completions of a trace, and the columns of their tokens."""
 
 Group = tuple[list[SampledCompletion], list[float]]
 """Completions of one prompt, and their old log-probabilities, as far as there are any."""

@@ -17,8 +17,7 @@ from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
 from acpo.objectives import get_method
 from acpo.records import Trace, TraceError, TraceWriter, has_begun
-from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import SampledCompletion, prompt_id, score, trace_rows
+from acpo.scoring.rollouts import SampledCompletion, Scorer, prompt_id
 from acpo.tasks.grading import ROW, grade_all
 from acpo.tasks.task import Task
 from acpo.train.data import as_text, build_data, recipe_task
@@ -85,21 +84,18 @@ def write_sampled_trace(
     watch(options.group * (len(questions) - len(missing)))
     source.checkpoint.require_room([question.prompt_ids for question in missing])
     decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
-    pieces = Pieces(tokenizer)
+    scorer = Scorer(
+        loaded,
+        tokenizer,
+        method,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        batch_size=batch_size,
+    )
     for first in range(0, len(missing), PROMPTS_PER_PART):
         asked = missing[first : first + PROMPTS_PER_PART]
         rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
-        scored = score(
-            loaded,
-            rollouts,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            align_tol=float(method.options["align_tol"]),
-            batch_size=batch_size,
-        )
-        rows, columns = trace_rows(
-            rollouts, scored, pieces, method=method, group_size=options.group
-        )
+        rows, columns = scorer.part(rollouts, group_size=options.group)
         own = _own_header(output) if has_begun(output) else header
         with TraceWriter(output, own) as writer:
             writer.append(rows, columns, step=options.step)

@@ -22,7 +22,7 @@ from acpo.engines.trl.forward import HALF, Attention
 from acpo.engines.trl.packing import find_rows
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
-from acpo.head import language_model_head
+from acpo.head import probe
 
 logger = logging.get_logger(__name__)
 
@@ -257,52 +257,15 @@ def refuse_optimizer(optimizer: Any) -> None:
         )
 
 
-TOLERANCE = {torch.float32: 5e-3, torch.float64: 1e-6}
-"""Relative error of logits by dtype: TF32 products are good to 1e-3. Others: 2e-2."""
-
-
 LEAK = 1e-2
 """Largest change of a packed log-probability that can be rounding in bfloat16."""
 
 
-@torch.no_grad()
 def probe_head(policy: Any) -> None:
-    """Raise unless our head gives the logits the model itself gives, on a few tokens.
-
-    Caps, scales and layers between the last hidden state and the logits go by many names; what
-    counts is whether the numbers agree.
-    """
-    if any(parameter.is_meta for parameter in policy.parameters()):
-        return
-    ids = _probe_ids(policy, 8)
-    training = policy.training
-    policy.eval()
-    try:
-        # Any attention will do; kernels may want a device or dtype the weights do not have yet.
-        with Attention("padded", "probe", "eager").installed(policy):
-            own = policy(input_ids=ids).logits
-            hidden = policy.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        head = language_model_head(policy)
-        ours = head.logits(hidden.to(head.weight.dtype))
-    finally:
-        policy.train(training)
-    if not torch.isfinite(own).all():
-        raise ACPOError(
-            f"{type(policy).__name__} gives logits that are not finite on {ids.shape[1]} tokens; "
-            "its weights are damaged"
-        )
-    error = torch.inf
-    if own.shape == ours.shape:
-        own, ours = own.float(), ours.to(own.device).float()
-        error = float((own - ours).norm() / own.norm().clamp_min(1e-30))
-    tolerance = TOLERANCE.get(hidden.dtype, 2e-2)
-    if error > tolerance:
-        raise ACPOError(
-            f"the logits of {type(policy).__name__} are not its output head applied to its last "
-            f"hidden state: they differ by {error:.2g} (relative; {tolerance:g} is rounding). The "
-            "model caps, scales or transforms them in a way acpo does not know, and its update "
-            "would be wrong"
-        )
+    """Raise unless our head gives the logits the policy itself gives, on a few tokens."""
+    # Any attention will do; kernels may want a device or dtype the weights do not have yet.
+    with Attention("padded", "probe", "eager").installed(policy):
+        probe.probe_head(policy)
 
 
 @torch.no_grad()
@@ -312,7 +275,7 @@ def second_sequence(update: PackedUpdate, policy: Any, model: Any) -> tuple[Tens
     `model` is what training calls, the policy or a wrapper: FSDP gathers weights at its root alone.
     """
     long, short = 9, 6
-    ids = _probe_ids(policy, 2 * long).view(2, long).clone()
+    ids = probe.probe_ids(policy, 2 * long).view(2, long).clone()
     attended = torch.ones_like(ids, dtype=torch.bool)
     attended[1, short:] = False
     targets = attended.clone()
@@ -378,10 +341,3 @@ def require_packing(trainer: Any) -> None:
     fault = packing_fault(trainer, trainer.packed.attention)
     if fault is not None:
         raise ACPOError(f"{fault}; set update_layout='padded'")
-
-
-def _probe_ids(policy: Any, count: int) -> Tensor:
-    """Token ids from the middle of the vocabulary, where ordinary words are."""
-    vocab = policy.config.get_text_config().vocab_size
-    ids = torch.linspace(0.1 * vocab, 0.6 * vocab, count).long().clamp(max=vocab - 1)
-    return ids[None].to(policy.get_input_embeddings().weight.device)
