@@ -9,12 +9,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLM
 
 from acpo.checkpoints import resolve_model
 from acpo.errors import ACPOWarning
-from acpo.records import TOKEN_COLUMNS, Trace
+from acpo.records import TOKEN_COLUMNS, Trace, TraceError, TraceWriter
 from acpo.scoring import rollouts
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_reward
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.trace import write
+from acpo.train.recipe import TaskArguments
 from commandline import INTERRUPTED, acpo, refused
 from evaluate.runs import sums
 from evaluate.tinymodel import save
@@ -93,6 +94,26 @@ def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
     assert "holds step 0 already" in refused("trace", CHAIN, *SMALL, "--output", folder)
 
 
+def test_one_process_at_a_time_samples_for_a_trace(tmp_path):
+    """Two would both find the same prompts missing."""
+    folder = tmp_path / "t"
+    options = write.TraceOptions(2, 2, 1.0, 8, 0, "acpo", 0, 0)
+
+    def watch(completions):
+        with pytest.raises(TraceError, match="another process writes"):
+            TraceWriter(folder, {})
+
+    write.write_sampled_trace(CHAIN, folder, TaskArguments(task="chain"), options, watch=watch)
+    assert Trace.open(folder).rollouts.num_rows == 4
+
+
+def test_an_output_that_cannot_be_is_told_before_anything_is_sampled(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "_sampled", None)
+    (tmp_path / "file").touch()
+    said = refused("trace", CHAIN, *SMALL, "--output", tmp_path / "file" / "t")
+    assert "cannot be written" in said
+
+
 def test_steps_of_training_in_one_trace(chain, tmp_path):
     folder = tmp_path / "steps"
     folder.mkdir()
@@ -125,6 +146,7 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
         ([CHAIN, "--task", "chain", "--method", "acpoo"], "did you mean 'acpo'"),
         ([CHAIN], "has no data of its own"),
         ([CHAIN, "--task", "chain", "--max-tokens", 5000], "--max-tokens"),
+        ([CHAIN, "--task", "chain", "--step", 2**31], "--step"),
         ([CHAIN, "--samples", "nowhere"], "holds no samples"),
         (["package:nowhere/x", "--task", "chain"], "not installed"),
     ],

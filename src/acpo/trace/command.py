@@ -10,6 +10,7 @@ MODEL = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or packa
 SAMPLES = typer.Option(
     None, help="Score what this folder of `acpo eval` holds instead of sampling."
 )
+STEP = typer.Option(0, min=0, max=2**31 - 1, help="Training step of MODEL; adds it to a trace.")
 
 
 WITH_SAMPLES = {"model", "samples", "method", "top_k", "output", "device", "batch_size"}
@@ -36,7 +37,7 @@ def trace(
     top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
     method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
     seed: int = typer.Option(0, help="Which prompts, and the random numbers of completions."),
-    step: int = typer.Option(0, min=0, help="Training step of MODEL; adds it to a trace."),
+    step: int = STEP,
     output: Path | None = typer.Option(None, help="Folder (default: traces/MODEL)."),
     device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),

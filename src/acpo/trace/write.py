@@ -16,7 +16,7 @@ from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
 from acpo.objectives import get_method
-from acpo.records import Trace, TraceError, TraceWriter, has_begun
+from acpo.records import Trace, TraceWriter, has_begun
 from acpo.scoring.rollouts import SampledCompletion, Scorer, prompt_id
 from acpo.tasks.grading import ROW, grade_all
 from acpo.tasks.task import Task
@@ -78,27 +78,19 @@ def write_sampled_trace(
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer = source.checkpoint.tokenizer
     kind, questions = choose_questions(task, tokenizer, count=options.n, seed=options.seed)
+    source.checkpoint.require_room([question.prompt_ids for question in questions])
     loaded = source.load()
-    header = _header(model, loaded, task, options)
-    missing = _missing(questions, output, header, options.step)
-    watch(options.group * (len(questions) - len(missing)))
-    source.checkpoint.require_room([question.prompt_ids for question in missing])
+    scored_at: dict[str, Any] = {"temperature": options.temperature, "top_k": options.top_k}
+    scorer = Scorer(loaded, tokenizer, method, batch_size=batch_size, **scored_at)
     decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
-    scorer = Scorer(
-        loaded,
-        tokenizer,
-        method,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        batch_size=batch_size,
-    )
-    for first in range(0, len(missing), PROMPTS_PER_PART):
-        asked = missing[first : first + PROMPTS_PER_PART]
-        rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
-        rows, columns = scorer.part(rollouts, group_size=options.group)
-        own = _own_header(output) if has_begun(output) else header
-        with TraceWriter(output, own) as writer:
-            writer.append(rows, columns, step=options.step)
+    with TraceWriter(output, _header(model, output, loaded, task, options)) as writer:
+        missing = _missing(questions, output, options.step)
+        watch(options.group * (len(questions) - len(missing)))
+        for first in range(0, len(missing), PROMPTS_PER_PART):
+            asked = missing[first : first + PROMPTS_PER_PART]
+            rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
+            part = scorer.part(rollouts, group_size=options.group)
+            writer.append(*part, step=options.step)
 
 
 def choose_questions(
@@ -178,12 +170,15 @@ def _judged(
     ]
 
 
-def _header(model: str, loaded: Any, task: TaskArguments, options: TraceOptions) -> dict[str, Any]:
+def _header(
+    model: str, output: Path, loaded: Any, task: TaskArguments, options: TraceOptions
+) -> dict[str, Any]:
+    """What the trace is. Models may differ between steps: it keeps the name of the first."""
     defaults = asdict(TaskArguments())
     given = {k: v for k, v in asdict(task).items() if v != defaults[k]}
     return {
         "source": "trace",
-        "model": model,
+        "model": Trace.open(output).header.get("model") if has_begun(output) else model,
         "vocab_size": loaded.get_output_embeddings().weight.shape[0],
         "task": task.task,
         "task_options": {k: v for k, v in given.items() if k not in ("task", "max_problems")},
@@ -191,26 +186,8 @@ def _header(model: str, loaded: Any, task: TaskArguments, options: TraceOptions)
     }
 
 
-def _own_header(output: Path) -> dict[str, Any]:
-    """What a trace says of itself, without what every trace says."""
-    return {k: v for k, v in Trace.open(output).header.items() if k not in ("format", "version")}
-
-
-def _missing(
-    questions: list[Prompt], output: Path, header: dict[str, Any], step: int
-) -> list[Prompt]:
-    """The prompts that a trace lacks at a step; another trace, or a whole step, is refused.
-
-    Models may differ between steps: that is what steps are for. The header keeps the first's name.
-    """
-    if not has_begun(output):
-        return questions
-    for name, value in _own_header(output).items():
-        if name != "model" and value != header.get(name):
-            raise TraceError(
-                f"{output} was made with {name}={value!r}, not {header.get(name)!r}: restore it, "
-                "or use another --output"
-            )
+def _missing(questions: list[Prompt], output: Path, step: int) -> list[Prompt]:
+    """The prompts that a trace lacks at a step; a whole step is refused."""
     rollouts = Trace.open(output).rollouts.select(["step", "prompt_id"]).to_pylist()
     there = {row["prompt_id"] for row in rollouts if row["step"] == step}
     missing = [question for question in questions if question.name not in there]
