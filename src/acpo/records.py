@@ -90,6 +90,7 @@ class TraceWriter(Closing):
         *,
         step: int = 0,
         update: int = 0,
+        model: str | None = None,
     ) -> None:
         """Add completions.
 
@@ -99,6 +100,7 @@ class TraceWriter(Closing):
             tokens: Columns of `TOKEN_COLUMNS`, each as long as all completions together.
             step: The optimizer step of the policy that sampled.
             update: How many updates on this rollout the scored policy is ahead of that one.
+            model: That policy, where parts have different ones; their lines keep it.
         """
         rows: list[dict[str, Any]] = [{**row, "step": step, "update": update} for row in rollouts]
         completions, columns = rollout_table(rows), token_table(tokens)
@@ -110,8 +112,10 @@ class TraceWriter(Closing):
         number = max((part["part"] for part in self.parts), default=-1) + 1
         write_table(completions, _rollout_file(self.path, number))
         write_table(columns, _token_file(self.path, number))
-        line = {"part": number, "step": step, "rollouts": len(rows), "tokens": total}
+        line: dict[str, Any] = {"part": number, "step": step}
+        line |= {"rollouts": len(rows), "tokens": total}
         line |= {"update": update} if update else {}
+        line |= {"model": model} if model is not None else {}
         self._lines.append(json_line(line))
         self.parts.append(line)
 

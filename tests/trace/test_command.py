@@ -69,6 +69,17 @@ def test_a_trace_is_the_same_again(chain, tmp_path):
         )
 
 
+def half_as_sure(folder):
+    """The packaged model with half its logits."""
+    place = resolve_model(CHAIN, folder)
+    other = AutoModelForCausalLM.from_pretrained(place)
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(0.5)
+    other.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(place).save_pretrained(folder)
+    return folder
+
+
 def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
     folder = tmp_path / "killed"
     monkeypatch.setattr(write, "PROMPTS_PER_PART", 1)
@@ -84,6 +95,8 @@ def test_a_killed_trace_goes_on_where_it_was(chain, tmp_path, monkeypatch):
         patched.setattr(rollouts, "score", dies)
         acpo("trace", CHAIN, *SMALL, "--output", folder, status=INTERRUPTED)
     assert len(Trace.open(folder).parts) == 2
+    said = refused("trace", half_as_sure(tmp_path / "other"), *SMALL, "--output", folder)
+    assert "completions of another model" in said and "at step 0" in said
     said = acpo("trace", CHAIN, *SMALL, "--output", folder)
     assert "16 of 32 completions" in said and "32 of 32 completions" in said, "lines for a log"
     one, two = Trace.open(chain[0]), Trace.open(folder)
@@ -120,14 +133,7 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
     (folder / "header.jsonl").touch()  # a writer that died before its first line
     acpo("trace", CHAIN, *SMALL, "--output", folder)
     assert "holds step 0 already" in refused("trace", CHAIN, *SMALL, "--output", folder)
-    other = AutoModelForCausalLM.from_pretrained(resolve_model(CHAIN, tmp_path))
-    with torch.no_grad():
-        other.get_output_embeddings().weight.mul_(0.5)
-    other.save_pretrained(tmp_path / "later")
-    AutoTokenizer.from_pretrained(resolve_model(CHAIN, tmp_path)).save_pretrained(
-        tmp_path / "later"
-    )
-    acpo("trace", tmp_path / "later", *SMALL, "--step", 40, "--output", folder)
+    acpo("trace", half_as_sure(tmp_path / "later"), *SMALL, "--step", 40, "--output", folder)
     trace = Trace.open(folder)
     assert [part["step"] for part in trace.parts] == [0, 40]
     ids = trace.rollouts["prompt_id"].to_pylist()

@@ -84,13 +84,15 @@ def write_sampled_trace(
     scorer = Scorer(loaded, tokenizer, method, batch_size=batch_size, **scored_at)
     decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
     with TraceWriter(output, _header(model, output, loaded, task, options)) as writer:
+        policy = source.checkpoint.revision or model
+        _refuse_another_model(writer, options.step, policy)
         missing = _missing(questions, output, options.step)
         watch(options.group * (len(questions) - len(missing)))
         for first in range(0, len(missing), PROMPTS_PER_PART):
             asked = missing[first : first + PROMPTS_PER_PART]
             rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
             part = scorer.part(rollouts, group_size=options.group)
-            writer.append(*part, step=options.step)
+            writer.append(*part, step=options.step, model=policy)
 
 
 def choose_questions(
@@ -184,6 +186,16 @@ def _header(
         "task_options": {k: v for k, v in given.items() if k not in ("task", "max_problems")},
         **{k: v for k, v in asdict(options).items() if k != "step"},
     }
+
+
+def _refuse_another_model(writer: TraceWriter, step: int, policy: str) -> None:
+    """One step is one policy; parts from before they kept their model's name are let through."""
+    others = {part.get("model", policy) for part in writer.parts if part["step"] == step} - {policy}
+    if others:
+        raise ACPOError(
+            f"{writer.path} holds completions of another model ({', '.join(others)}, not {policy}) "
+            f"at step {step}: pass --step for another, or another --output"
+        )
 
 
 def _missing(questions: list[Prompt], output: Path, step: int) -> list[Prompt]:
