@@ -244,6 +244,20 @@ def test_samples_scored_by_another_model_have_no_old_logp(evaluated, tmp_path):
     assert not np.allclose(other.tokens("logp")["logp"], before.tokens("logp")["logp"])
 
 
+def test_samples_of_another_tokenizer_are_refused(evaluated, tmp_path):
+    """As many tokens, each in another's place: every id is one, and says another text."""
+    other = save(tmp_path / "other", seed=5)
+    words = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    names = [name for name, number in vocabulary.items() if number > 1]
+    vocabulary |= {
+        name: vocabulary[after] for name, after in zip(names, names[1:] + names[:1], strict=True)
+    }
+    (other / "tokenizer.json").write_text(json.dumps(words))
+    said = refused("trace", other, "--samples", evaluated / "run", "--output", tmp_path / "t")
+    assert "drawn with another tokenizer" in said
+
+
 def test_samples_left_out_are_told(evaluated, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
@@ -261,6 +275,7 @@ def test_samples_left_out_are_told(evaluated, tmp_path):
         (0, {"settings": 3}, "not a file of samples"),
         (1, {"verdict": "splendid"}, "not as `acpo eval` writes them"),
         (1, {"prompt": None}, "not as `acpo eval` writes them"),
+        (1, {"completion": 3}, "not as `acpo eval` writes them"),
         (1, {"question": ["a"]}, "question must be text"),
     ],
 )

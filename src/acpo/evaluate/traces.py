@@ -53,6 +53,9 @@ def trace_samples(
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     own = {k: settings.get(k) for k in ("model", "revision")}
     same = own == {k: source.settings().get(k) for k in own}
+    if not same:
+        for name, (_, found) in runs.items():
+            _refuse_other_words(samples / f"{name}.jsonl", found, source, sampling)
     loaded, temperature = source.load(), sampling.temperature or 1.0
     scoring: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
     scorer = Scorer(loaded, source.checkpoint.tokenizer, row, **scoring)
@@ -102,7 +105,7 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
             if not _is_whole(sample):
                 raise ACPOError(
                     f"{file}: sample {number} of question {question!r} is not as `acpo eval` "
-                    "writes them (prompt, finish or verdict); draw it again"
+                    "writes them (prompt, completion, finish or verdict); draw it again"
                 )
     return runs
 
@@ -137,13 +140,42 @@ def _shared_settings(folder: Path, runs: Mapping[str, dict[str, Any]]) -> dict[s
 
 def _has_ids(sample: dict[str, Any]) -> bool:
     ids = sample.get("ids")
-    return isinstance(ids, list) and bool(ids) and all(type(token) is int for token in ids)
+    return (
+        isinstance(ids, list)
+        and bool(ids)
+        and all(type(token) is int and 0 <= token < 2**31 for token in ids)
+    )
 
 
 def _is_whole(sample: dict[str, Any]) -> bool:
     verdict = sample.get("verdict")
     known = verdict is None or (isinstance(verdict, str) and verdict in set(Outcome))
-    return known and all(isinstance(sample.get(name), str) for name in ("prompt", "finish"))
+    return known and all(
+        isinstance(sample.get(name), str) for name in ("prompt", "completion", "finish")
+    )
+
+
+def _refuse_other_words(
+    file: Path, samples: Samples, source: TransformersBackend, sampling: Sampling
+) -> None:
+    """A model whose tokenizer reads the ids as another text than was drawn cannot score them."""
+    for (question, number), sample in samples.items():
+        ids = sample["ids"]
+        texts = [
+            str(source.checkpoint.tokenizer.decode(own, skip_special_tokens=True))
+            for own in (ids, ids[:-1])  # the token that ended it is no text, special or not
+        ]
+        if _core(sample["completion"]) not in {_core(sampling.before_stop(t)) for t in texts}:
+            raise ACPOError(
+                f"{file}: the token ids of sample {number} of question {question!r} say "
+                f"{texts[0]!r:.60} in this model's vocabulary, not {sample['completion']!r:.60}: "
+                "it was drawn with another tokenizer; score it with a model that shares it"
+            )
+
+
+def _core(text: str) -> str:
+    """Without what decoders differ in: outer spaces, and bytes that are no characters."""
+    return text.replace("\N{REPLACEMENT CHARACTER}", "").strip()
 
 
 def _rollouts(
