@@ -11,7 +11,8 @@ on later. Token columns are read one by one, memory-mapped: a trace costs what i
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +48,7 @@ __all__ = [
     "has_begun",
     "json_line",
     "run_states",
+    "write_trace",
 ]
 
 FORMAT = "acpo-trace"
@@ -142,6 +144,40 @@ class TraceWriter(Closing):
 
     def close(self) -> None:
         self._lines.close()
+
+
+def write_trace(
+    path: Path,
+    header: Mapping[str, Any],
+    parts: Iterable[tuple[Sequence[Mapping[str, Any]], Mapping[str, Any], int]],
+) -> None:
+    """Write a trace that has its name once it is whole; one of the same header is replaced.
+
+    Until then it is called `PATH.partial`: a trace that lacks parts looks like any other.
+
+    Args:
+        path: The folder.
+        header: What the trace is.
+        parts: Completions, token columns and step of each part, as `TraceWriter.append` takes them.
+
+    Raises:
+        TraceError: The folder holds something else, or there is no part.
+    """
+    path = path.resolve()
+    if path.exists():
+        TraceWriter(path, header).close()  # refuses what is not to be replaced
+    partial, before = Path(f"{path}.partial"), Path(f"{path}.before")
+    with TraceWriter(partial, header) as writer:
+        writer.drop_from(0)
+        for rollouts, tokens, step in parts:
+            writer.append(rollouts, tokens, step=step)
+        if not writer.parts:
+            raise TraceError(f"{path}: no completion has a token; there is nothing to write")
+    if path.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        path.rename(before)
+    partial.rename(path)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def has_begun(path: Path | str) -> bool:

@@ -244,6 +244,23 @@ def test_samples_scored_by_another_model_have_no_old_logp(evaluated, tmp_path):
     assert not np.allclose(other.tokens("logp")["logp"], before.tokens("logp")["logp"])
 
 
+def test_samples_scored_again_replace_the_trace_once_they_are_whole(
+    evaluated, tmp_path, monkeypatch
+):
+    def dies(*given, **options):
+        raise KeyboardInterrupt
+
+    again = ["trace", evaluated / "model", "--samples", evaluated / "run", "--output"]
+    acpo(*again, tmp_path / "t")
+    with monkeypatch.context() as patched:
+        patched.setattr(rollouts, "score", dies)
+        acpo(*again, tmp_path / "t", status=INTERRUPTED)
+    assert Trace.open(tmp_path / "t").rollouts.num_rows == 9
+    acpo(*again, tmp_path / "t")
+    assert Trace.open(tmp_path / "t").rollouts.num_rows == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 def test_samples_of_another_tokenizer_are_refused(evaluated, tmp_path):
     """As many tokens, each in another's place: every id is one, and says another text."""
     other = save(tmp_path / "other", seed=5)

@@ -12,7 +12,7 @@ from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.samples import Key, first_difference, read_samples
 from acpo.objectives import get_method
-from acpo.records import TraceWriter
+from acpo.records import write_trace
 from acpo.scoring.rollouts import SampledCompletion, Scorer
 from acpo.verify.verdict import Outcome, Verdict
 
@@ -63,10 +63,11 @@ def trace_samples(
     header = {"source": "eval", "model": model, "vocab_size": vocabulary}
     header |= {"benchmarks": sorted(runs), "temperature": temperature, "top_k": top_k}
     header |= {"max_tokens": sampling.max_tokens, "method": method, "seed": settings["seed"]}
-    with TraceWriter(output, header) as writer:
-        writer.drop_from(0)
-        for rollouts, group in _groups(runs, source, answers or {}):
-            writer.append(*scorer.part(rollouts, group_size=group, sampled_by_scorer=same))
+    parts = (
+        (*scorer.part(rollouts, group_size=group, sampled_by_scorer=same), 0)
+        for rollouts, group in _groups(runs, source, answers or {})
+    )
+    write_trace(output, header, parts)
 
 
 def _groups(

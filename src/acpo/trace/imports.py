@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.objectives import get_method
-from acpo.records import TraceWriter
+from acpo.records import write_trace
 from acpo.scoring.rollouts import Part, SampledCompletion, Scorer, prompt_id
 from acpo.trace.write import print_trace
 
@@ -103,22 +103,12 @@ def import_rollouts(
         rows, columns = scorer.part(own, group_size=len(own), sampled_by_scorer=False)
         return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
 
-    def of_step(step: int) -> tuple[int, list[Part]]:
-        return step, [scored(*group) for group in _groups(steps[step], tokenizer)]
+    def of_step(step: int) -> list[Part]:
+        return [scored(*group) for group in _groups(steps[step], tokenizer)]
 
-    _write(output, header, map(of_step, sorted(steps)))
+    found = ((step, of_step(step)) for step in sorted(steps))
+    write_trace(output, header, ((*_joined(parts), step) for step, parts in found if parts))
     print_trace(output)
-
-
-def _write(output: Path, header: dict[str, Any], steps: Iterable[tuple[int, list[Part]]]) -> None:
-    """A trace that has its name once it is whole: one that lacks steps looks like any other."""
-    partial = Path(f"{output.resolve()}.partial")
-    with TraceWriter(partial, header) as writer:
-        writer.drop_from(0)
-        for step, parts in steps:
-            if parts:
-                writer.append(*_joined(parts), step=step)
-    partial.rename(output)
 
 
 def _joined(parts: list[Part]) -> Part:
