@@ -42,7 +42,7 @@ ALLOWED = {
         *("checkpoints", "vllm_version", "yamlfile"),
     },
     "trace": {
-        *("errors", "objectives", "records", "scoring"),
+        *("errors", "jsonl", "objectives", "records", "scoring"),
         *("tasks", "evaluate", "train"),
     },
     "annotate": {"errors", "linefile", "records", "servers", "tasks"},

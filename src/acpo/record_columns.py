@@ -70,7 +70,7 @@ def rollout_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     try:
         texts = [{name: _text(value) for name, value in row.items()} for row in rows]
         table = pa.Table.from_pylist(texts, schema=pa.schema(list(columns.items())))
-    except (pa.ArrowException, TypeError) as error:
+    except (pa.ArrowException, TypeError, OverflowError) as error:
         raise TraceError(f"a completion does not fit the trace: {error}") from error
     absent = [name for name in REQUIRED if table[name].null_count]
     if absent:

@@ -172,6 +172,8 @@ def test_ids_the_model_does_not_have_are_refused(model):
         ACPOError, match="prompt q, sample 3: token id 99 is not among the model's 17"
     ):
         score(model, [bad], temperature=1.0, top_k=0)
+    with pytest.raises(ACPOError, match="1025 tokens are more than the model's 1024 positions"):
+        score(model, [SampledCompletion("q", 3, [2], [5] * 1024, False)], temperature=1.0, top_k=0)
     with pytest.raises(ACPOError, match="no tokens"):
         score(model, [SampledCompletion("q", 0, [], [5], False)], temperature=1.0, top_k=0)
 

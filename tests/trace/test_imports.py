@@ -156,7 +156,9 @@ BAD = {
     "5.jsonl": '{"input": "p", "output": "x", "step": -1}\n',
     "6.jsonl": "[1, 2]\n",
     "7.jsonl": '{"input": "p", "output": "x", "score": 1' + "0" * 400 + "}\n",
-    "rank_1.jsonl": '{"step": 1, "loss_mask": [false], "token_ids": [1]}\n',
+    "8.jsonl": '{"input": [1, 2], "output": "x"}\n',
+    "9.jsonl": '{"input": "p", "output": "x", "step": 1' + "0" * 30 + "}\n",
+    "rank_1.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": 1}\n',
     "rank_2.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": ["x"]}\n',
     "completions_1.parquet": "PAR1 and no more",
 }
@@ -173,7 +175,7 @@ def test_what_is_wrong_is_said_once(tmp_path):
     folder = tmp_path / ("long" * 40)
     folder.mkdir()
     (folder / "1.jsonl").write_text('{"input": "p", "output": "x", "score": "high"}\n')
-    with pytest.raises(ACPOError, match=r"1\.jsonl:1 is not verl's \(.*high") as told:
+    with pytest.raises(ACPOError, match=r"1\.jsonl: row 1 is not verl's \(.*high") as told:
         read_rollouts(folder)
     assert "its trainer" not in str(told.value)
 
@@ -183,6 +185,44 @@ def test_prime_rl_may_have_kept_no_log_probabilities(tmp_path):
     rows = [json.loads(line) | {"inference_logprobs": None} for line in file.open()]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [rollout.old_logp for rollout in read_rollouts(tmp_path)[3]] == [None, None]
+
+
+def test_rows_without_a_sampled_token_are_left_out(tmp_path):
+    """Blank lines, sequences nothing is trained on, empty completions; the rest is kept."""
+    file = prime_rl(tmp_path / "theirs") / "token_exports" / "step_3" / "rank_0.jsonl"
+    rows = [json.loads(line) for line in file.open()]
+    empty = rows[0] | {"loss_mask": [False] * len(rows[0]["loss_mask"])}
+    file.write_text("".join(json.dumps(row) + "\n" for row in (*rows, empty)) + "\n")
+    run(tmp_path / "theirs", "--output", tmp_path / "t")
+    trace = Trace.open(tmp_path / "t")
+    assert trace.rollouts.num_rows == 2 and "old_logp" in trace.columns
+
+
+def test_completions_that_are_all_empty_are_no_trace(tmp_path):
+    source = tmp_path / "1.jsonl"
+    source.write_text(json.dumps({"input": PROMPTS[0], "output": ""}) + "\n")
+    for _ in range(2):
+        said = run(source, "--output", tmp_path / "t", status=REFUSED)
+        assert "no completion has a token" in " ".join(said.split())
+    assert not (tmp_path / "t").exists()
+
+
+def test_texts_the_model_cannot_read_are_told(tmp_path):
+    long = tmp_path / "1.jsonl"
+    long.write_text(json.dumps({"input": PROMPTS[0], "output": "3" * 1024}) + "\n")
+    said = run(long, "--output", tmp_path / "t", status=REFUSED)
+    assert "positions" in said
+    chat = tmp_path / "completions_1.parquet"
+    prompt, said = [{"role": "user", "content": "1+2="}], [{"role": "assistant", "content": "3"}]
+    pq.write_table(pa.table({"step": [1], "prompt": [prompt], "completion": [said]}), chat)
+    assert "chat template" in run(chat, "--output", tmp_path / "t", status=REFUSED)
+
+
+def test_halves_of_characters_are_replaced(tmp_path):
+    source = tmp_path / "1.jsonl"
+    source.write_text(json.dumps({"input": PROMPTS[0] + "\ud800", "output": "3\udc00"}) + "\n")
+    run(source, "--output", tmp_path / "t")
+    assert Trace.open(tmp_path / "t").rollouts["tokens"].to_pylist() == [2]
 
 
 class Attack:

@@ -100,7 +100,7 @@ def score(
     The model, a transformers causal LM in evaluation mode, gets `batch_size` sequences at most;
     `top_k` of the likeliest tokens are named, and `align_tol` is the mode's tolerance of ties.
     """
-    _require_ids(model, rollouts)
+    _require_fit(model, rollouts)
     parts: dict[int, TokenDistribution] = {}
     for chosen in _batches(rollouts, batch_size):
         batch = [rollouts[number] for number in chosen]
@@ -263,8 +263,9 @@ def _states(model: Any, rollouts: Sequence[SampledCompletion]) -> tuple[torch.Te
     return torch.cat(states), torch.cat(tokens)
 
 
-def _require_ids(model: Any, rollouts: Sequence[SampledCompletion]) -> None:
+def _require_fit(model: Any, rollouts: Sequence[SampledCompletion]) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
+    room = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for rollout in rollouts:
         where = f"prompt {rollout.prompt_id}, sample {rollout.sample}"
         if not rollout.prompt_ids:
@@ -274,6 +275,12 @@ def _require_ids(model: Any, rollouts: Sequence[SampledCompletion]) -> None:
             raise ACPOError(
                 f"{where}: token id {outside[0]} is not among the model's {rows}: it was sampled "
                 "from another model"
+            )
+        length = len(rollout.prompt_ids) + len(rollout.completion_ids)
+        if room is not None and length > room:
+            raise ACPOError(
+                f"{where}: {length} tokens are more than the model's {room} positions: it was "
+                "sampled from another model"
             )
 
 

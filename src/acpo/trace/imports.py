@@ -6,7 +6,6 @@ were drawn and, where they were kept, their log-probabilities then. Files are da
 slime's are pickles, opened as plain values or not at all.
 """
 
-import json
 import math
 import pickle
 import re
@@ -22,10 +21,12 @@ import pyarrow.parquet as pq
 from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
+from acpo.jsonl import read_jsonl
 from acpo.objectives import get_method
 from acpo.records import write_trace
 from acpo.scoring.rollouts import Part, SampledCompletion, Scorer, prompt_id
 from acpo.trace.write import print_trace
+from acpo.train.data import as_text
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class ForeignRollout:
         Raises:
             TypeError, ValueError: naming the field and its value.
         """
-        if type(self.step) is not int or self.step < 0:
+        if type(self.step) is not int or not 0 <= self.step < 2**31:
             raise ValueError(f"step={self.step!r:.50}")
         if isinstance(self.completion, list):
             ids = (*self.prompt, *self.completion)
@@ -54,8 +55,10 @@ class ForeignRollout:
                 raise TypeError("token ids must be whole numbers")
             if self.old_logp is not None and len(self.old_logp) != len(self.completion):
                 raise ValueError("there must be a log-probability for each token")
-        elif not isinstance(self.completion, str) or not isinstance(self.prompt, str | list):
-            raise TypeError("prompt and completion must be texts")
+        elif not isinstance(self.completion, str) or not (
+            isinstance(self.prompt, str) or all(isinstance(own, dict) for own in self.prompt)
+        ):
+            raise TypeError("prompt and completion must be texts, or the prompt messages")
         if self.reward is not None:
             reward = float(self.reward)
             object.__setattr__(self, "reward", reward if math.isfinite(reward) else None)
@@ -88,7 +91,7 @@ def import_rollouts(
     backend = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
     scorer = Scorer(loaded, tokenizer, row, batch_size=batch_size, **scored_at)
-    everything = [rollout for rollouts in steps.values() for rollout in rollouts]
+    everything = [rollout for own in steps.values() for rollout in own if rollout.completion]
     has_old = all(rollout.old_logp is not None for rollout in everything)
     header = {
         "source": "import",
@@ -153,50 +156,50 @@ UNREADABLE = (
 """What files that are not what they say raise."""
 
 
-def _lines(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """JSON objects of a file of lines, each with its place."""
-    with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ACPOError(f"{file}:{number} is not JSON ({error!r:.100})") from error
-            yield f"{file}:{number}", row
+def _rows(
+    file: Path, trainer: str, read: Callable[[dict[str, Any]], ForeignRollout]
+) -> Iterator[ForeignRollout]:
+    """One rollout per line."""
+    for number, row in enumerate(read_jsonl(file), start=1):
+        try:
+            yield read(row)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ACPOError(f"{file}: row {number} is not {trainer}'s ({error!r:.100})") from error
 
 
 def _read_verl(file: Path) -> Iterator[ForeignRollout]:
     """One line per completion, texts."""
-    for place, row in _lines(file):
-        try:
-            step = row.get("step", int(file.stem) if file.stem.isdigit() else 0)
-            yield ForeignRollout(
-                step, row["input"], row["output"], row.get("score"), row.get("gts")
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ACPOError(f"{place} is not verl's ({error!r:.100})") from error
+    own = int(file.stem) if file.stem.isdigit() else 0
+
+    def read(row: dict[str, Any]) -> ForeignRollout:
+        step = row.get("step", own)
+        return ForeignRollout(step, row["input"], row["output"], row.get("score"), row.get("gts"))
+
+    return _rows(file, "verl", read)
 
 
 def _read_prime_rl(file: Path) -> Iterator[ForeignRollout]:
-    """One line per sequence, columns as long as it; from the first trained token on it is sampled.
+    """One line per sequence, columns as long as it."""
+    return _rows(file, "prime-rl", _sequence)
+
+
+def _sequence(row: dict[str, Any]) -> ForeignRollout:
+    """From the first trained token on it is sampled; where none is trained, nothing is.
 
     The t-th of `inference_logprobs` is that of token t, given those before it.
     """
-    for place, row in _lines(file):
-        try:
-            mask = row["loss_mask"]
-            first = mask.index(True)
-            last = len(mask) - mask[::-1].index(True)
-            rewards = [value for value in row.get("rewards") or () if value is not None]
-            old = (row.get("inference_logprobs") or [])[first:last]
-            yield ForeignRollout(
-                row.get("export_step", row["step"]),
-                row["token_ids"][:first],
-                row["token_ids"][first:last],
-                rewards[-1] if rewards else None,
-                old_logp=_known(old, mask[first:last]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ACPOError(f"{place} is not prime-rl's ({error!r:.100})") from error
+    mask = row["loss_mask"]
+    trained = [place for place, own in enumerate(mask) if own] or [len(mask)]
+    first, last = trained[0], trained[-1] + 1
+    rewards = [value for value in row.get("rewards") or () if value is not None]
+    old = (row.get("inference_logprobs") or [])[first:last]
+    return ForeignRollout(
+        row.get("export_step", row["step"]),
+        row["token_ids"][:first],
+        row["token_ids"][first:last],
+        rewards[-1] if rewards else None,
+        old_logp=_known(old, mask[first:last]),
+    )
 
 
 def _known(logps: list[Any] | None, mask: list[Any] | None) -> list[float] | None:
@@ -256,19 +259,20 @@ Group = tuple[list[SampledCompletion], list[float]]
 """Completions of one prompt, and their old log-probabilities, as far as there are any."""
 
 
+def _tokens(text: str, tokenizer: Any) -> list[int]:
+    """Tokens of a text; JSON can hold halves of characters, and no tokenizer takes them."""
+    whole = text.encode("utf-8", "replace").decode()
+    return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+
+
 def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:
     """Completions of one prompt together, with their old log-probabilities, in order of prompts."""
     groups: dict[str, Group] = {}
     for rollout in rollouts:
         completion = rollout.completion
         if isinstance(completion, str):
-            prompt = rollout.prompt
-            if not isinstance(prompt, str):
-                prompt = tokenizer.apply_chat_template(
-                    prompt, add_generation_prompt=True, tokenize=False
-                )
-            ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-            completion = tokenizer(completion, add_special_tokens=False)["input_ids"]
+            ids = _tokens(as_text(rollout.prompt, tokenizer), tokenizer)
+            completion = _tokens(completion, tokenizer)
         else:
             ids = rollout.prompt
         name = prompt_id(ids)
