@@ -65,7 +65,10 @@ def unpacked_to(name: str) -> Path:
 
 def _packaged(name: str) -> Path:
     package, _, inside = name.removeprefix(PACKAGED).partition("/")
-    found = importlib.util.find_spec(package)
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # what a dotted name is in, or a name that is none
+        found = None
     if found is None or not found.submodule_search_locations:
         project = package.replace("_", "-")
         raise ACPOError(

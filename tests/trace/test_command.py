@@ -155,10 +155,21 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
         ([CHAIN, "--task", "chain", "--step", 2**31], "--step"),
         ([CHAIN, "--samples", "nowhere"], "holds no samples"),
         (["package:nowhere/x", "--task", "chain"], "not installed"),
+        (["package:a.b.c/x", "--task", "chain"], "not installed"),
+        (["package:/x", "--task", "chain"], "not installed"),
+        ([CHAIN, "--task", "chain", "--max-tokens", 9, "--temperature", "inf"], "finite"),
+        ([CHAIN, "--task", "chain", "--max-tokens", 9, "--device", "foo"], "cannot be loaded"),
+        ([CHAIN, "--task", "chain", "--max-tokens", 9, "--chain-steps", 600], "leave it out"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert message in refused("trace", *arguments, "--output", tmp_path / "t")
+
+
+def test_the_model_here_has_the_name_of_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(half_as_sure(tmp_path / "mine"))
+    acpo("trace", ".", *SMALL)
+    assert Trace.open("traces/mine").rollouts.num_rows == 32
 
 
 def test_more_prompts_than_there_are(tmp_path):

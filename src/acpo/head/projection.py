@@ -1,5 +1,6 @@
 """The linear map from hidden states to logits, and its matrix products."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -17,10 +18,10 @@ class Projection(NamedTuple):
 
     def check(self) -> None:
         """Raise for values no model has."""
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             raise ACPOError(
-                f"temperature={self.temperature} must be positive; use the one the rollouts were "
-                "sampled with"
+                f"temperature={self.temperature} must be positive and finite; use the one the "
+                "rollouts were sampled with"
             )
         if not self.logit_scale > 0:
             raise ACPOError(f"logit_scale={self.logit_scale} must be positive")

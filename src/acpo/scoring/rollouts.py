@@ -60,6 +60,7 @@ class Scorer:
         batch_size: int,
     ) -> None:
         probe_head(model)
+        language_model_head(model).projection(temperature)  # refuses one that is no number
         self._model, self._pieces, self._method = model, Pieces(tokenizer), method
         self._options: dict[str, Any] = {
             "temperature": temperature,

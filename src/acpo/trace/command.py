@@ -47,7 +47,7 @@ def trace(
     from acpo.trace.write import TraceOptions, print_trace, trace_and_print
     from acpo.train.recipe import TaskArguments
 
-    folder = output or Path("traces") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
+    folder = output or _default_output(model)
     run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
         _refuse_sampling(context)
@@ -67,6 +67,11 @@ def trace(
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, **run)
+
+
+def _default_output(model: str) -> Path:
+    named = model if model.strip("./") else Path(model).resolve().name  # `.` is no name
+    return Path("traces") / re.sub(r"[^\w.-]+", "_", named).strip("_.")
 
 
 def _refuse_sampling(context: typer.Context) -> None:

@@ -84,6 +84,11 @@ class Checkpoint:
         """Refuse prompts whose completions may run past the model's positions."""
         room = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         longest = max(map(len, prompts), default=0)
+        if room is not None and longest >= room:
+            raise SamplingError(
+                f"a prompt of {longest} tokens leaves no room for a completion in the {room} "
+                f"positions of {self.name!r}: leave it out"
+            )
         if room is not None and longest + self._sampling.max_tokens > room:
             raise SamplingError(
                 f"--max-tokens {self._sampling.max_tokens} and a prompt of {longest} tokens exceed "

@@ -59,10 +59,10 @@ class TransformersBackend:
         name = self.checkpoint.name
         try:
             model = load_model(self.checkpoint.place, dtype=self._dtype, trust_remote_code=False)
+            return model.to(self._device).eval()
         except Exception as error:  # damaged weights raise whatever their parser raises
             said = (str(error).splitlines() or [repr(error)])[0]
             raise SamplingError(f"model {name!r} cannot be loaded: {said}") from error
-        return model.to(self._device).eval()
 
     def _says(self, tokens: list[int]) -> str:
         return str(self.checkpoint.tokenizer.decode(tokens, skip_special_tokens=True))
