@@ -269,12 +269,11 @@ def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:
     """Completions of one prompt together, with their old log-probabilities, in order of prompts."""
     groups: dict[str, Group] = {}
     for rollout in rollouts:
+        ids: Any = rollout.prompt
         completion = rollout.completion
         if isinstance(completion, str):
-            ids = _tokens(as_text(rollout.prompt, tokenizer), tokenizer)
+            ids = _tokens(as_text(ids, tokenizer), tokenizer)
             completion = _tokens(completion, tokenizer)
-        else:
-            ids = rollout.prompt
         name = prompt_id(ids)
         own, old = groups.setdefault(name, ([], []))
         if completion:
