@@ -220,6 +220,7 @@ def test_damaged_parts_are_refused(tmp_path):
         ([{"prompt_id": "q", "tokens": 1}], {"token_id": [1]}, "no sample"),
         ([{**rollouts(1)[0], "note": "x"}], {"token_id": [1]}, "note"),
         ([{**rollouts(1)[0], "sample": -1}], {"token_id": [1]}, "sample below 0"),
+        ([{**rollouts(1)[0], "sample": 10**30}], {"token_id": [1]}, "does not fit"),
     ],
 )
 def test_what_does_not_fit_is_not_written(tmp_path, rows, tokens, message):
