@@ -22,7 +22,7 @@ diagnose_app = typer.Typer(
 TRACE = typer.Argument(help="Folder that `acpo trace` wrote.")
 MAYBE_TRACE = typer.Argument(None, help="Folder that `acpo trace` wrote.", show_default=False)
 STEP = typer.Option(None, min=0, help="Only completions of this training step.")
-OUTPUT = typer.Option(None, file_okay=False, help="Folder for the files (default: diagnose/TRACE).")
+OUTPUT = typer.Option(None, help="Folder for the files (default: diagnose/TRACE).")
 H_MAX = typer.Option(None, min=0.0, help="Nats that make ē = 1 (default: the trace's maximum).")
 EVERY = typer.Option(
     False, "--every-token", help="Evaluate branches on all tokens, whatever their advantage."
@@ -115,9 +115,7 @@ def coupling(
 @diagnose_app.command("dynamics")
 def dynamics(
     runs: list[Path] = typer.Argument(help="Folders that `acpo train` wrote."),
-    output: Path | None = typer.Option(
-        None, file_okay=False, help="Folder for the files (default: diagnose)."
-    ),
+    output: Path | None = typer.Option(None, help="Folder for the files (default: diagnose)."),
     group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
 ) -> None:
     """Accuracy, entropy, length and reward over training, seeds as bands."""
