@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from acpo.compare import store
 from acpo.errors import ACPOError
 from acpo.linefile import LineFile
 
@@ -92,5 +93,7 @@ def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ACPOError, match="cannot be locked"), store.alone(tmp_path / "study"):
+        pass
     with pytest.raises(Busy, match=r"cannot be locked \(Function not implemented\)"):
         LineFile(tmp_path / "lines", error=Busy)

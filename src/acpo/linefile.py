@@ -23,6 +23,18 @@ class Closing:
         self.close()
 
 
+def lock(file: Any, path: Path, busy: Exception, error: type[ACPOError] = ACPOError) -> None:
+    """Keep others out of an open file until it is closed; raise `busy` while another does."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as reason:
+        raise busy from reason
+    except OSError as reason:
+        raise error(
+            f"{path} cannot be locked ({reason.strerror}): name one on a file system that can"
+        ) from reason
+
+
 class LineFile(Closing):
     """Appends whole lines: each is with the system when `append` returns.
 
@@ -45,14 +57,10 @@ class LineFile(Closing):
                 f"{path} cannot be written ({reason.strerror}): name another file"
             ) from reason
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as reason:
+            lock(self._file, path, busy, error)
+        except error:
             self._file.close()
-            if isinstance(reason, BlockingIOError):
-                raise busy from reason
-            raise error(
-                f"{path} cannot be locked ({reason.strerror}): name one on a file system that can"
-            ) from reason
+            raise
         if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
             # `replace` put another in its place: lines in this one would be lost.
             self._file.close()

@@ -82,7 +82,9 @@ def yaml_value(text: str, where: str) -> Any:
 def _parse(text: str, where: str) -> tuple[Any, Any]:
     """(nodes, value) of a text; `where` it stands begins every refusal."""
     try:
-        return yaml.compose(text, Loader=_Loader), yaml.load(text, Loader=_Loader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return node, None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""

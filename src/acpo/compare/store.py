@@ -6,7 +6,6 @@ writing one behind the other: a run that stands there twice counts once, as it f
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import zlib
@@ -17,7 +16,7 @@ from typing import Any
 from acpo.compare.plan import MATCHED, Result, StudyRun, step_lengths
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
-from acpo.linefile import write_whole
+from acpo.linefile import lock, write_whole
 
 RESULT = "result.json"
 RUNS = "runs.jsonl"
@@ -105,13 +104,8 @@ def alone(folder: Path) -> Iterator[int]:
     """Hold a study's folder; so does who has this descriptor, such as a run that was launched."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ACPOError(
-                f"{folder}: another `acpo compare`, or a run it launched, is at work there: wait "
-                "for it, or end it"
-            ) from error
+        busy = "another `acpo compare`, or a run it launched, is at work there"
+        lock(file, folder / LOCK, ACPOError(f"{folder}: {busy}: wait for it, or end it"))
         yield file.fileno()
 
 
