@@ -23,6 +23,7 @@ advantages), update (forward and backward passes), optimizer (step and clipping)
 """
 
 import argparse
+import functools
 import inspect
 import json
 import random
@@ -315,7 +316,10 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
     if common.get("use_vllm"):  # which loads it from a folder
         for part in (model, tokenizer):
             part.save_pretrained(f"{folder}/model")
-        model.config._name_or_path = f"{folder}/model"
+        model.name_or_path = model.config._name_or_path = f"{folder}/model"
+        from trl.generation import vllm_generation
+
+        vllm_generation.LLM = functools.partial(vllm_generation.LLM, **args.engine)
     return trainer(model, verified, options, problems(size), processing_class=tokenizer)
 
 
@@ -335,6 +339,7 @@ def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
     cuda = torch.cuda.is_available()
     return {
         "engine": engine,
+        **({"vllm_options": args.engine} if "vllm" in engine else {}),
         "seconds": round(clock.seconds, 3),
         "parts": {name: round(value, 3) for name, value in clock.parts.items()},
         "with_warm_up_seconds": round(time.perf_counter() - began, 1),
@@ -351,6 +356,7 @@ def in_a_process(engine: str, args: Any) -> dict[str, Any]:
         out = Path(folder) / "row.json"
         command = [sys.executable, __file__, "--one", engine, "--out", str(out)]
         command += ["--tiny"] if args.tiny else []
+        command += ["--engine", json.dumps(args.engine)]
         command += ["--checkpointing"] if args.checkpointing else []
         command += ["--micro-batch", str(args.micro_batch)] if args.micro_batch else []
         try:
@@ -406,6 +412,9 @@ def main() -> None:
     parser.add_argument("--draw", action="store_true", help="table and picture of what is there")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     parser.add_argument("--micro-batch", type=int, help="TRL's completions per backward pass [16]")
+    parser.add_argument(
+        "--engine", type=json.loads, default={}, help="JSON: arguments to vllm.LLM beside TRL's"
+    )
     parser.add_argument("--limit", type=int, default=240, help="seconds an engine may take")
     parser.add_argument("--one", choices=ENGINES, help=argparse.SUPPRESS)
     args = parser.parse_args()

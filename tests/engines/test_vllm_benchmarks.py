@@ -109,3 +109,19 @@ def check_parts(place: Path) -> None:
     assert evaluated["test"]["samples"] == 6 and evaluated["test"]["kept_when_broken_off"] == 2
     assert evaluated["transformers"]["samples"] == 6 and evaluated["trace"]["seconds"] > 0
     assert "error" in evaluated["server"], "nobody listens"
+
+
+def test_a_step_on_vllm_is_measured(place):
+    """TRL gives vLLM the model's own name, which one made from a configuration does not have."""
+    out = place / "step.json"
+    words = ["--tiny", "--engines", "acpo-vllm", "--out", str(out)]
+    words += ["--engine", '{"enforce_eager": true}']
+    subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "step.py"), *words],
+        env=environment(),
+        check=True,
+        timeout=600,
+    )
+    (row,) = json.loads(out.read_text())["rows"]
+    assert "error" not in row, row
+    assert row["parts"]["sampling"] > 0 and row["vllm_options"] == {"enforce_eager": True}
