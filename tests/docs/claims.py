@@ -7,9 +7,16 @@ import csv
 import io
 import json
 import re
+import sys
 
 from acpo.objectives import METHODS
+from acpo.train.plan import MEASURED_ROLLOUTS
 from docs.pages import ROOT
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+from vllm_draw import late, trained
+
+sys.path.pop(0)  # modules there have the names of folders here
 
 TINY = "results/compare/tiny/summary.json"
 GSM8K = "results/compare/qwen2.5-0.5b-gsm8k"
@@ -371,6 +378,94 @@ def scaling(r):
     return [f"| sum | {sums} |", f"| micro-batches per update | {batches} |"]
 
 
+@claim("docs/vllm.md", "results/vllm_rollout.json")
+def rollouts_on_vllm(r):
+    rates = {name: r[name]["tokens_per_second"] for name in ("vllm", "static")}
+    (row,) = MEASURED_ROLLOUTS
+    assert row.parameters == r["parameters"] and row.gpu.endswith(r["environment"]["gpu"][-4:])
+    assert (row.vllm, row.static) == tuple(int(sum(rate) / len(rate)) for rate in rates.values())
+    cells = [f"{min(rate):,} to {max(rate):,}" for rate in rates.values()]
+    late = [min(r[name]["seconds"][1:]) for name in rates]
+    first = r["seconds_to_first_rollout"]
+    return [
+        f"| tokens per second | {' | '.join(cells)} |",
+        f"| seconds of a rollout | {late[0]:.1f} | {late[1] + 0.05:.1f} |",
+        f"first rollout | {first['vllm']:.0f} | {first['static']:.0f} |",
+    ]
+
+
+@claim("docs/vllm.md", "results/vllm_gap.json")
+def gap(r):
+    gap, rows, cosines = r["gap"], r["gap"]["rows"], r["cosines"]
+    apart, whole, mode = gap["difference"], gap["sequence_w"], gap["mode"]
+    assert r["rounding"]["difference"]["q100"] == 0 == whole["over_cap"]
+
+    def line(key):
+        cells = [f"{100 * rows[name][key]:.1f}%" for name in ("sapo", "acpo", "acpo_no_routing")]
+        return f" | {' | '.join(cells)} |"
+
+    mended = mode["align_tol"]["0.03"]
+    sapo, acpo = (cosines[name]["vllm, vllm sequence_mask"] for name in ("sapo", "acpo"))
+    token = [cosines[name]["vllm, vllm token_truncate"] for name in ("sapo", "acpo")]
+    noise = [cosines[name]["static 1, static 2"] for name in ("sapo", "acpo")]
+    assert [f"{value:.3f}" for value in token] == ["0.999", "0.999"]
+    return [
+        f"{gap['tokens']:,} tokens of {gap['sequences']} completions",
+        f"is {apart['mean']:.4f} in the mean, {apart['q50']:.4f} in the median, "
+        f"{apart['q99']:.3f} at the 99th percentile and {apart['q100']:.2f} at most",
+        f"between {whole['q50']:.2f} in the median and {whole['q100']:.1f} at most",
+        f"share of the completions is {whole['effective_share']:.2f}",
+        f"{100 * mode['aligned_to_mismatched']:.2f}% are vLLM's mode and not the trainer's, "
+        f"{100 * mode['mismatched_to_aligned']:.2f}% the other",
+        f"behind by less than {mode['lost_margin']['q50']:.3f}",
+        line("update_change_sampler_statistics"),
+        line("update_change_sampler_ratio"),
+        f"`sequence_mask`{line('update_change_correction')}",
+        f"would count {100 * mended['mended']:.0f}% of the lost modes as modes, and with them "
+        f"{100 * mended['swallowed']:.1f}% of the tokens",
+        f"is {sapo:.3f} (`sapo`) and {acpo:.3f} (`acpo`) for `sequence_mask`, 0.999 for "
+        f"`token_truncate`, on {r['gradient_rows']} completions",
+        f"a cosine of {noise[0]:.2f} and {noise[1]:.2f}",
+    ]
+
+
+@claim("docs/vllm.md", "results/vllm_train_acpo.json")
+def training_on_vllm(r):
+    run = trained(ROOT / "results")["acpo"]
+    on_vllm, static = late([run["vllm"]]), late(run["static"])
+    assert on_vllm.low < static.value < on_vllm.high
+    gaps = [row["sampling/sampling_logp_difference/mean"] for row in r["curve"]]
+
+    def shown(found):
+        return f"{100 * found.value:.1f}% [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+
+    return [
+        f"{r['updates']} updates of `acpo` at 1e-6",
+        f"{shown(on_vllm)} of its rollouts'",
+        f"static sampler have {shown(static)} (over seeds)",
+        f"({gaps[0]:.4f} at the first rollout, {gaps[-1]:.4f} at the last)",
+    ]
+
+
+@claim("docs/vllm.md", "results/vllm_evaluate.json")
+def evaluated_on_vllm(r):
+    both, other = (r["gsm8k_test"], r["math500"]), r["transformers"]
+
+    def cells(form, key):
+        return " | ".join(form(row[key]) for row in both)
+
+    def right(x):
+        return percent(x, "{:.1f}").replace(" ", "% ", 1)
+
+    return [
+        f"| right | {cells(right, 'mean')} |",
+        f"| {cells(lambda x: PERCENT.format(100 * x), 'truncated')} |",
+        f"| {cells('{:.0f}'.format, 'samples_per_second')} |",
+        f"first {other['samples']} questions at {other['samples_per_second']:.1f} per second",
+        f"{right(other['mean'])} of them are right",
+    ]
+
+
 @claim("docs/results.md", TINY)
 def tiny_study(r):
     task = r["tasks"]["main"]
@@ -516,7 +611,10 @@ def in_short(r):
 
 @claim("README.md", f"{GSM8K}/summary.json")
 def real_model_in_short(r):
-    return [*in_short(r), f"ACPO is {points(finals(r)[1]['difference']).replace(' ', ' points ', 1)} above SAPO"]
+    return [
+        *in_short(r),
+        f"ACPO is {points(finals(r)[1]['difference']).replace(' ', ' points ', 1)} above SAPO",
+    ]
 
 
 @claim("docs/faq.md", f"{GSM8K}/summary.json")
@@ -574,8 +672,10 @@ def aligned(text):
 
 
 @claim("docs/diagnose.md", "results/diagnose/blame-quickstart/blame.csv")
+@claim("docs/diagnose.md", "results/diagnose/blame-qwen2.5-0.5b/blame.csv")
 def blame(rows):
-    titles = {"acpo": "ACPO", "acpo_no_routing": "ACPO w/o routing", "shannon": "Shannon"}
+    titles = {"sapo": "SAPO (and GRPO, DAPO, GSPO, CISPO, GMPO)", "acpo": "ACPO"}
+    titles |= {"acpo_no_routing": "ACPO w/o routing", "shannon": "Shannon"}
     titles |= {"8020": METHODS["8020"].title, "gtpo": "GTPO"}
     lines = []
     for name, title in titles.items():
@@ -589,6 +689,26 @@ def blame(rows):
             cells.append(percent(row, PERCENT, ("share", "low", "high")))
         lines.append(f"| {title} | {' | '.join(cells)} |")
     return lines
+
+
+@claim("docs/diagnose.md", "results/diagnose/blame-qwen2.5-0.5b/blame.csv")
+def blame_of_a_real_model(rows):
+    at = {(row["method"], row["quantity"]): row for row in rows if row["region"] == "at"}
+    acpo = at["acpo", "update"]
+    chance, methods = float(acpo["chance"]), {name for name, _ in at}
+    times = [float(at[name, "gradient"]["share"]) / chance for name in ("sapo", "acpo")]
+    assert min(times) > 2.5 and max(times) < 3
+    return [
+        f"{acpo['completions']} of {acpo['prompts']} prompts",
+        f"One token in {1 / chance:.0f} is the error: chance is {100 * chance:.1f}%",
+        f"is {float(acpo['share']) / chance:.2f} of chance (p = {float(acpo['p_value']):.3f}, one "
+        f"of {len(methods)} rows tested)",
+    ]
+
+
+@claim("docs/diagnose.md", "results/diagnose/blame-qwen2.5-0.5b.json")
+def equations(r):
+    return [f"the {len(r['first_errors'])} equations"]
 
 
 @claim("docs/annotate.md", "results/first-error/summary.json")
