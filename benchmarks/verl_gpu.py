@@ -7,23 +7,27 @@
 `rollout` samples completions of the model and keeps them. `verl` puts them through verl's FSDP2
 engine in bf16 as one mini-batch, forward and backward, under stock `sapo` (before our plugin is
 loaded) and under our rows. `trl` puts the same through `ACPOTrainer` and compares gradients with
-those `verl` kept. verl attends by torch's kernels here, not by the flash-attn package, and takes
-log-probabilities by its own fallback: both are the same for every row.
+those `verl` kept. Both attend by torch's own flash kernel, sequence by sequence, since the
+flash-attn package verl asks for may be missing, and verl takes log-probabilities by its own
+fallback: both are the same for every row. Rows are written to `--out` as they come.
 """
 
 import argparse
 import json
 import os
-import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from environment import environment
 from measuring import cosine, release, timed
 from torch import Tensor
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 ROWS = ("sapo", "acpo", "acpo_no_routing", "shannon")
 GROUP = 8
@@ -31,6 +35,45 @@ MODEL = "model.txt"
 ROLLOUT = "rollout.pt"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PRECISION = torch.bfloat16
+ATTENTION = "each_sequence"
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    position_ids: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within the sequences of a row without padding; they begin at position 0."""
+    assert position_ids is not None
+    starts = (position_ids.flatten() == 0).nonzero().flatten()
+    ends = torch.cat([starts[1:], starts.new_tensor([position_ids.numel()])])
+    if not query.is_cuda:
+        parts = [
+            F.scaled_dot_product_attention(
+                *(x[:, :, start:end] for x in (query, key, value)),
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=True,
+            )
+            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        ]
+        return torch.cat(parts, 2).transpose(1, 2), None
+    bounds = F.pad(ends, (1, 0)).int()
+    longest = int((ends - starts).max())
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    found = torch.ops.aten._flash_attention_forward(
+        *(query, key, value, bounds, bounds, longest, longest, 0.0, True, False), scale=scaling
+    )
+    return found[0][None], None
+
+
+AttentionInterface.register(ATTENTION, attend)
+AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 
 def make_rollout(args: argparse.Namespace) -> None:
@@ -83,7 +126,7 @@ def measure(update: Any, repeats: int) -> dict[str, Any]:
     return timed(update, repeats=repeats)
 
 
-def run_verl(args: argparse.Namespace) -> dict[str, Any]:
+def run_verl(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     """Every row through one engine per kind: verl's own for stock `sapo`, ours for the rest."""
     import torch.distributed as dist
 
@@ -93,25 +136,22 @@ def run_verl(args: argparse.Namespace) -> dict[str, Any]:
     os.environ.setdefault("MASTER_PORT", "29533")
     dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo")
     rollout = torch.load(args.work / ROLLOUT, weights_only=True)
-    measured: dict[str, Any] = {}
+    tokens = int(rollout["completion_mask"].sum() + rollout["prompt_mask"].sum())
+    rows: dict[str, Any] = {}
     engine = verl_engine(args, external_lib=None)
-    measured["sapo, without the plugin"] = verl_row(engine, rollout, verl_actor("sapo"), args)
-    measured["sapo, without the plugin"]["engine"] = type(engine).__name__
+    stock = verl_row(engine, rollout, verl_actor("sapo"), args)
+    rows["sapo, without the plugin"] = stock
     del engine
     release()
     actors = {row: verl_actor(row) for row in ROWS}  # naming a row of ours extends the engine
     engine = verl_engine(args, external_lib="acpo.verl")
-    for row in actors:
-        measured[row] = verl_row(engine, rollout, actors[row], args)
-        measured[row]["engine"] = type(engine).__name__
-    stock = measured["sapo, without the plugin"]
-    for cost in measured.values():
+    for row, actor in actors.items():
+        rows[row] = cost = verl_row(engine, rollout, actor, args)
         cost["seconds_over_stock"] = cost["seconds"] / stock["seconds"]
         if stock["peak_gib"]:
             cost["memory_over_stock"] = cost["peak_gib"] / stock["peak_gib"]
+        keep({"tokens": tokens, "micro_batch_tokens": args.micro_batch_tokens, "rows": rows})
     dist.destroy_process_group()
-    tokens = int(rollout["completion_mask"].sum() + rollout["prompt_mask"].sum())
-    return {"tokens": tokens, "micro_batch_tokens": args.micro_batch_tokens, "rows": measured}
 
 
 def verl_engine(args: argparse.Namespace, external_lib: str | None) -> Any:
@@ -121,9 +161,9 @@ def verl_engine(args: argparse.Namespace, external_lib: str | None) -> Any:
 
     model = HFModelConfig(
         path=(args.work / MODEL).read_text(),
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": ATTENTION},
         enable_gradient_checkpointing=True,
-        use_remove_padding=args.remove_padding,
+        use_remove_padding=True,
         external_lib=external_lib,
     )
     engine = EngineRegistry.new(
@@ -175,7 +215,7 @@ def verl_row(
                 verl_batch(rollout, args), partial(ppo_loss, config=actor)
             )
 
-        measured = measure(update, args.repeats)
+        measured = measure(update, args.repeats) | {"engine": type(engine).__name__}
         torch.save(gradients(engine.module), args.work / f"{actor.policy_loss.loss_mode}.pt")
     return measured
 
@@ -199,7 +239,7 @@ def verl_batch(rollout: dict[str, Tensor], args: argparse.Namespace) -> Any:
         },
         {
             "temperature": 1.0,
-            "use_remove_padding": args.remove_padding,
+            "use_remove_padding": True,
             "use_dynamic_bsz": True,
             "max_token_len_per_gpu": args.micro_batch_tokens,
             "micro_batch_size_per_gpu": 1,
@@ -221,16 +261,16 @@ def gradients(module: Any) -> dict[str, Tensor]:
     return kept
 
 
-def run_trl(args: argparse.Namespace) -> dict[str, Any]:
+def run_trl(args: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> None:
     """The same mini-batch through our trainer, and how far its gradient is from verl's."""
     rollout = torch.load(args.work / ROLLOUT, weights_only=True)
     rollout = {name: value.to(DEVICE) for name, value in rollout.items()}
     rollout["num_items_in_batch"] = rollout["completion_mask"].sum()
-    measured = {}
+    rows = {}
     for row in ROWS:
-        measured[row] = trl_row(rollout, row, args)
+        rows[row] = trl_row(rollout, row, args)
+        keep({"rows": rows})
         release()
-    return measured
 
 
 def trl_row(rollout: dict[str, Tensor], row: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -284,19 +324,20 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=512, help="of the longest completion")
     parser.add_argument("--micro-batch-tokens", type=int, default=16_384)
-    parser.add_argument("--padded", dest="remove_padding", action="store_false")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     if args.part == "rollout":
         make_rollout(args)
         return
     packages = ("torch", "transformers", "verl", "trl", "flash-attn")
-    result = {"environment": environment(*packages)} | (
-        run_verl(args) if args.part == "verl" else {"rows": run_trl(args)}
-    )
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
-    args.out.write_text(json.dumps({**known, args.part: result}, indent=1) + "\n")
-    json.dump(result["rows"], sys.stdout, indent=1)
+    about = {"environment": environment(*packages)}
+
+    def keep(found: dict[str, Any]) -> None:
+        args.out.write_text(json.dumps({**known, args.part: about | found}, indent=1) + "\n")
+        print(json.dumps(found["rows"]), flush=True)
+
+    (run_verl if args.part == "verl" else run_trl)(args, keep)
 
 
 if __name__ == "__main__":
