@@ -20,10 +20,12 @@ workers judge it; none can be judged without algebra.
 Parts are exclusive and end with a synchronisation of the device: sampling (the tokens), rewards
 (decoded texts to verdicts), scoring (the rest of the rollout: tokenizing, old log-probabilities,
 advantages), update (forward and backward passes), optimizer (step and clipping), idle (the rest).
+What Python's garbage collector took of each is told beside them.
 """
 
 import argparse
 import functools
+import gc
 import inspect
 import json
 import random
@@ -100,6 +102,7 @@ class Clock(TrainerCallback):
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last = first, last
         self.parts = dict.fromkeys(PARTS, 0.0)
+        self.collector = dict.fromkeys(PARTS, 0.0)
         self.counting = False
         self._open: list[str] = []
         self._since = 0.0
@@ -111,6 +114,13 @@ class Clock(TrainerCallback):
         if self.counting:
             self.parts[self._open[-1] if self._open else "idle"] += now - self._since
         self._since = now
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting = time.perf_counter()
+        elif self.counting:
+            part = self._open[-1] if self._open else "idle"
+            self.collector[part] += time.perf_counter() - self._collecting
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -153,6 +163,7 @@ class Clock(TrainerCallback):
         clip = trainer.accelerator.clip_grad_norm_
         trainer.accelerator.clip_grad_norm_ = self.timed("optimizer", clip)
         trainer.add_callback(self)
+        gc.callbacks.append(self._collected)
 
 
 class Lengths:
@@ -342,6 +353,7 @@ def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
         **({"vllm_options": args.engine} if "vllm" in engine else {}),
         "seconds": round(clock.seconds, 3),
         "parts": {name: round(value, 3) for name, value in clock.parts.items()},
+        "collector_seconds": {name: round(value, 3) for name, value in clock.collector.items()},
         "with_warm_up_seconds": round(time.perf_counter() - began, 1),
         "mean_length": logs[-1]["completions/mean_length"] if logs else None,
         "reward": logs[-1].get("reward") if logs else None,
@@ -365,7 +377,10 @@ def in_a_process(engine: str, args: Any) -> dict[str, Any]:
             return {"engine": engine, "error": f"took more than {args.limit} s"}
         if not out.exists():
             return {"engine": engine, "error": "the process died"}
-        return dict(json.loads(out.read_text(encoding="utf-8")))
+        row = dict(json.loads(out.read_text(encoding="utf-8")))
+        if "environment" in row:
+            row["environment"]["command"] = environment()["command"]
+        return row
 
 
 def table(rows: list[dict[str, Any]]) -> str:
