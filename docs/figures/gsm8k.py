@@ -2,8 +2,9 @@
 
     python docs/figures/gsm8k.py
 
-Each point is the accuracy of one rollout, 512 completions of 64 problems that the run
-has not trained on.
+Left, the final runs: four seeds of each row at the rate its sweep chose. Right, sweep runs at two
+rates. A point is the accuracy of up to five rollouts, each 512 completions of 64 problems that the
+run has not trained on; the bands reach from the lowest to the highest seed.
 """
 
 import json
@@ -13,43 +14,50 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "results/compare/qwen2.5-0.5b-gsm8k/runs.jsonl"
-DRAWN = (("sapo", 3e-6, "-"), ("sapo", 1e-6, "--"), ("acpo", 1e-6, "-"), ("acpo", 3e-6, "--"))
-COLOURS = {"sapo": "#777777", "acpo": "#0072B2"}
-WINDOW = 3
+FINAL = (("grpo", 3e-6), ("acpo", 1e-6), ("sapo", 3e-6))
+SWEPT = (("sapo", 3e-6, "-"), ("sapo", 1e-6, "--"), ("acpo", 1e-6, "-"), ("acpo", 3e-6, "--"))
+COLOURS = {"sapo": "#777777", "acpo": "#0072B2", "grpo": "#D55E00"}
+WINDOW = 5
 
 
-def curve(method: str, rate: float) -> list[tuple[int, float]]:
-    """(update, percent of right answers) of a sweep run, each the mean of up to three rollouts."""
-    for line in RUNS.read_text().splitlines():
+def curves(phase: str, method: str, rate: float) -> tuple[list[int], list[list[float]]]:
+    """Updates, and per run the percent of right answers there, each the mean of recent rollouts."""
+    updates, found = [], []
+    for line in RUNS.read_text(encoding="utf-8").splitlines():
         run = json.loads(line)
         spec = run["spec"]
-        if (spec["phase"], spec["row"], spec["learning_rate"]) == ("sweep", method, rate):
-            points = [(point["step"], 100 * point["accuracy"]) for point in run["curve"]]
-            recent = [points[max(0, i - WINDOW + 1) : i + 1] for i in range(len(points))]
-            return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in recent]
-    raise SystemExit(f"no sweep run of {method} at {rate:g} in {RUNS}")
+        kind = (spec["task"], spec["phase"], spec["row"], spec["learning_rate"])
+        if kind == ("four", phase, method, rate):
+            updates = [point["step"] for point in run["curve"]]
+            shares = [100 * point["accuracy"] for point in run["curve"]]
+            recent = [shares[max(0, i - WINDOW + 1) : i + 1] for i in range(len(shares))]
+            found.append([sum(part) / len(part) for part in recent])
+    if not found:
+        raise SystemExit(f"no {phase} run of {method} at {rate:g} in {RUNS}")
+    return updates, found
 
 
 def main() -> None:
-    figure, axis = plt.subplots(figsize=(6.4, 3.2))
-    for method, rate, style in DRAWN:
-        points = curve(method, rate)
-        axis.plot(
-            *zip(*points, strict=True),
-            style,
-            color=COLOURS[method],
-            linewidth=2,
-            label=f"{method.upper()}, learning rate {rate:g}",
-        )
-    axis.set(
-        xlabel="update",
-        ylabel="right answers in new problems, %",
-        ylim=(0, None),
-        title="Qwen2.5-Coder-0.5B on GSM8K: one seed, mean of three rollouts",
-    )
-    axis.title.set_fontsize(10)
-    axis.legend(frameon=False, fontsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.2), sharey=True)
+    for method, rate in FINAL:
+        updates, runs = curves("study", method, rate)
+        at = list(zip(*runs, strict=True))
+        label = f"{method.upper()}, learning rate {rate:g}"
+        mean = [sum(values) / len(values) for values in at]
+        left.plot(updates, mean, color=COLOURS[method], linewidth=2, label=label)
+        low, high = [min(values) for values in at], [max(values) for values in at]
+        left.fill_between(updates, low, high, color=COLOURS[method], alpha=0.2, linewidth=0)
+    for method, rate, style in SWEPT:
+        updates, (run,) = curves("sweep", method, rate)
+        label = f"{method.upper()}, learning rate {rate:g}"
+        right.plot(updates, run, style, color=COLOURS[method], linewidth=2, label=label)
+    left.set(ylabel="right answers in new problems, %", ylim=(0, None), title="four seeds")
+    right.set(title="sweep, one seed")
+    for axis in (left, right):
+        axis.set_xlabel("update")
+        axis.title.set_fontsize(10)
+        axis.legend(frameon=False, fontsize=8, loc="lower left")
+        axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     figure.savefig(Path(__file__).with_suffix(".png"), dpi=160)
 
