@@ -25,7 +25,7 @@ from acpo.compare import runner, store
 from acpo.compare.execute import StepLengths, curve, measured, own_problems
 from acpo.compare.plan import matched_runs
 from acpo.compare.report import write_report
-from acpo.compare.runner import Progress, gpu_share, progress, run_missing
+from acpo.compare.runner import Progress, _told, gpu_share, progress, run_missing
 from acpo.compare.store import read_results, unpack_verdicts
 from acpo.compare.study_file import read_study
 from acpo.compare.summary import summarise
@@ -208,6 +208,23 @@ def test_stop_after_starts_nothing_more_and_reports_what_is_there(tmp_path, inli
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert "3 runs left" in result.stdout, result.output
     assert "(1 missing)" in (out / "report.md").read_text()
+
+
+def test_progress_is_told_of_the_runs_that_were_named(tmp_path, inline):
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0]"))
+    told = []
+    run_missing(study, tmp_path / "out", workers=1, only=["*/start/*"], say=told.append)
+    assert "--only */start/*: 1 runs, 0 of them done" in told
+    assert any(line.startswith("[1/1] ") for line in told), told
+    left = progress(study, read_results(tmp_path / "out"))
+    rest = left.runs - left.done
+    assert rest and told[-1] == f"the runs of --only are done; {rest} others of the study are left"
+
+
+def test_hours_are_told_as_hours():
+    assert [_told(seconds) for seconds in (59, 61, 3599, 3600, 90_061)] == [
+        *("0:59", "1:01", "59:59", "1:00:00", "25:01:01"),
+    ]
 
 
 def test_a_pattern_without_a_run_is_told(tmp_path, inline):

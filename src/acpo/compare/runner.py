@@ -90,22 +90,27 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 class Progress(NamedTuple):
-    """Where a study stands."""
+    """Where a study, or a part of it, stands."""
 
     ready: list[StudyRun]  # could start now, most urgent first
-    done: int  # runs of the study that have a result
+    done: int  # runs that have a result
     runs: int  # there will be in all, unless sweeps are extended
     updates_left: int  # of the runs that have no result
 
 
-def progress(study: Study, results: Mapping[str, Result]) -> Progress:
-    """What is done and what can be done next, task by task."""
+def progress(study: Study, results: Mapping[str, Result], only: Sequence[str] = ("*",)) -> Progress:
+    """What is done and what can be done next, task by task.
+
+    Of a part, runs that wait for a sweep are not counted: their rate, and so their name, is not
+    known before.
+    """
     known: list[StudyRun] = []
     pending = pending_updates = 0
     for task in study.tasks:
         runs, unknown = plan.known_runs(study, task, results)
-        known += runs
-        pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
+        known += [run for run in runs if _fits(run.name, only)]
+        if "*" in only:
+            pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
     ready = [run for run in known if store.result_of(results, run) is None]
     left = sum(run.updates for run in ready) + pending_updates
     return Progress(ready, len(known) - len(ready), len(known) + pending, left)
@@ -131,19 +136,19 @@ def run_missing(
     pool = worker_pool(workers, threads=study.threads, launcher=study.launcher)
     with store.alone(folder) as hold, pool as submit:
         results = store.read_results(folder, say)
-        state = progress(study, results)
-        say(f"{study.title}: {state.runs} runs, {state.done} of them done, {workers} at a time")
-        if not state.ready:
+        whole, state = progress(study, results), progress(study, results, only)
+        say(f"{study.title}: {whole.runs} runs, {whole.done} of them done, {workers} at a time")
+        if "*" not in only:
+            count = f"{state.runs} runs, {state.done} of them done"
+            none = "no run that is done or could start has such a name"
+            say(f"--only {','.join(only)}: {count if state.runs else none}")
+        if not whole.ready or not state.runs:
             return results, []
-        if not any(_fits(name, only) for name in (*results, *(run.name for run in state.ready))):
-            say(f"--only {','.join(only)}: no run that is done or could start has such a name")
-        share = gpu_share(workers, state.ready)
+        share = gpu_share(workers, whole.ready)
         clock = _Clock(folder, say)
         while True:
             taken = {*broken, *(run.name for run in running.values())}
-            waiting = [
-                run for run in state.ready if run.name not in taken and _fits(run.name, only)
-            ]
+            waiting = [run for run in state.ready if run.name not in taken]
             late = stop_after is not None and clock.passed > stop_after
             for run in [] if late else waiting[: workers - len(running)]:
                 job = submit(run_one, run, folder, study.threads, study.launcher, share, hold)
@@ -153,13 +158,21 @@ def run_missing(
             ended = wait(running, timeout=TELL_EVERY, return_when=FIRST_COMPLETED).done
             for run, job in [(running.pop(job), job) for job in ended]:
                 _keep(run, job, results, broken, folder)
-                state = progress(study, results)
+                state = progress(study, results, only)
                 clock.tell_end(run, results.get(run.name), state)
             if not ended:
                 clock.tell_running(list(running.values()), state)
-    left = state.runs - state.done
-    say(f"{left} runs left: run the same command again" if left else "all runs done")
+    say(_end(state, progress(study, results)))
     return results, list(broken.values())
+
+
+def _end(part: Progress, whole: Progress) -> str:
+    if part.done < part.runs:
+        return f"{part.runs - part.done} runs left: run the same command again"
+    if whole.done < whole.runs:
+        others = whole.runs - whole.done
+        return f"the runs of --only are done; {others} others of the study are left"
+    return "all runs done"
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:
@@ -222,8 +235,8 @@ class _Clock:
     def _line(self, state: Progress, unfinished: int, words: str) -> None:
         made = self.made + unfinished
         left = (state.updates_left - unfinished) * self.passed / made if made else None
-        about = f", about {_minutes(left)} left" if left is not None else ""
-        self.say(f"[{state.done}/{state.runs}] {_minutes(self.passed)}{about}  {words}")
+        about = f", about {_told(left)} left" if left is not None else ""
+        self.say(f"[{state.done}/{state.runs}] {_told(self.passed)}{about}  {words}")
 
 
 def _updates_made(folder: Path) -> int:
@@ -233,8 +246,11 @@ def _updates_made(folder: Path) -> int:
         return 0
 
 
-def _minutes(seconds: float) -> str:
-    return f"{int(seconds // 60)}:{int(seconds % 60):02d}"
+def _told(seconds: float) -> str:
+    """As h:mm:ss, or m:ss."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def gpu_share(workers: int, runs: Sequence[StudyRun]) -> float:
