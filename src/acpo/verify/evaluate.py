@@ -38,12 +38,15 @@ Point = dict[str, Fraction]
 
 
 def exact_value(expression: Expression | str) -> Fraction | None:
-    """The value where it is a rational number that is cheap to compute, else None."""
+    """The value where it is a rational number that is cheap to compute, else None.
+
+    A chain too long for what is left of the caller's stack is left to a worker, too.
+    """
     try:
         if isinstance(expression, str):
             expression = parse(expression)
         return None if expression.symbols else _value(expression.node, None)
-    except (Unreadable, TooLarge, ArithmeticError):
+    except (Unreadable, TooLarge, ArithmeticError, RecursionError):
         return None
 
 

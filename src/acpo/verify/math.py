@@ -2,6 +2,7 @@
 
 import re
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from acpo.verify import exact
@@ -56,6 +57,15 @@ def verify_math(text: str, gold: str) -> Verdict:
 
 def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     """The verdict where strings and exact numbers give it, else the job for a worker."""
+    try:
+        return _decide(text, gold)
+    except RecursionError:
+        # The caller's stack is nearly used up: a thread has one of its own.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(_decide, text, gold).result()
+
+
+def _decide(text: str, gold: str) -> Verdict | MathJob:
     start = time.perf_counter()
 
     def verdict(outcome: Outcome, detail: str) -> Verdict:
@@ -69,6 +79,8 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     clean_gold = normalise(extract_gold(gold))
     if clean_gold.casefold() in _NO_GOLD:
         return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
+    if clean_gold != gold and (reason := oversized(clean_gold)):
+        return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     if not balanced(clean_gold):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: unbalanced braces in {gold[:80]!r}")
     if answer is None:
@@ -78,6 +90,8 @@ def decide_without_algebra(text: str, gold: str) -> Verdict | MathJob:
     clean = _read(answer, clean_gold)
     if not clean:
         return verdict(Outcome.INCORRECT, "the answer is empty")
+    if clean != answer and (reason := oversized(clean)):
+        return verdict(Outcome.LIMIT, reason)
     equal = exact.decide(clean, clean_gold)
     if equal is not None:
         outcome = Outcome.CORRECT if equal else Outcome.INCORRECT

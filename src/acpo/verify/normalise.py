@@ -299,12 +299,15 @@ def normalise(text: str) -> str:
 
 def oversized(text: str) -> str | None:
     """Why `text` is too large to parse, or None when it is not."""
+    if not text.isascii():
+        text = text.translate(_CHARACTERS)
     if len(text) > MAX_ANSWER_CHARS:
         return f"answer of {len(text)} characters, more than {MAX_ANSWER_CHARS}"
-    steps = ((char in "{([") - (char in "})]") for char in text)
-    deepest = max(accumulate(steps), default=0)
-    if deepest > MAX_DEPTH:
-        return f"answer nested {deepest} deep, more than {MAX_DEPTH}"
+    if sum(map(text.count, "{([")) > MAX_DEPTH:
+        steps = ((char in "{([") - (char in "})]") for char in text)
+        deepest = max(accumulate(steps))
+        if deepest > MAX_DEPTH:
+            return f"answer nested {deepest} deep, more than {MAX_DEPTH}"
     if _LONG_NUMBER.search(text):
         return f"number of more than {MAX_DIGITS} digits"
     return None
