@@ -66,6 +66,49 @@ def test_what_agrees_everywhere_is_always_the_same(one, other):
     assert all(same_value(left, right) for _ in range(DRAWS))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("e^{-2023}", "e^{-2024}"),
+        ("0", "e^{-2024}"),
+        ("\\sin(\\pi)", "e^{-20000}"),
+        ("(1+e^{-2024})-1", "0"),
+        ("\\frac{\\sqrt3}{2^{2023}}", "\\frac{\\sqrt3}{2^{2024}}"),
+        ("\\frac{\\pi}{1000!}", "\\frac{\\pi^2}{1001!}"),
+        ("\\cos^{2024}(1)", "\\cos^{2025}(1)"),
+        ("-e^{-2024}", "e^{-2024}"),
+        ("i e^{-2024}", "e^{-2024}"),
+        ("10^{-170}\\pi", "10^{-170}(\\pi+10^{-8})"),
+        ("2^{-3000-x^2}", "2^{-3001-x^2}"),
+        ("2^{-3000-x^2}", "0"),
+    ],
+)
+def test_tiny_numbers_differ(one, other):
+    assert not same_value(parse(one), parse(other))
+    assert not same_value(parse(other), parse(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("e^{-2024}", "\\frac{1}{e^{2024}}"),
+        ("(1+e^{-2024})-1", "e^{-2024}"),
+        ("\\frac{\\sqrt3}{2^{2024}}", "\\frac{3}{\\sqrt3\\cdot 2^{2024}}"),
+        ("\\frac{\\pi}{1000!}", "\\frac{1001\\pi}{1001!}"),
+        ("\\sqrt{2}-\\sqrt{2}", "0"),
+        ("\\sin(\\pi)", "0"),
+        ("\\sin(\\pi)", "\\cos\\frac{\\pi}{2}"),
+        ("\\sqrt{2}\\sqrt{3}-\\sqrt{6}", "\\sin(\\pi)"),
+        ("e^{i\\pi}+1", "0"),
+        ("\\cosh^2 x-\\sinh^2 x-1", "0"),
+        ("2^{-3000-x^2}", "\\frac{2^{-x^2}}{2^{3000}}"),
+    ],
+)
+def test_tiny_numbers_in_other_forms_and_zeros_are_the_same(one, other):
+    assert same_value(parse(one), parse(other))
+    assert same_value(parse(other), parse(one))
+
+
 def test_a_wrong_answer_is_no_limit_of_the_machine():
     """Where a far point cannot be computed, the near ones decide."""
     assert not same_value(parse("e^{x^3}"), parse("e^{x^3}+1"))

@@ -3,6 +3,7 @@
 Rational arithmetic stays exact (`Fraction`); roots, logarithms and the like are mpmath's, to as
 many digits as are asked for. Two expressions are the same when they agree at points nobody can
 foresee, of either sign and parity, from below 1 up to 1000; near zero to 35 digits and then to 175.
+Numbers too small for that are compared by the digits they begin with.
 """
 
 import math
@@ -20,6 +21,7 @@ _EXPONENT_BITS = 200
 _CHEAP_BITS, _CHEAP_ARGUMENT = 4_000, 300
 _DIGITS, _SURE_DIGITS = 60, 200
 _SLACK_DIGITS = 25
+_TINY_DIGITS = (500, 2000)
 # Far from zero terms grow and cancel: values that differ there do so however many digits there are.
 _FAR_DIGITS = (60, 200, 1000)
 _NEAR_SCALES, _FAR_SCALES = (1, 3), (10, 100, 1000)
@@ -302,7 +304,41 @@ def _agree_at(
             agree = close(a, b, _DIGITS if far else digits)
         if exact or agree is far or (far and not is_real):
             break
+    if agree and close is _close and not (exact or far) and _is_tiny(a, b):
+        agree = _agree_near_zero(point, left, right, (a, b))
     return agree, is_real
+
+
+def _is_tiny(a: Any, b: Any) -> bool:
+    """Whether numbers that are close as far as `_close` can tell may begin with other digits."""
+    return bool(max(abs(a), abs(b)) <= _mp().mpf(10) ** (_DIGITS - _SURE_DIGITS))
+
+
+def _agree_near_zero(
+    point: Point, left: Expression, right: Expression, values: tuple[Any, ...]
+) -> bool:
+    """Whether two numbers near zero, so far computed as `values`, are the same.
+
+    A number that differs from zero keeps its first digits when more are computed; what is left of
+    terms that cancel does not, and is zero.
+    """
+    mp = _mp()
+    kept = [False, False]
+    for digits in _TINY_DIGITS:
+        with mp.workdps(digits):
+            before = values
+            values = tuple(_inexact(_value(side.node, point)) for side in (left, right))
+            if any(values) and _begin_alike(*values):
+                return True
+            kept = [bool(b) and _begin_alike(a, b) for a, b in zip(before, values, strict=True)]
+            if all(kept):
+                return False
+    return not any(kept) and bool(max(map(abs, values)) <= mp.mpf(10) ** (_SLACK_DIGITS - digits))
+
+
+def _begin_alike(a: Any, b: Any) -> bool:
+    """Whether the first digits of two numbers are the same."""
+    return bool(abs(a - b) <= max(abs(a), abs(b)) * _mp().mpf(10) ** (_SLACK_DIGITS - _DIGITS))
 
 
 def _close(a: Value, b: Value, digits: int) -> bool:
