@@ -7,12 +7,20 @@ are compared by a judge, which may leave the question open.
 import re
 import string
 from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import inf
 from typing import NamedTuple
+
+from acpo.verify.evaluate import exact_value
 
 Judge = Callable[[str, str], bool | None]
 
 _SEPARATOR = re.compile(
     r"[,;]? *(?:\\text\{ *,? *(?:and|or) *\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))|[,;]"
+)
+_AND, _OR = (
+    re.compile(rf"[,;]? *(?:\\text\{{ *,? *{word} *\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))")
+    for word in ("and", "or")
 )
 _RELATION = re.compile(r"\\le |\\ge |\\ne |[<>]")
 _EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
@@ -38,8 +46,8 @@ class Shape(NamedTuple):
     """An answer taken apart.
 
     Attributes:
-        kind: `part`, `list`, `set`, `union`, `matrix`, `relation`, or the two brackets around a
-            point or an interval.
+        kind: `part`, `list`, `set`, `union`, `matrix`, `relation`, `and` for inequalities that all
+            hold, or the two brackets around a point or an interval.
         items: What it is made of.
         text: A part as it is written, or the sign of a relation.
         name: What it is said to be equal to, or the variable of an inequality.
@@ -73,6 +81,8 @@ def shape(text: str) -> Shape:
     if len(pieces) > 1:
         parts = _items(pieces)
         is_union = all(part.name and part.kind not in ("part", "list") for part in parts)
+        if is_union and all(map(_RELATION.search, pieces)):
+            return _inequalities(text, parts)
         return Shape("union" if is_union else "list", parts)
     if match := _MATRIX.fullmatch(text):
         return _matrix(match["factor"].strip(), match["rows"])
@@ -190,6 +200,69 @@ def _inequality(text: str) -> Shape:
     return Shape("()" if sign == ">" else "[)", (bound, high), name=sides[0])
 
 
+def _inequalities(text: str, parts: tuple[Shape, ...]) -> Shape:
+    """Several inequalities: what they have in common, or all that any of them holds.
+
+    Commas mean `and` between inequalities of several variables, between such as exclude a number
+    each, and where two leave what lies between two numbers; else they mean `or`.
+    """
+    has_and, has_or = (len(split(text, word)) > 1 for word in (_AND, _OR))
+    if has_and and has_or:
+        return Shape("part", text=text)
+    if has_or:
+        return Shape("union", parts)
+    if len({part.name for part in parts}) > 1:
+        return Shape("and", parts)
+    common = _common(parts)
+    if has_and or all(part.kind == "union" for part in parts):
+        return common or Shape("and", parts)
+    rays = all("\\infty" in part.items[0].text + part.items[-1].text for part in parts)
+    is_between = common and rays and common.kind != "union" and len(common.items) == 2
+    if common and is_between and not any("\\infty" in item.text for item in common.items):
+        return common
+    return Shape("union", parts)
+
+
+_Bound = tuple[Fraction | float, bool, Shape]
+_LEAST: _Bound = (-inf, True, Shape("part", text="-\\infty"))
+_MOST: _Bound = (inf, False, Shape("part", text="\\infty"))
+
+
+def _common(parts: Sequence[Shape]) -> Shape | None:
+    """What the intervals of one variable have in common; None where a bound is no exact number."""
+    found = [(_LEAST, _MOST)]
+    for part in parts:
+        spans = [_span(piece) for piece in (part.items if part.kind == "union" else (part,))]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
+            return None
+        met = [
+            (max(a[0], b[0], key=lambda low: low[:2]), min(a[1], b[1], key=lambda high: high[:2]))
+            for a in found
+            for b in known
+        ]
+        found = [(a, b) for a, b in met if a[0] < b[0] or (a[0] == b[0] and not a[1] and b[1])]
+    pieces = [_interval(*bounds) for bounds in found]
+    one = pieces[0] if len(pieces) == 1 else Shape("union" if pieces else "set", tuple(pieces))
+    return one._replace(name=parts[0].name)
+
+
+def _span(interval: Shape) -> tuple[_Bound, _Bound] | None:
+    """The bounds of an interval: (value, whether it is open, text) and (value, is closed, text)."""
+    low, high = interval.items
+    least = -inf if low.text == "-\\infty" else exact_value(low.text)
+    most = inf if high.text == "\\infty" else exact_value(high.text)
+    if least is None or most is None:
+        return None
+    return (least, interval.kind[0] == "(", low), (most, interval.kind[1] == "]", high)
+
+
+def _interval(low: _Bound, high: _Bound) -> Shape:
+    if low[0] == high[0]:
+        return low[2]
+    return Shape(("(" if low[1] else "[") + ("]" if high[1] else ")"), (low[2], high[2]))
+
+
 def _flip(sign: str) -> str:
     return {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}.get(sign, sign)
 
@@ -221,7 +294,7 @@ def same(answer: Shape, gold: Shape, judge: Judge) -> bool | None:
             for side, is_named in zip((answer, gold), named, strict=True)
         )
         kinds = {answer.kind, gold.kind}
-    if kinds in ({"list"}, {"union"}):
+    if kinds in ({"list"}, {"union"}, {"and"}):
         return _same_unordered(answer.items, gold.items, judge)
     if kinds in ({"()", "list"}, {"()", "matrix"}):
         answer, gold = (Shape("()", _flat(side)) for side in (answer, gold))
