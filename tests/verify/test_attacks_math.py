@@ -206,7 +206,7 @@ def test_attack_36_many_boxes_and_hedges(pool):
         "7",
         "The result is 7.",
         "Answer:",
-        "Answer: \n7",
+        "Answer: \n",
         "####",
         "#### \n7",
     ],

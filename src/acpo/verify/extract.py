@@ -8,7 +8,8 @@ THINK_OPENERS = ("<think>", "<thinking>")
 BOXES = ("\\boxed", "\\fbox")
 
 _ANSWER = re.compile(
-    r"answer[ \t*_]{0,8}:[*_]{0,3}|^[ \t]{0,3}(?:#{1,6}[ \t]+|\*\*)(?:final[ \t]+)?answer\**$",
+    r"answer[ \t*_]{0,8}:[*_]{0,3}"
+    r"|^[ \t]{0,3}(?:#{1,6}[ \t]+(?:\*\*)?|\*\*)(?:final[ \t]+)?answer\**[ \t\r]{0,8}$",
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE = re.compile(
@@ -51,13 +52,14 @@ def extract_answer(text: str) -> str | None:
     if start >= 0:
         return _braced(text, start) or None
     markers = [match.end() for match in _ANSWER.finditer(text)]
+    idle = "*_ \t\r"
     if not markers and (hashes := text.rfind("####")) >= 0:
-        markers = [hashes + 4]
+        markers, idle = [hashes + 4], ""
     if not markers:
         return _stated(text)
-    rest = text[markers[-1] :]
+    rest = text[markers[-1] :].lstrip(idle)
     if rest.startswith("\n"):
-        rest = rest.lstrip("\n")
+        rest = rest.lstrip(idle + "\n")
     line = _line(rest.lstrip("*_ \t"))[0]
     return _stated(line) or line.strip("*_").strip() or None
 
