@@ -222,6 +222,14 @@ def test_attack_38_unparseable_gold(pool, gold):
     assert verdict.reward() is None
 
 
+def test_attack_38_a_gold_that_cannot_be_read_is_judged_by_its_text_alone(pool):
+    assert boxed(pool, "5 6", "5 6").outcome is Outcome.CORRECT
+    assert boxed(pool, "7" * 401, "5 6").outcome is Outcome.LIMIT
+    assert pool.verify("no idea", "5 6").result().outcome is Outcome.INCORRECT
+    for answer in ("5", "6", "5, 6", "56", "\\frac{1}{0}", "5 6 7"):
+        assert boxed(pool, answer, "5 6").outcome is Outcome.UNPARSEABLE_GOLD
+
+
 def test_attack_38_the_answer_cannot_ask_for_it(pool):
     """A sample that leaves its group is not punished, so no answer may cause that."""
     for answer in (*TOWERS, *BLOW_UPS, "}{", "\\frac{", "\x00", "\ud800", "{" * 10**4, "\\left("):
