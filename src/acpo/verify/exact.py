@@ -131,10 +131,12 @@ _NOTATIONS = (
 
 
 def _proportional(answer: str, gold: str) -> bool:
-    """6:8 is 3:4; a clock's 3:05 is only itself."""
+    """6:8 is 3:4; a clock's 3:05 is only itself, and so is a score with a 0."""
     if re.search(r": ?0\d", answer + gold):
         return False
     a, g = ([int(part) for part in text.split(":")] for text in (answer, gold))
+    if 0 in a + g:
+        return a == g
     return len(a) == len(g) and all(x * g[0] == y * a[0] for x, y in zip(a, g, strict=True))
 
 
