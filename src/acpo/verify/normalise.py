@@ -69,12 +69,13 @@ tens twos threes fours fives sixes sevens eights nines gross score lakhs crore c
 quadrillion googol factorial factorials choose modulo mod root roots sqrt log radicals remainder
 reciprocal inverse opposite fewer off nope nah nay untrue unsure unclear uncertain inaccurate
 doubtful mistaken disproved refuted rejected denied excluded ignore ignored
+doubled tripled quadruple quadrupled halve halved quartered
 """
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
-# Fifths and hundredths, but no months.
+# Fifths and hundredths, but no months; any -illion and any -fold.
 _SHARE = re.compile(
     r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|[a-z]+tie|hundred|[a-z]+sand"
-    r"|[a-z]+illion)ths?"
+    r"|[a-z]+illion)ths?|[a-z]*illions?|[a-z]+fold"
 )
 _THOUSANDS = frozenset({"k", "K", "M", "B", "bn"})
 _UNIT_WORDS = 5
