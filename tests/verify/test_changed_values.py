@@ -36,6 +36,7 @@ WRONG = [
     ("7\\text{ tripled}", "7"),
     ("7 hundredfold", "7"),
     ("7\\text{ tenfold}", "7"),
+    ("\\mathbb Q", "\\mathbb{R}"),
     ("-x=5", "5"),
     ("5=-x", "5"),
     ("{-x}=5", "5"),
@@ -57,6 +58,9 @@ WRONG = [
     ("-1.414215", "-\\sqrt{2}"),
 ]
 RIGHT = [
+    ("\\mathbb R", "\\mathbb{R}"),
+    ("x\\in\\mathbb R", "(-\\infty,\\infty)"),
+    ("\\mathbb R\\setminus\\{2\\}", "x\\ne 2"),
     ("5\\text{i}", "5i"),
     ("5\\text{ m}", "5"),
     ("5\\,\\mathrm{g}", "5"),

@@ -23,6 +23,7 @@ EXAMPLES = {
     "size and style": ("\\large 42", "42", "\\leftarrow"),
     "colour": ("\\color{red}{42}", "42", "\\colon"),
     "maths fonts": ("\\mathbf{42}", "42", "\\mathbb{Q}"),
+    "number sets": ("\\mathbb Z", "\\mathbb{Z}", "\\mathbb{Z} Z"),
     "upright constants": ("\\mathrm{e}^2", "e ^2", "\\text{me}^2"),
     "function names": ("\\operatorname{arctan}(2)", "\\arctan (2)", "single"),
     "roots in words": ("sqrt(2)", "\\sqrt{2}", "\\sqrt(2)"),

@@ -181,6 +181,7 @@ REWRITES = (
     ),
     _row("colour", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
     _row("maths fonts", r"\\(?:mathbf|bold|boldsymbol|bm|mathit|mathsf|underline)\s*(?=\{)", ""),
+    _row("number sets", r"\\mathbb ([A-Z])", r"\\mathbb{\1}"),
     _row("upright constants", r"\\(?:mathrm|text)\{([ei])\}", r"\1 "),
     _row(
         "function names",
