@@ -204,11 +204,13 @@ class _Points:
 
     From turn to turn the signs of the first two symbols go through all their combinations, and so
     do the parities of whole numbers, which meet most remainders on the way. Far from zero every
-    number is whole, since only whole numbers tell a ceiling from the floor and one more.
+    number is whole, since only whole numbers tell a ceiling from the floor and one more. `j`, `k`,
+    `m` and `n` are positive, unless `signed`.
     """
 
-    def __init__(self, symbols: frozenset[str]) -> None:
+    def __init__(self, symbols: frozenset[str], *, signed: bool) -> None:
         self._random = SystemRandom()
+        self._positive: frozenset[str] = frozenset() if signed else _INTEGER_SYMBOLS
         self._starts = {name: self._random.randrange(_RESIDUES) for name in sorted(symbols)}
 
     def turns(self) -> Iterator[tuple[int, int]]:
@@ -228,7 +230,7 @@ class _Points:
             else:
                 size = Fraction(scale * self._random.randrange(1, 1999), 1999)
             is_negative = turn >> index & 1 if index < 2 else self._random.randrange(2)
-            point[name] = -size if is_negative and name not in _INTEGER_SYMBOLS else size
+            point[name] = -size if is_negative and name not in self._positive else size
         return point
 
 
@@ -260,7 +262,8 @@ def _difference(left: Expression, right: Expression) -> Expression:
 def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int], bool]) -> bool:
     """Whether `close` holds at some points where both are real; at all where they never are."""
     symbols = left.symbols | right.symbols
-    points = _Points(symbols)
+    # Who writes |m| means that m may be negative.
+    points = _Points(symbols, signed=_takes(left.node, "abs") or _takes(right.node, "abs"))
     real: list[bool] = []
     unreal: list[bool] = []
     for turn, scale in points.turns():
@@ -280,6 +283,17 @@ def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int],
         if False in real:
             return False
     return bool(real) or (bool(unreal) and all(unreal))
+
+
+def _takes(node: Node, operation: str) -> bool:
+    """Whether `operation` is anywhere in `node`."""
+    waiting = [node]
+    while waiting:
+        name, *parts = waiting.pop()
+        if name == operation:
+            return True
+        waiting += [part for part in parts if isinstance(part, tuple)]
+    return False
 
 
 def _agree_at(
