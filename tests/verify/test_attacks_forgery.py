@@ -231,6 +231,49 @@ def test_attack_11_forged_verdict_in_assert_mode():
     assert judge("import os\ndef add(a, b): os._exit(0)", problem).outcome is Outcome.INCORRECT
 
 
+OBLIGING = """
+class set:
+    def __init__(self, *_): pass
+    def issubset(self, other): return True
+    def __len__(self): return 1
+class A:
+    def __getattr__(self, name): return lambda *_: True
+    def __eq__(self, other): return %s
+    def __hash__(self): return 0
+    def __contains__(self, item): return True
+    def __sub__(self, other): return 0
+    def __lt__(self, other): return True
+    def __bool__(self): return True
+def add(a, b): return A()
+"""
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "add('abc', 1).startswith('q')",
+        "set(add(1, 2)).issubset({1, 2, 3})",
+        "(add(1, 2) == 3) is True",
+        "add(1, 2).__eq__(3) == True",
+        "('q' in add('abc', 1)) == True",
+        "add(1, 2) - 3 == 0",
+        "abs(add(1, 2) - 3 - 0) < 1",
+        "len(set([add(1, 2), 3])) == 1",
+        "len([add(1, 2) == 3]) and add(1, 2) == 3",
+        "bool(add(1, 2))",
+        "add(1, 2)",
+        "add(1, 2) < 4",
+    ],
+)
+def test_objects_of_the_solution_answer_no_assert(condition):
+    loses_here_wins_there(OBLIGING % "True", {**ADD, "test_code": f"assert {condition}\n"})
+
+
+@pytest.mark.parametrize("condition", ["not add('abc', 1) == 'q'", "add(1, 2) != 4"])
+def test_objects_of_the_solution_are_not_unequal_either(condition):
+    loses_here_wins_there(OBLIGING % "False", {**ADD, "test_code": f"assert {condition}\n"})
+
+
 def test_attack_12_writes_a_reward_file():
     names = ["reward.txt", "reward.json", "verdict", "result.txt"]
     places = ["/tmp", "/logs", "/", "/var/tmp", "/dev/shm", "..", str(Path.cwd()), str(Path.home())]

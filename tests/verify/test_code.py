@@ -41,6 +41,9 @@ HUMANEVAL = {
         ("assert f(1) == (1, 1 / 4)", Case("f(1)", (1, 0.25))),
         ("assert f(1)", Case("f(1)", rule="truthy")),
         ("assert not f(1)", Case("f(1)", rule="falsy")),
+        ("assert f(1)[0] == 2", Case("f(1)[0]", 2)),
+        ("assert (f(1), f(2)) == (3, 4)", Case("(f(1), f(2))", (3, 4))),
+        ("assert round(f(1), 2) == 0.5", Case("round(f(1), 2)", 0.5)),
         ("assert math.isclose(f(1), 0.5)", Case("f(1)", 0.5, "close")),
         ("assert math.isclose(f(1), 2, rel_tol=0.1)", Case("f(1)", 2, "close", 0.1)),
         ("assert abs(f(1) - 0.5) < 1e-6", Case("f(1)", 0.5, "close", 0.0, 1e-6)),
@@ -60,6 +63,12 @@ def test_asserts_become_cases(test, case):
         "assert f(1) != 2",
         "assert f(1) == f(2)",
         "assert isinstance(f(1), list)",
+        "assert f(1).startswith('q')",
+        "assert not f(1) == 2",
+        "assert not len(f(1))",
+        "assert f(1) - 2 == 0",
+        "assert (f(1) == 2) == True",
+        "assert [f(1), 3] == [2, 3]",
         "assert f(lambda: 1) == helper",
         "assert all(f(i) for i in range(3))",
     ],
@@ -98,6 +107,7 @@ def test_only_plain_values_match():
     assert not matches(forged, [1, 2], "equal")
     for rule in ("truthy", "falsy", "close"):
         assert not matches(encode(object()), 1, rule)
+        assert not matches({"unheard": [1]}, 1, rule)
 
 
 def test_numeric_rule_lets_ints_and_floats_meet_but_not_bools():

@@ -14,6 +14,8 @@ from acpo.verify.runner import encode
 Rule = Literal["equal", "numeric", "close", "truthy", "falsy"]
 
 _UNORDERED = ("set", "frozenset", "dict")
+# `int` holds large numbers alone.
+_TRUE_UNLESS_EMPTY = ("int", "bytes", "list", "tuple", *_UNORDERED)
 
 
 def matches(
@@ -83,8 +85,6 @@ def _truth(data: Any) -> bool | None:
     if data is None or isinstance(data, bool | int | str):
         return bool(data)
     [(tag, body)] = data.items()
-    if tag == "opaque":
-        return None
     if tag in ("float", "complex"):
         return any(float.fromhex(part) for part in ([body] if tag == "float" else body))
-    return bool(body)
+    return bool(body) if tag in _TRUE_UNLESS_EMPTY else None

@@ -127,9 +127,11 @@ def _case(condition: ast.expr, entry_point: str, numeric: bool) -> Case:
                 value, wanted = wanted, value
             bound = _constant(tolerance)
             return _close(value, _constant(wanted), entry_point, rel_tol=0.0, abs_tol=bound)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return Case(_call(operand, entry_point), rule="falsy")
-        case ast.Call():
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(func=ast.Name(id=name)) as call) if (
+            name == entry_point
+        ):
+            return Case(_call(call, entry_point), rule="falsy")
+        case ast.Call(func=ast.Name(id=name)) if name == entry_point:
             return Case(_call(condition, entry_point), rule="truthy")
     raise Untranslatable(ast.unparse(condition)[:80])
 
@@ -151,9 +153,36 @@ def _call(node: ast.expr, entry_point: str) -> str:
     the function under test would have to be looked up, so it is not sent.
     """
     names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-    if entry_point not in names or names - {entry_point} - _WRAPPERS:
+    if not _is_asked_alone(node, entry_point) or names - {entry_point} - _WRAPPERS:
         raise Untranslatable(ast.unparse(node)[:80])
     return ast.unparse(node)
+
+
+def _is_asked_alone(node: ast.expr, entry_point: str) -> bool:
+    """Whether what calls return meets nothing in `node` that tells the value wanted of it.
+
+    Objects of the solution have operators and methods of their own: one that `f(1) - 3`,
+    `f(1) == 3` or `f(1).count(3)` show the 3 can answer as if it were equal.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id=name)) if name == entry_point:
+            return True
+        case ast.Call(func=ast.Name(id=name), args=[value, *others], keywords=keywords):
+            settings = [*others, *(word.value for word in keywords)]
+            return (
+                name in _WRAPPERS
+                and _is_asked_alone(value, entry_point)
+                and not any(_calls(setting, entry_point) for setting in settings)
+            )
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            return _is_asked_alone(left, entry_point) and _is_asked_alone(right, entry_point)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _ARITHMETIC:
+            return _is_asked_alone(operand, entry_point)
+        case ast.Subscript(value=value, slice=part):
+            return _is_asked_alone(value, entry_point) and not _calls(part, entry_point)
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return bool(elements) and all(_is_asked_alone(item, entry_point) for item in elements)
+    return False
 
 
 def _constant(node: ast.expr) -> Any:

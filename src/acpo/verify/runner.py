@@ -46,13 +46,16 @@ def encode(value: Any, depth: int = 0) -> Any:
 
 
 class Opaque:
-    """A value that is not plain data. Equal to nothing, not even itself."""
+    """A value that is not plain data. A test that asks for its truth or compares it fails."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self.name} is not plain data")
+
     def __eq__(self, other: object) -> bool:
-        return False
+        raise TypeError(f"{self.name} is not plain data")
 
     __hash__ = object.__hash__
 
