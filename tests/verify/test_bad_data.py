@@ -68,6 +68,68 @@ def test_code_problems_that_cannot_be_read(row):
         read_problem(row)
 
 
+UNITTEST = (
+    "import unittest\n\n\nclass TestCases(unittest.TestCase):\n"
+    "    def test_it(self):\n        self.assertEqual(f(1), 2)\n        assert f(1) == 2\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("test", "reason"),
+    [
+        ({"test_code": "def test_it():\n    assert f(1) == 2\n"}, "no assert that can run"),
+        ({"test_code": UNITTEST}, "no assert that can run"),
+        ({"test_code": UNITTEST + "unittest.main()\n"}, "no assert that can run"),
+        ({"test_code": "f(1)\nassert True\n"}, "no assert that can run"),
+        ({"test": "def check(candidate):\n    pass\n# assert"}, "no assert that can run"),
+        ({"test": "def check(candidate):\n    assert True\n"}, "no assert that can run"),
+        ({"test": UNITTEST}, r"no check\(candidate\)"),
+        ({"test": "def check():\n    assert f(1) == 2\n"}, r"no check\(candidate\)"),
+    ],
+)
+def test_asserts_that_never_run_are_no_test(test, reason):
+    with pytest.raises(ProblemError, match=reason):
+        read_problem({"entry_point": "f", "prompt": "def f(x):\n", **test})
+
+
+RIGHT, OTHER = "def f(x): return 2 * x", "def f(x): return 99"
+HELPED = "def near(a, b):\n    if abs(a - b) > 1e-9: raise AssertionError\n"
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    "test",
+    [
+        "def test_it():\n    assert f(1) == 2\ntest_it()\n",
+        "def test_it():\n    assert f(1) == 2\nfor x in list(globals()):\n"
+        "    if x.startswith('test_'): globals()[x]()\n",
+        f"{HELPED}near(f(1), 2)\n",
+        f"{UNITTEST}TestCases('test_it').debug()\n",
+        "from math import isclose\nfor x in (1, 2):\n    assert isclose(f(x), 2 * x)\n",
+    ],
+)
+def test_asserts_that_are_called_do_test(test):
+    row = {"new_problem": "def f(x):\n", "test_code": test}
+    assert judge(RIGHT, row).correct
+    assert judge(OTHER, row).outcome is Outcome.INCORRECT
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize(
+    "body", ["assert 1 + 1 == 2", "assert missing(1) == 2", "return\n    assert candidate(1) == 2"]
+)
+def test_a_test_that_calls_nothing_judges_nothing(body):
+    row = {"entry_point": "f", "test": f"def check(candidate):\n    {body}\n"}
+    for code in (RIGHT, OTHER):
+        verdict = judge(code, row)
+        assert verdict.outcome is Outcome.UNPARSEABLE_GOLD
+        assert "never called f" in verdict.detail
+    assert judge("raise ValueError\ndef f(x): return 2", row).outcome is Outcome.INCORRECT
+    forged = "import os\nfor n in range(3, 99):\n    try: os.write(n, b'{\"failed\": 1}\\n')\n"
+    forged += "    except OSError: pass\ndef f(x): return 2"
+    assert judge(forged, row).outcome is Outcome.INCORRECT
+
+
 @pytest.mark.sandbox
 def test_columns_of_mixed_sets_and_json_lists():
     mixed = {**ADD, "test": None, "entry_point": None, "inputs": None, "outputs": None}

@@ -178,8 +178,11 @@ def _judge_asserts(sources: list[str], problem: CodeProblem, backend: CodeBacken
     run = backend.run_asserts(sources, test, nonce)
     if run.ended is not None:
         return Verdict(run.ended.outcome, f"assert_mode: {run.ended.detail}", run.seconds)
-    if run.reply == {"passed": nonce}:
-        return Verdict(Outcome.CORRECT, "assert_mode", run.seconds)
     said = run.reply or {}
-    reason = str(said.get("failed", said.get("error")))[:200]
+    reason = "passed" if "passed" in said else str(said.get("failed", said.get("error")))[:200]
+    if run.calls == 0:
+        detail = f"assert_mode: the test never called {problem.entry_point}: {reason}"
+        return Verdict(Outcome.UNPARSEABLE_GOLD, detail, run.seconds)
+    if said == {"passed": nonce}:
+        return Verdict(Outcome.CORRECT, "assert_mode", run.seconds)
     return Verdict(Outcome.INCORRECT, f"assert_mode: {reason}", run.seconds)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.verify.asserts import has_running_assert, takes_argument
 from acpo.verify.extract import defines, extract_code
 from acpo.verify.rewrite import Case, Untranslatable, cases_from_test, parsed
 
@@ -111,8 +112,12 @@ def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
 
 
 def _humaneval(row: Mapping[str, Any]) -> CodeProblem:
-    entry_point = row["entry_point"]
-    test = f"{row['test']}\ncheck({entry_point})\n"
+    entry_point, test = row["entry_point"], row["test"]
+    tree = parsed(test)
+    if takes_argument(tree, "check"):
+        test = f"{test}\ncheck({entry_point})\n"
+    elif not has_running_assert(tree):
+        raise ProblemError("the test has no check(candidate), and without one none of it runs")
     # Its tests compare by ==, and reference solutions do answer 3.0 where they write 3.
     return _with_tests(row.get("prompt", ""), test, entry_point, numeric=True)
 
@@ -140,8 +145,11 @@ def _texts(name: str, value: Any) -> list[str]:
 
 def _with_tests(prompt: str, test: str, entry_point: str, *, numeric: bool) -> CodeProblem:
     compile(test, "<test>", "exec")
-    if "assert" not in test:
-        raise ProblemError("the test holds no assert")
+    if not has_running_assert(parsed(test)):
+        raise ProblemError(
+            "the test has no assert that can run: it needs one at its top level, or in a function "
+            "that it calls"
+        )
     try:
         cases = cases_from_test(test, entry_point, numeric=numeric)
     except Untranslatable:
@@ -183,10 +191,24 @@ def code_in_prompt(prompt: str, entry_point: str) -> str:
 
 
 def _called_function(test: str) -> str:
-    """The function a test is about: the first one it calls that Python does not bring along."""
-    for node in ast.walk(parsed(test)):
+    """The function a test is about: the first one it calls that neither it nor Python defines."""
+    nodes = list(ast.walk(parsed(test)))
+    own: set[str] = set().union(*map(_bound, nodes))
+    for node in nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
-            if not hasattr(builtins, name):
+            if name not in own and not hasattr(builtins, name):
                 return name
-    raise ProblemError("the test calls no function")
+    raise ProblemError("the test calls no function but its own")
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that a part of a test gives a meaning to."""
+    match node:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+            return {name}
+        case ast.Name(id=name, ctx=ast.Store()):
+            return {name}
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return {alias.asname or alias.name for alias in names}
+    return set()

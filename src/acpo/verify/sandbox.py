@@ -39,11 +39,15 @@ Reply = dict[str, Any]
 
 
 class Execution(NamedTuple):
-    """What became of a solution: what it said last, and why it ended early if it did."""
+    """What became of a solution: what it said last, and why it ended early if it did.
+
+    `calls` counts those that a test in `assert_mode` made; None where no test ran.
+    """
 
     reply: Reply | None
     ended: SessionEnded | None
     seconds: float
+    calls: int | None = None
 
 
 class ProgramRun(NamedTuple):
@@ -102,18 +106,20 @@ class LocalBackend:
 
     def run_asserts(self, sources: Sequence[str], test: dict[str, Any], nonce: str) -> Execution:
         """Run a test in a sandbox of its own, the solution in another, and carry the calls."""
+        calls: int | None = None
         with _Sessions(self._launcher, self.limits) as sessions:
             try:
                 solution = sessions.open({"mode": "calls", "sources": list(sources)})
                 message = solution.receive()
                 if message == LOADED:
                     tester = sessions.open({"mode": "asserts", "nonce": nonce, **test})
-                    message = tester.receive()
+                    message, calls = tester.receive(), 0
                     while "call" in message:
+                        calls += 1
                         message = tester.request(solution.request(message))
             except SessionEnded as ended:
                 return Execution(None, ended, sessions.seconds)
-            return Execution(message, None, sessions.seconds)
+            return Execution(message, None, sessions.seconds, calls)
 
 
 class _Sessions(Closing):
