@@ -57,6 +57,11 @@ def test_golds_as_data_hold_them(pool):
         {"test_code": "assert f(1) == 1\x00"},
         {"test_code": 5},
         {"entry_point": "f", "test": None, "test_code": None},
+        {"test_code": "assert f(1) == 1/0"},
+        {"test_code": "assert f(1) == 1.0 * 1" + "0" * 400},
+        {"entry_point": "f", "test": "def check():\n    assert f(1) == 1\n"},
+        {"entry_point": "f", "test": "def check(candidate):\n    assert candidate(1) == 1/0\n"},
+        {"entry_point": 5, "test": "def check(candidate):\n    assert candidate(1) < 1\n"},
         {"inputs": "not json", "outputs": "[]"},
         {"inputs": '"1"', "outputs": '"2"'},
         {"inputs": [["1", "2"]], "outputs": ["3"]},
@@ -88,7 +93,7 @@ UNITTEST = (
     ],
 )
 def test_asserts_that_never_run_are_no_test(test, reason):
-    with pytest.raises(ProblemError, match=reason):
+    with pytest.raises(ProblemError, match=f"^the test has {reason}"):
         read_problem({"entry_point": "f", "prompt": "def f(x):\n", **test})
 
 
@@ -101,6 +106,7 @@ HELPED = "def near(a, b):\n    if abs(a - b) > 1e-9: raise AssertionError\n"
     "test",
     [
         "def test_it():\n    assert f(1) == 2\ntest_it()\n",
+        "def check():\n    assert f(1) == 2\ncheck()\n",
         "def test_it():\n    assert f(1) == 2\nfor x in list(globals()):\n"
         "    if x.startswith('test_'): globals()[x]()\n",
         f"{HELPED}near(f(1), 2)\n",

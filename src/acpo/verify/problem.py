@@ -25,10 +25,11 @@ PROBLEM_COLUMNS = (
 )
 """The fields by which a row is known as a code problem; one of these sets."""
 
-# What parsing a test may raise, down to one nested too deep for Python's own parser.
+# What parsing a test and computing its constants may raise, down to one nested too deep for
+# Python's own parser.
 _BAD_DATA = (
-    *(SyntaxError, ValueError, TypeError, KeyError, AttributeError),
-    *(RecursionError, MemoryError, OverflowError),
+    *(SyntaxError, ValueError, TypeError, LookupError, AttributeError),
+    *(RecursionError, MemoryError, ArithmeticError),
 )
 _FIRST_LINE = re.compile(r"^(?:import|from|async def|def|class|@)\b", re.MULTILINE)
 
@@ -98,6 +99,8 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
             return _humaneval(row)
         if "inputs" in row and "outputs" in row:
             return _scripts(row)
+    except ProblemError:
+        raise
     except _BAD_DATA as error:
         raise ProblemError(f"{type(error).__name__}: {error}") from error
     kinds = ", or ".join(" and ".join(sorted(kind)) for kind in PROBLEM_COLUMNS)
@@ -113,6 +116,8 @@ def _humaneval_pro(row: Mapping[str, Any]) -> CodeProblem:
 
 def _humaneval(row: Mapping[str, Any]) -> CodeProblem:
     entry_point, test = row["entry_point"], row["test"]
+    if not isinstance(entry_point, str):
+        raise ProblemError(f"entry_point is {entry_point!r:.80}: it has to be a function's name")
     tree = parsed(test)
     if takes_argument(tree, "check"):
         test = f"{test}\ncheck({entry_point})\n"

@@ -77,8 +77,11 @@ def _asserts(body: list[ast.stmt], entry_point: str) -> list[ast.Assert]:
         if isinstance(statement, ast.Assert):
             found.append(statement)
         elif isinstance(statement, ast.FunctionDef) and statement.name == "check":
-            renamed = _Rename(statement.args.args[0].arg, entry_point)
-            found += _asserts([renamed.visit(inner) for inner in statement.body], entry_point)
+            inner = statement.body
+            if names := statement.args.args:
+                renamed = _Rename(names[0].arg, entry_point)
+                inner = [renamed.visit(one) for one in inner]
+            found += _asserts(inner, entry_point)
         elif not _is_idle(statement):
             raise Untranslatable(ast.unparse(statement)[:80])
     return found
