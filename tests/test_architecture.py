@@ -24,7 +24,7 @@ ALLOWED = {
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
-    "verify": {"errors", "jsonl", "linefile"},
+    "verify": {"errors", "jsonl", "linefile", "servers"},
     "tasks": {"errors", "jsonl", "linefile", "verify"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},

@@ -7,8 +7,13 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from typer.testing import CliRunner
 
-from acpo.verify import CodePool, Limits, Outcome, RemoteBackend
+from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.tasks import get_task
+from acpo.tasks.grading import Judges
+from acpo.verify import CodePool, Limits, Outcome, RemoteBackend, batch
 from acpo.verify import remote as remote_module
 from acpo.verify.code import judge_code
 from verify.sandboxed import ADD
@@ -146,6 +151,47 @@ def test_no_server_is_an_infra_error(monkeypatch):
     monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
     verdict = judge_code(HONEST, ADD, RemoteBackend("http://127.0.0.1:9"))
     assert verdict.outcome is Outcome.INFRA_ERROR
+
+
+@pytest.mark.parametrize("url", ["localhost", "sandbox:8080", "", "http://", "http://x:port"])
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(ACPOError, match="no address of a sandbox server"):
+        RemoteBackend(url)
+
+
+def test_a_server_is_tried_before_the_first_job(remote):
+    remote.probe()
+    Server.odd = {"stdout": "hello"}
+    with pytest.raises(ACPOError, match="hello"):
+        remote.probe()
+    Server.behaviour = "broken"
+    Server.odd = None
+    with pytest.raises(ACPOError, match="no pod"):
+        batch.backend(remote._url.removesuffix("/run_code"), False, 1)
+
+
+def verify(path, url, code):
+    result = CliRunner().invoke(app, ["verify", "code", str(path), "--remote", url])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_the_command_says_why_nothing_was_judged(remote, tmp_path):
+    path = tmp_path / "in.jsonl"
+    hidden = {"test_code": "for i in range(3):\n    assert add(i, i) == 2 * i\n"}
+    path.write_text(json.dumps({**ADD, **hidden, "completion": HONEST}) + "\n")
+    url = remote._url.removesuffix("/run_code")
+    assert "no address" in verify(path, "localhost", 2)
+    assert "127.0.0.1:9" in verify(path, "http://127.0.0.1:9", 2)
+    assert "no row could be judged: assert_mode" in verify(path, url, 2)
+    path.write_text(path.read_text() + json.dumps({**ADD, "completion": HONEST}) + "\n")
+    verify(path, url, 0)
+
+
+def test_an_evaluation_finds_out_before_it_samples(remote):
+    judges = Judges(1, lambda: batch.backend("http://127.0.0.1:9", False, 1))
+    with judges, pytest.raises(ACPOError, match="does not run code"):
+        judges.prepare(get_task("humaneval_pro"))
 
 
 def test_assert_mode_is_refused_not_weakened(remote):

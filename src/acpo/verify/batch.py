@@ -59,7 +59,9 @@ def backend(remote: str | None, unsafe: bool, cpu_seconds: int) -> CodeBackend:
     if remote and unsafe:
         raise ACPOError("--remote and --unsafe-local exclude each other: give one")
     if remote:
-        return RemoteBackend(remote, limits)
+        server = RemoteBackend(remote, limits)
+        server.probe()
+        return server
     if unsafe:
         console = Console(stderr=True)
         console.print("[bold red]--unsafe-local: model output runs here with your rights[/]")
@@ -125,7 +127,11 @@ class Verdicts(Closing):
             self._file.replace(b"".join(map(self._line, range(len(self._rows)))))
 
     def report(self) -> None:
-        """Print the table of outcomes."""
+        """Print the table of outcomes.
+
+        Raises:
+            ACPOError: The machine failed on every row.
+        """
         judged = [verdict for verdict in self._verdicts if verdict is not None]
         table = Table("outcome", "count", "share", "seconds")
         counts = Counter(verdict.outcome for verdict in judged)
@@ -135,6 +141,8 @@ class Verdicts(Closing):
             share = f"{counts[outcome] / len(judged):.1%}"
             table.add_row(name, str(counts[outcome]), share, f"{seconds:.1f}")
         Console().print(table)
+        if judged and counts[Outcome.INFRA_ERROR] == len(judged):
+            raise ACPOError(f"no row could be judged: {judged[0].detail}")
 
     def close(self) -> None:
         if self._file is not None:

@@ -9,6 +9,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
+from acpo.errors import ACPOError
+from acpo.servers import web_address
 from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
 from acpo.verify.verdict import Outcome
@@ -30,11 +32,27 @@ class RemoteBackend:
     Args:
         url: The server, without `/run_code`.
         limits: Only time, memory and output apply; the rest is the server's.
+
+    Raises:
+        ACPOError: `url` is no address.
     """
 
     def __init__(self, url: str, limits: Limits | None = None) -> None:
+        if web_address(url) is None:
+            raise ACPOError(f"{url!r} is no address of a sandbox server: give http://HOST:PORT")
         self._url = url.rstrip("/") + "/run_code"
         self.limits = limits or Limits()
+
+    def probe(self) -> None:
+        """One small run, so that a server that cannot work is refused before the first job.
+
+        Raises:
+            ACPOError: It cannot be reached, or runs no Python.
+        """
+        run = self.run_program("print(6 * 7)", b"", self.limits.wall_seconds)
+        if run.output.strip() != b"42":
+            reason = run.ended.detail if run.ended else f"{self._url}: {run.error or run.output!r}"
+            raise ACPOError(f"the sandbox server does not run code: {reason}")
 
     def run_calls(
         self, sources: Sequence[str], expressions: Sequence[str], accept: Callable[[Reply], bool]
