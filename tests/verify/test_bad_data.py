@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.tasks import get_task
 from acpo.verify import Outcome, read_problem, rewards
 from acpo.verify.problem import ProblemError, code_in_prompt
 from acpo.verify.references import bad_references
@@ -217,3 +218,12 @@ def test_problems_are_read_in_many_threads():
         gc.set_threshold(*threshold)
         gc.callbacks.remove(let_others_in)
     assert all(len(problem.cases) == 20 for problem in problems)
+
+
+def test_a_data_file_that_begins_with_a_bad_problem_is_code_still(tmp_path):
+    path = tmp_path / "odd.jsonl"
+    row = {"problem": "f?", "entry_point": "f", "test": "def check():\n    assert f(1) == 1\n"}
+    path.write_text(json.dumps(row) + "\n")
+    assert get_task(str(path)).grader == "code"
+    path.write_text(json.dumps({**row, "answer": "1"}) + "\n")
+    assert get_task(str(path)).grader == "math"
