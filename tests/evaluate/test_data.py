@@ -161,6 +161,37 @@ def test_data_check_finds_a_planted_question(shared_data, tmp_path):
     assert entry["question"] == "aime25-4" and entry["share"] == 1.0
 
 
+def chat_row(text, gold="3"):
+    message = {"role": "user", "content": text}
+    return {"prompt": [message], "reward_model": {"ground_truth": gold}}
+
+
+def check_training(tmp_path, rows, *options):
+    """`acpo data check` of three sums against a training set of these rows."""
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = sums(tmp_path / "sums.jsonl", 3)
+    return acpo("data", "check", "--benchmarks", data, "--train", train, *options)
+
+
+def test_data_check_reads_chat_rows_as_training_does(tmp_path):
+    rows = [chat_row("unrelated"), chat_row("What is 1 + 2?", "\\frac{")]
+    fields = ("--train-field", "prompt", "--train-gold", "reward_model.ground_truth")
+    done = check_training(tmp_path, rows, *fields)
+    assert "1: 100% of its n-grams in training row" in done.stdout, done.stdout
+    assert done.returncode == 1 and "1 of 2 rows cannot be judged against" in done.stderr
+    nested = [{"extra": {"question": "What is 1 + 2?"}, "answer": "3"}]
+    done = check_training(tmp_path, nested, "--train-field", "extra.question")
+    assert "1: 100% of its n-grams" in done.stdout and done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("empty", ["  ", None, [], [{"role": "user", "content": ""}]])
+def test_data_check_refuses_rows_that_ask_nothing(tmp_path, empty):
+    rows = [{"problem": "fine"}, {"problem": empty}]
+    done = check_training(tmp_path, rows)
+    assert done.returncode == 2 and "row 2: 'problem' is empty" in done.stderr
+
+
 @pytest.mark.sandbox
 def test_data_check_of_the_paper(shared_data):
     done = acpo(

@@ -171,7 +171,9 @@ def test_bad_references_are_found_and_named(tmp_path):
         {"problem": f"{n}?", "answer": gold} for n, gold in enumerate(["1", None, "\\frac{", "x^2"])
     ]
     rows += [{"problem": "f?", "test_code": "broken ("}, {"problem": "g?", **ADD}]
-    assert [row for row, _ in bad_references(rows, "answer", 1)] == [2, 3, 5]
+    golds = [row.get("answer") or "" for row in rows]
+    assert [row for row, _ in bad_references(rows, golds, 1)] == [2, 3, 5]
+    assert [row for row, _ in bad_references(rows, None, 1)] == [5]
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = tmp_path / "own.jsonl"

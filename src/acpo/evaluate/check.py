@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from acpo.errors import ACPOError
 from acpo.tasks.grading import Judges, gold_completion
+from acpo.tasks.problems import GOLD, question_text
 from acpo.tasks.questions import Questions, load_questions, require_declared
-from acpo.tasks.sources import DataError
+from acpo.tasks.sources import DataError, column, has_column
 from acpo.tasks.task import Row
 from acpo.tasks.templates import fill, get_template
 
@@ -56,6 +58,32 @@ def asked(benchmark: Questions, row: Row) -> str:
         fields = [name for name in ("raw_problem", "new_problem") if row.get(name)]
         return "\n".join(str(row[name]) for name in fields) or fill(template, row)
     return str(row["problem"])
+
+
+def training_texts(rows: Sequence[Row], field: str) -> list[str]:
+    """What the rows of a training set ask, read as training reads it.
+
+    Raises:
+        ACPOError: a row without the field, or with nothing there.
+    """
+    texts = []
+    for number, row in enumerate(rows, 1):
+        if not has_column(row, field):
+            names = ", ".join(sorted(row))
+            raise ACPOError(f"row {number} has no field {field!r}, only {names}: set --train-field")
+        text = question_text(column(row, field), f"row {number}: {field!r}").strip()
+        if not text:
+            raise ACPOError(f"row {number}: {field!r} is empty; remove it, or set --train-field")
+        texts.append(text)
+    return texts
+
+
+def training_golds(rows: Sequence[Row], field: str) -> list[str] | None:
+    """The gold answers of a training set, empty where a row has none; None where no row has."""
+    if not any(has_column(row, field) for row in rows):
+        return None
+    found = (column(row, field) if has_column(row, field) else None for row in rows)
+    return ["" if gold is None else GOLD["text"](str(gold)).strip() for gold in found]
 
 
 def overlaps(

@@ -214,21 +214,21 @@ def check_data(
     """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     import json
 
-    from acpo.evaluate.check import check
+    from acpo.evaluate.check import check, training_golds, training_texts
     from acpo.evaluate.terminal import print_checks
     from acpo.jsonl import read_jsonl
-    from acpo.verify import batch
     from acpo.verify.references import bad_references
 
     rows = read_jsonl(train) if train else []
-    training = batch.column(rows, train_field, "--train-field")
+    training = training_texts(rows, train_field)
+    golds = training_golds(rows, train_gold)
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
         typer.echo(json.dumps([entry.plain() for entry in checks], indent=1))
     else:
         print_checks(checks, train=train, ngram=ngram)
-    bad = bad_references(rows, train_gold, workers)
+    bad = bad_references(rows, golds, workers)
     if bad:
         typer.echo(f"{train}: {len(bad)} of {len(rows)} rows cannot be judged against", err=True)
     for number, reason in bad[:NAMED_ROWS]:

@@ -154,7 +154,7 @@ def canonical(
     if layout is None:
         return clean_row
     value = _value(row, layout.problem, where, needed=True)
-    text = _text(value, f"{where}: {layout.problem!r}")
+    text = question_text(value, f"{where}: {layout.problem!r}")
     clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
     gold = _value(row, layout.answer, where, needed=needed)
     if gold is not None:
@@ -266,10 +266,14 @@ def _has_half(value: Any) -> bool:
     return isinstance(value, list | tuple) and any(map(_has_half, value))
 
 
-def _text(value: Any, where: str) -> str:
-    """A question as text: itself, or the one message of a user."""
+def question_text(value: Any, where: str) -> str:
+    """A question as text: itself, or the one message of a user.
+
+    Raises:
+        ACPOError: for any other conversation.
+    """
     if not (isinstance(value, list) and value and isinstance(value[-1], Mapping)):
-        return "" if value is None else str(value)
+        return "" if value is None or value == [] else str(value)
     content = value[-1].get("content")
     parts = content if isinstance(content, list) else [content]
     texts: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]

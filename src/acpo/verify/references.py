@@ -19,30 +19,34 @@ class BadReference(NamedTuple):
     reason: str
 
 
+def is_code(row: Row) -> bool:
+    """Whether a row has the columns of a code problem, and so needs no gold answer."""
+    given = {name for name, value in row.items() if value is not None}
+    return any(given >= columns for columns in PROBLEM_COLUMNS)
+
+
 def bad_references(
-    rows: Sequence[Row], gold_field: str, workers: int | None = None
+    rows: Sequence[Row], golds: Sequence[str] | None, workers: int | None = None
 ) -> list[BadReference]:
     """The rows whose gold answer, or code problem, cannot be read; counted from 1.
 
-    Where no row has `gold_field`, there are no golds to look at.
+    `golds` has one text per row; None looks at code problems alone.
     """
     found: list[BadReference] = []
-    has_golds = any(gold_field in row for row in rows)
-    golds: dict[int, str] = {}
+    math: dict[int, str] = {}
     for number, row in enumerate(rows, start=1):
-        given = {name for name, value in row.items() if value is not None}
-        if not any(given >= columns for columns in PROBLEM_COLUMNS):
-            if has_golds:
-                golds[number] = "" if row.get(gold_field) is None else str(row[gold_field])
+        if not is_code(row):
+            if golds is not None:
+                math[number] = golds[number - 1]
             continue
         try:
             read_problem(row)
         except ProblemError as error:
             found.append(BadReference(number, str(error)))
-    if golds:
+    if math:
         with MathPool(workers) as pool:
-            verdicts = pool.verify_all((_ANY_ANSWER, gold) for gold in golds.values())
-        for number, verdict in zip(golds, verdicts, strict=True):
+            verdicts = pool.verify_all((_ANY_ANSWER, gold) for gold in math.values())
+        for number, verdict in zip(math, verdicts, strict=True):
             if verdict.outcome is Outcome.UNPARSEABLE_GOLD:
                 found.append(BadReference(number, verdict.detail))
     return sorted(found)
