@@ -192,6 +192,16 @@ def test_data_check_refuses_rows_that_ask_nothing(tmp_path, empty):
     assert done.returncode == 2 and "row 2: 'problem' is empty" in done.stderr
 
 
+def test_data_check_says_when_it_looks_at_no_golds(tmp_path):
+    rows = [{"problem": "fine", "gold": "\\frac{"}]
+    done = check_training(tmp_path, rows)
+    assert done.returncode == 0 and "golds not checked: no field 'answer'" in done.stderr
+    done = check_training(tmp_path, rows, "--train-gold", "golld")
+    assert done.returncode == 2 and "--train-gold golld: no row has" in done.stderr
+    done = check_training(tmp_path, rows, "--train-gold", "gold")
+    assert done.returncode == 1 and "row 1: " in done.stderr and "not checked" not in done.stderr
+
+
 @pytest.mark.sandbox
 def test_data_check_of_the_paper(shared_data):
     done = acpo(

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from acpo.evaluate.run import Plan
+    from acpo.jsonl import Row
 
 PAPER_BENCHMARKS = "aime24,aime25,math500,hmmt25,beyondaime,humaneval_pro"
 
@@ -201,6 +202,7 @@ def show_data(
 
 @data_app.command("check")
 def check_data(
+    context: typer.Context,
     benchmarks: str = BENCHMARKS,
     data_dir: Path | None = DATA_DIR,
     train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
@@ -214,14 +216,14 @@ def check_data(
     """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     import json
 
-    from acpo.evaluate.check import check, training_golds, training_texts
+    from acpo.evaluate.check import check, training_texts
     from acpo.evaluate.terminal import print_checks
     from acpo.jsonl import read_jsonl
     from acpo.verify.references import bad_references
 
     rows = read_jsonl(train) if train else []
     training = training_texts(rows, train_field)
-    golds = training_golds(rows, train_gold)
+    golds = _golds(rows, train_gold, given=_is_given(context, "train_gold"))
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
@@ -239,6 +241,21 @@ def check_data(
         output.write_text("".join(lines), encoding="utf-8")
     if bad or not all(entry.sound for entry in checks):
         raise typer.Exit(1)
+
+
+def _golds(rows: "list[Row]", field: str, *, given: bool) -> list[str] | None:
+    """The golds of a training set; told or refused where there are none and some should be."""
+    from acpo.errors import ACPOError
+    from acpo.evaluate.check import training_golds
+    from acpo.verify.references import is_code
+
+    golds = training_golds(rows, field)
+    if golds is None and rows and given:
+        names = ", ".join(sorted(rows[0]))
+        raise ACPOError(f"--train-gold {field}: no row has such a field; the first has {names}")
+    if golds is None and not all(map(is_code, rows)):
+        typer.echo(f"golds not checked: no field {field!r}; name it with --train-gold", err=True)
+    return golds
 
 
 @data_app.command("verl")
@@ -260,6 +277,12 @@ def write_verl_data(
     counts = ", ".join(f"{name} {rows}" for name, rows in done.validation.items())
     typer.echo(f"{folder / 'train.parquet'}: {done.train} rows")
     typer.echo(f"{folder / 'validation.parquet'}: {sum(done.validation.values())} rows ({counts})")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _names(benchmarks: str) -> list[str]:
