@@ -135,6 +135,18 @@ def test_a_changed_setting_is_refused(tmp_path):
     assert "max_tokens=8192, this run has max_tokens=99" in " ".join(done.stderr.split())
 
 
+def test_a_run_that_drew_nothing_does_not_block_the_corrected_one(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 2)
+    with serving(add) as server:
+        server.payload_faults = lambda payload: "400" if payload["max_tokens"] > 99 else None
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
+        run += ("--k", 1, "--output", tmp_path / "run")
+        assert acpo(*run).returncode == 2
+        done = acpo(*run, "--max-tokens", 99)
+    assert done.returncode == 0, done.stderr
+    assert summary(tmp_path / "run")["average"]["value"] == 1.0
+
+
 def test_partial_results_are_kept_when_the_server_dies(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 20)
     with serving(add) as server:

@@ -45,6 +45,19 @@ def test_changed_setting_is_refused_by_name(tmp_path, key, value):
     assert path.read_bytes() == before
 
 
+def test_a_file_without_a_sample_takes_other_settings(tmp_path):
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, SETTINGS) as file:
+        file.append(("q", 0), {"prompt": "?", "failed": "too long"})
+    with SampleFile(path, SETTINGS) as file:
+        assert file.samples[("q", 0)]["failed"] == "too long", "the same settings keep it"
+    other = {**SETTINGS, "stop": ["b"]}
+    with SampleFile(path, other) as file:
+        assert file.samples == {}
+        file.append(("q", 0), {"completion": "x"})
+    assert read_samples(path) == (other, {("q", 0): {"completion": "x"}})
+
+
 def test_a_line_that_is_no_sample_is_named(tmp_path):
     path = tmp_path / "s.jsonl"
     fill(path)

@@ -30,7 +30,8 @@ class SampleFile(Closing):
 
     Args:
         path: The file. A half-written last line is cut off.
-        settings: What the samples depend on. An existing file must have been made with the same.
+        settings: What the samples depend on. A file that has one must have been made with the
+            same; one without begins anew.
 
     Raises:
         SamplesError: The settings differ (the key is named), another process writes to the file,
@@ -77,6 +78,9 @@ class SampleFile(Closing):
     def _load(self) -> None:
         text = self._lines.resume(self._header())
         made_with, samples = _parse(self.path, text)
+        if made_with != self.settings and not any("completion" in s for s in samples.values()):
+            self._lines.replace(self._header())
+            return
         _require_equal(self.path, made_with, self.settings)
         self._lines.trim(len(text))
         self.samples = samples
