@@ -147,6 +147,18 @@ def test_a_run_that_drew_nothing_does_not_block_the_corrected_one(tmp_path):
     assert summary(tmp_path / "run")["average"]["value"] == 1.0
 
 
+def test_golds_that_nobody_can_read_are_told(tmp_path):
+    data = tmp_path / "odd.jsonl"
+    rows = [{"problem": "What is 1 + 2?", "answer": gold} for gold in ("3", "\\frac{")]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with serving(add) as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
+        done = acpo(*run, "--k", 2, "--output", tmp_path / "run")
+    said = "2 of 4 samples could not be judged (unparseable_gold 2) and are left out"
+    assert f"odd: {said}" in done.stdout, done.stdout
+    assert f"- {said}" in (tmp_path / "run" / "report.md").read_text()
+
+
 def test_partial_results_are_kept_when_the_server_dies(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 20)
     with serving(add) as server:

@@ -9,7 +9,7 @@ import pytest
 
 from acpo.evaluate.samples import SampleFile
 from acpo.evaluate.statistics import QuestionCounts, majority_probabilities
-from acpo.evaluate.summary import summarise
+from acpo.evaluate.summary import summarise, summarise_run
 from evaluate.runs import acpo
 
 
@@ -90,6 +90,21 @@ def test_runs_that_were_not_asked_alike_are_told(tmp_path):
         done = acpo("eval", "table", *runs, f"R/acpo={tmp_path / 'other'}", "--format", form)
         assert told in (done.stdout if form == "markdown" else done.stderr)
     assert "differ" not in table(runs[0], f"R/acpo={tmp_path / 'other'}")
+
+
+def test_samples_that_could_not_be_judged_are_told(tmp_path):
+    write(tmp_path / "acpo", 1.0, questions=5)
+    with SampleFile(tmp_path / "acpo" / "aime24.jsonl", {"model": "m", "data": "x"}) as file:
+        for number in range(45):
+            file.append((f"lost{number}", 0), {"completion": "", "verdict": "infra_error"})
+    said = "45 of 50 samples could not be judged (infra_error 45) and are left out"
+    for form in ("markdown", "latex", "csv"):
+        done = acpo("eval", "table", f"Q/acpo={tmp_path / 'acpo'}", "--format", form)
+        assert f"AIME24 of Q acpo: {said}." in (done.stdout if form == "markdown" else done.stderr)
+    (entry,) = summarise_run(tmp_path / "acpo")["benchmarks"].values()
+    assert entry["undecided"] == {"infra_error": 45} and entry["mean"]["value"] == 1.0
+    write(tmp_path / "judged", 0.5)
+    assert "judged (" not in table(tmp_path / "judged")
 
 
 def test_models_methods_and_forms(tmp_path):

@@ -1,7 +1,7 @@
 """The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ def _failed_rows(entry: dict[str, Any]) -> list[str]:
     return [f"{len(failed)} samples could not be drawn and {counted}:", "", *lines, ""]
 
 
+def told_undecided(undecided: Mapping[str, int], samples: int) -> str | None:
+    """What is said of samples that no score counts; None where there are none."""
+    if not undecided:
+        return None
+    kinds = ", ".join(f"{outcome} {count}" for outcome, count in undecided.items())
+    count = sum(undecided.values())
+    return f"{count} of {samples} samples could not be judged ({kinds}) and are left out"
+
+
 def _rate_rows(entry: dict[str, Any]) -> list[str]:
     shown = [k for k in entry["pass"] if int(k).bit_count() == 1 or int(k) == entry["k"]]
     passes = ", ".join(f"pass@{k} {interval(entry['pass'][k])}" for k in shown)
@@ -79,6 +88,8 @@ def _rate_rows(entry: dict[str, Any]) -> list[str]:
         f"{name} {share:.1%}" for name, share in entry["verdicts"].items() if share
     )
     rows = [f"- {passes or 'no decided samples'}", f"- verdicts: {verdicts or 'none'}"]
+    if said := told_undecided(entry["undecided"], entry["samples"]):
+        rows.append(f"- {said}")
     if entry["truncated"] is not None:
         rows.append(f"- cut off at the token limit: {entry['truncated']:.1%}")
     if entry["tokens"] is not None:

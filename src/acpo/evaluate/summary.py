@@ -36,6 +36,12 @@ def is_failed(sample: dict[str, Any]) -> bool:
     return "failed" in sample and "completion" not in sample
 
 
+def undecided(samples: Samples) -> dict[str, int]:
+    """How many samples could not be judged, by verdict."""
+    verdicts = Counter(str(sample.get("verdict")) for sample in samples.values())
+    return {outcome: verdicts[outcome] for outcome in sorted(UNDECIDED) if verdicts[outcome]}
+
+
 def _count(question: str, group: list[dict[str, Any]]) -> QuestionCounts:
     decided = [sample for sample in group if sample["verdict"] not in UNDECIDED]
     correct = sum(sample["verdict"] == Outcome.CORRECT for sample in decided)
@@ -68,6 +74,7 @@ def summarise(samples: Samples, *, votes: bool, failed: str = "exclude") -> dict
             str(outcome): _share(sum(s["verdict"] == outcome for s in judged), len(judged))
             for outcome in Outcome
         },
+        "undecided": undecided(samples),
         "tokens": round(sum(tokens) / len(tokens), 1) if tokens else None,
         "failed": {
             "counted_as": failed,

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.report import latex_text, markdown_table, tabular, title
+from acpo.evaluate.report import latex_text, markdown_table, tabular, title, told_undecided
 from acpo.evaluate.statistics import QuestionCounts
-from acpo.evaluate.summary import question_counts, read_run, unlike
+from acpo.evaluate.summary import question_counts, read_run, undecided, unlike
 from acpo.intervals import Estimate
 from acpo.tasks import BENCHMARKS, PAPER
 
@@ -34,12 +34,13 @@ class Cell(NamedTuple):
 @dataclass(frozen=True)
 class Line:
     """One evaluation: what was trained from and with; per benchmark, what became of each question,
-    and how it was asked. Lines of one model are compared."""
+    how it was asked, and what is said of samples left out. Lines of one model are compared."""
 
     model: str
     method: str
     counts: dict[str, list[QuestionCounts]]
     settings: dict[str, dict[str, Any]]
+    left_out: dict[str, str]
 
     def score(self, benchmark: str) -> Estimate | None:
         counts = self.counts.get(benchmark)
@@ -88,8 +89,12 @@ class ResultTable:
         return "\n".join([*markdown_table(heads, rows), "", NOTE, *self.warnings(), ""])
 
     def warnings(self) -> list[str]:
-        """Where lines of one model were not asked alike."""
-        found = []
+        """Where samples are left out, and where lines of one model were not asked alike."""
+        found = [
+            f"{title(name)} of {' '.join(filter(None, (line.model, line.method)))}: {said}."
+            for line in self.lines
+            for name, said in line.left_out.items()
+        ]
         for model in dict.fromkeys(line.model for line in self.lines):
             lines = [line for line in self.lines if line.model == model]
             for name in self.benchmarks:
@@ -167,7 +172,13 @@ def _line(run: str, failed: str) -> Line:
         before, _, method = label.rpartition("/")
         model = before or model
     counts = {name: question_counts(samples, failed=failed) for name, (_, samples) in found.items()}
-    return Line(model, method, counts, {name: entry for name, (entry, _) in found.items()})
+    said = {
+        name: told_undecided(undecided(samples), sum("verdict" in one for one in samples.values()))
+        for name, (_, samples) in found.items()
+    }
+    left_out = {name: text for name, text in said.items() if text is not None}
+    asked = {name: entry for name, (entry, _) in found.items()}
+    return Line(model, method, counts, asked, left_out)
 
 
 def _origin(model: str, name: str) -> tuple[str, str]:

@@ -18,7 +18,14 @@ from rich.table import Table
 
 from acpo.evaluate.backends import Backend, Sampling
 from acpo.evaluate.check import Check
-from acpo.evaluate.report import COUNTED, interval, score_cells, title, write_reports
+from acpo.evaluate.report import (
+    COUNTED,
+    interval,
+    score_cells,
+    title,
+    told_undecided,
+    write_reports,
+)
 from acpo.evaluate.run import Plan, Watcher, run
 from acpo.evaluate.summary import summarise_run
 from acpo.tasks import get_task, get_template, load_problems
@@ -83,6 +90,8 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
     console = Console()
     console.print(table)
     for name, entry in summary["benchmarks"].items():
+        if said := told_undecided(entry["undecided"], entry["samples"]):
+            _print_line(f"{title(name)}: {said}", console)
         _print_failed(name, entry["failed"], console)
     console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
 
@@ -93,13 +102,15 @@ def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
         return
     counted = COUNTED[failed["counted_as"]]
     questions = ", ".join(dict.fromkeys(one["question"] for one in samples))
-    console.print(
+    _print_line(
         f"{title(name)}: {len(samples)} samples could not be drawn and {counted} (questions "
         f"{questions}): {samples[0]['reason']}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        console,
     )
+
+
+def _print_line(text: str, console: Console) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_task(name: str, *, data_dir: Path | None, data: str | None, count: int) -> None:
