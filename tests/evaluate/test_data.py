@@ -226,7 +226,20 @@ def test_data_check_fails_on_wrong_gold(tmp_path):
     assert done.returncode == 1 and "2 of 3" in done.stdout
 
 
-def test_canonical_reads_the_gold_of_gsm8k():
-    row = {"question": "q", "answer": "long\n#### 1,234"}
+@pytest.mark.parametrize(
+    ("written", "gold"),
+    [
+        ("1,234", "1234"),
+        ("$-1,234,567.50", "$-1234567.50"),
+        ("1,200 or 13,400", "1200 or 13400"),
+        ("(1,2)", "(1,2)"),
+        ("(1,200)", "(1,200)"),
+        ("3, 5", "3, 5"),
+        ("1,2,300", "1,2,300"),
+        ("10,20,30", "10,20,30"),
+    ],
+)
+def test_canonical_reads_the_gold_of_gsm8k(written, gold):
+    row = {"question": "q", "answer": f"long\n#### {written}"}
     read = canonical(row, Columns("question", "answer"), "here", needed=True)
-    assert read["answer"] == "1234"
+    assert read["answer"] == gold

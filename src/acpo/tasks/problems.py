@@ -288,11 +288,20 @@ def question_text(value: Any, where: str) -> str:
     return "".join(texts)
 
 
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,])")
+
+
 def _after_hashes(answer: str) -> str:
-    """The answer; in GSM8K's form what follows the last `####`, without thousands separators."""
+    """The answer; in GSM8K's form what follows the last `####`, without thousands separators.
+
+    Within brackets a comma separates: `(1,200)` is a pair.
+    """
     if "####" not in answer:
         return answer
-    return answer.rpartition("####")[2].strip().replace(",", "")
+    gold = answer.rpartition("####")[2].strip()
+    if any(bracket in gold for bracket in "([{"):
+        return gold
+    return _THOUSANDS.sub(lambda number: number[0].replace(",", ""), gold)
 
 
 def _boxed(solution: str) -> str:
