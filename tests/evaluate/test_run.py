@@ -120,7 +120,11 @@ def test_a_finished_run_samples_nothing_and_grows_with_k(tmp_path):
         assert server.number == 3
         assert acpo(*run, "--k", 1, "--limit", 3).returncode == 0
         assert server.number == 3
-        assert acpo(*run, "--k", 2).returncode == 0
+        grown = acpo(*run, "--k", 2)
+        assert grown.returncode == 0 and "holds more" not in grown.stdout
+        assert server.number == 10
+        fewer = acpo(*run, "--k", 1, "--limit", 3)
+        assert "sums: the folder holds more: 5 questions, k=2" in fewer.stdout
         assert server.number == 10
 
 

@@ -62,6 +62,7 @@ def evaluate(
     summary = summarise_run(output, failed=failed)
     write_reports(summary, output)
     _print_scores(summary, output)
+    _print_more(plans, summary)
 
 
 def _watch(bar: Progress, plans: Sequence[Plan]) -> Watcher:
@@ -94,6 +95,19 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
             _print_line(f"{title(name)}: {said}", console)
         _print_failed(name, entry["failed"], console)
     console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
+
+
+def _print_more(plans: Sequence[Plan], summary: dict[str, Any]) -> None:
+    """Say where the scores are of more than was asked for: earlier runs drew it."""
+    for plan in plans:
+        entry = summary["benchmarks"][plan.name]
+        questions, k = entry["questions"], entry["k"]
+        if questions > len(plan.questions) or k > plan.k:
+            _print_line(
+                f"{title(plan.name)}: the folder holds more: {questions} questions, k={k}, and the "
+                f"scores are of all; asked for were {len(plan.questions)} questions, k={plan.k}",
+                Console(),
+            )
 
 
 def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
