@@ -220,6 +220,26 @@ def test_bad_input_is_explained(tmp_path):
     assert done.returncode == 2 and "no such folder" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt-format", "plain", "--system", "x"), "--system needs --prompt-format chat"),
+        (("--concurrency", 64), "--backend transformers does not take --concurrency"),
+        (
+            ("--retries", 1, "--api-key-env", "KEY"),
+            "transformers does not take --api-key-env, --retries",
+        ),
+        (("--backend", "transformers", "--base-url", "http://x/v1"), "does not take --base-url"),
+        (("--backend", "vllm", "--device", "cpu"), "--backend vllm does not take --device"),
+        (("--base-url", "http://x/v1", "--batch-size", 2), "openai does not take --batch-size"),
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(tmp_path, options, said):
+    data = sums(tmp_path / "sums.jsonl", 2)
+    done = acpo("eval", tmp_path / "absent", "--benchmarks", data, *options)
+    assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+
+
 def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
     """A verifier that does not come along neither stops sampling nor keeps samples off the disk."""
     free = threading.Event()

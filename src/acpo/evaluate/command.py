@@ -59,8 +59,17 @@ UNSAFE_LOCAL = typer.Option(
 NAMED_ROWS = 20
 
 
+OPTIONS: dict[BackendName, tuple[str, ...]] = {
+    "transformers": ("batch_size", "device"),
+    "vllm": ("batch_size",),
+    "openai": ("base_url", "api_key_env", "concurrency", "timeout", "retries"),
+}
+"""Options that a backend takes."""
+
+
 @eval_app.command("run")
 def run_eval(
+    context: typer.Context,
     model: str = MODEL,
     benchmarks: str = BENCHMARKS,
     k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
@@ -89,6 +98,7 @@ def run_eval(
     unsafe_local: bool = UNSAFE_LOCAL,
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
+    from acpo.errors import ACPOError
     from acpo.evaluate.backends import Sampling, make_backend
     from acpo.evaluate.terminal import evaluate
     from acpo.tasks.grading import Judges
@@ -96,9 +106,9 @@ def run_eval(
 
     chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
-    server = {"api_key_env": api_key_env, "concurrency": concurrency, "base_url": base_url}
-    server |= {"timeout": timeout, "retries": retries}
-    chosen, options = _backend(backend, trace, server, device=device, batch_size=batch_size)
+    if system is not None and not chat:
+        raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
+    chosen, options = _backend(context, backend or ("openai" if base_url else "transformers"))
     _warn_of_equal_samples(temperature, k)
     plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
@@ -109,22 +119,23 @@ def run_eval(
         _trace(model, folder, trace, plans, options)
 
 
-def _backend(
-    name: BackendName | None, trace: Path | None, server: dict[str, Any], **local: Any
-) -> tuple[BackendName, dict[str, Any]]:
-    """Who samples, and its own options, as far as they were given."""
+def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, dict[str, Any]]:
+    """Who samples, and its own options; one given that it does not take is refused."""
     from acpo.errors import ACPOError
 
-    chosen: BackendName = name or ("openai" if server["base_url"] else "transformers")
+    trace = context.params["trace"]
     if trace is not None and chosen != "transformers":
         raise ACPOError(
             f"--trace {trace} needs --backend transformers: servers tell no token ids, and vLLM "
             "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
         )
-    if chosen == "vllm":
-        del local["device"]
-    given = server if chosen == "openai" else local
-    return chosen, {option: value for option, value in given.items() if value is not None}
+    known = dict.fromkeys(name for names in OPTIONS.values() for name in names)
+    others = [name for name in known if name not in OPTIONS[chosen] and _is_given(context, name)]
+    if others:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ACPOError(f"--backend {chosen} does not take {named}: leave out what it cannot use")
+    options = {name: context.params[name] for name in OPTIONS[chosen]}
+    return chosen, {name: value for name, value in options.items() if value is not None}
 
 
 def _trace(model: str, folder: Path, output: Path, plans: "list[Plan]", options: Any) -> None:
