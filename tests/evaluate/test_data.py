@@ -156,7 +156,7 @@ def test_data_check_finds_a_planted_question(shared_data, tmp_path):
         *("--train", train, "--output", listed),
     )
     assert done.returncode == 0, done.stderr
-    assert "aime25-4: 100% of its n-grams in training row 1" in done.stdout
+    assert "aime25-4: 100% of its n-grams in training row 2," in done.stdout
     (entry,) = [json.loads(line) for line in listed.open()]
     assert entry["question"] == "aime25-4" and entry["share"] == 1.0
 
@@ -178,7 +178,7 @@ def test_data_check_reads_chat_rows_as_training_does(tmp_path):
     rows = [chat_row("unrelated"), chat_row("What is 1 + 2?", "\\frac{")]
     fields = ("--train-field", "prompt", "--train-gold", "reward_model.ground_truth")
     done = check_training(tmp_path, rows, *fields)
-    assert "1: 100% of its n-grams in training row" in done.stdout, done.stdout
+    assert "1: 100% of its n-grams in training row 2," in done.stdout, done.stdout
     assert done.returncode == 1 and "1 of 2 rows cannot be judged against" in done.stderr
     nested = [{"extra": {"question": "What is 1 + 2?"}, "answer": "3"}]
     done = check_training(tmp_path, nested, "--train-field", "extra.question")

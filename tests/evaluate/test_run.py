@@ -224,6 +224,7 @@ def test_bad_input_is_explained(tmp_path):
     ("options", "said"),
     [
         (("--prompt-format", "plain", "--system", "x"), "--system needs --prompt-format chat"),
+        (("--stop", "x", "--stop", ""), "--stop '' ends every completion"),
         (("--concurrency", 64), "--backend transformers does not take --concurrency"),
         (
             ("--retries", 1, "--api-key-env", "KEY"),
@@ -234,7 +235,7 @@ def test_bad_input_is_explained(tmp_path):
         (("--base-url", "http://x/v1", "--batch-size", 2), "openai does not take --batch-size"),
     ],
 )
-def test_options_that_would_be_dropped_are_refused(tmp_path, options, said):
+def test_options_that_cannot_count_are_refused(tmp_path, options, said):
     data = sums(tmp_path / "sums.jsonl", 2)
     done = acpo("eval", tmp_path / "absent", "--benchmarks", data, *options)
     assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr

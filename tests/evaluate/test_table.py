@@ -125,6 +125,13 @@ def test_models_methods_and_forms(tmp_path):
     assert "no such folder" in table(tmp_path / "none", status=2)
 
 
+def test_folders_with_an_equals_sign(tmp_path):
+    write(tmp_path / "lr=1e-6", 0.5)
+    assert "| lr=1e-6 | 50.0 [" in table(tmp_path / "lr=1e-6")
+    assert "| Q | SAPO | 50.0 [" in table(f"Q/SAPO={tmp_path / 'lr=1e-6'}")
+    assert f"{tmp_path / 'none'}: no such folder" in table(f"SAPO={tmp_path / 'none'}", status=2)
+
+
 def test_trained_models_bring_their_names(tmp_path):
     model = tmp_path / "runs" / "x"
     model.mkdir(parents=True)

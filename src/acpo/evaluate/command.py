@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 if TYPE_CHECKING:
+    from acpo.evaluate.backends import Sampling
     from acpo.evaluate.run import Plan
     from acpo.jsonl import Row
 
@@ -98,7 +99,6 @@ def run_eval(
     unsafe_local: bool = UNSAFE_LOCAL,
 ) -> None:
     """Sample, verify, and report accuracies with intervals. Killed, the same command continues."""
-    from acpo.errors import ACPOError
     from acpo.evaluate.backends import Sampling, make_backend
     from acpo.evaluate.terminal import evaluate
     from acpo.tasks.grading import Judges
@@ -106,8 +106,7 @@ def run_eval(
 
     chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
-    if system is not None and not chat:
-        raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
+    _check_sampling(sampling)
     chosen, options = _backend(context, backend or ("openai" if base_url else "transformers"))
     _warn_of_equal_samples(temperature, k)
     plans = _plans(benchmarks, data_dir, k, limit)
@@ -117,6 +116,15 @@ def run_eval(
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:
         _trace(model, folder, trace, plans, options)
+
+
+def _check_sampling(sampling: "Sampling") -> None:
+    from acpo.errors import ACPOError
+
+    if sampling.system is not None and not sampling.chat:
+        raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
+    if "" in sampling.stop:
+        raise ACPOError("--stop '' ends every completion before it begins: give a text")
 
 
 def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, dict[str, Any]]:

@@ -164,7 +164,7 @@ def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:
 
 
 def _line(run: str, failed: str) -> Line:
-    label, _, folder = run.rpartition("=")
+    label, folder = _split(run)
     found = read_run(Path(folder))
     settings = next(iter(found.values()))[0]
     model, method = _origin(str(settings.get("model", "")), Path(folder).name)
@@ -179,6 +179,13 @@ def _line(run: str, failed: str) -> Line:
     left_out = {name: text for name, text in said.items() if text is not None}
     asked = {name: entry for name, (entry, _) in found.items()}
     return Line(model, method, counts, asked, left_out)
+
+
+def _split(run: str) -> tuple[str, str]:
+    """Label and folder; folders may have a `=` in their names."""
+    places = [place for place, char in enumerate(run) if char == "="]
+    splits = [("", run), *((run[:place], run[place + 1 :]) for place in places)]
+    return next((split for split in splits if Path(split[1]).is_dir()), splits[-1])
 
 
 def _origin(model: str, name: str) -> tuple[str, str]:

@@ -178,8 +178,8 @@ def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> 
     shared = sorted((o for entry in checks for o in entry.overlaps), key=lambda o: -o.share)
     for overlap in shared[:_LISTED]:
         console.print(
-            f"{overlap.question}: {overlap.share:.0%} of its n-grams in training row {overlap.row},"
-            f" {overlap.rows} rows in all",
+            f"{overlap.question}: {overlap.share:.0%} of its n-grams in training row "
+            f"{overlap.row + 1}, {overlap.rows} rows in all",
             markup=False,
             highlight=False,
         )
