@@ -11,6 +11,11 @@ def test_rows_may_hold_separators_that_are_no_newline(tmp_path):
     assert read_jsonl(tmp_path / "f") == [{"a": "x\u2028y"}, {"a": 2}]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path):
+    (tmp_path / "f").write_text('\ufeff{"a": 1}\n', encoding="utf-8")
+    assert read_jsonl(tmp_path / "f") == [{"a": 1}]
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -16,7 +16,7 @@ def read_jsonl(path: Path) -> list[Row]:
         ACPOError: The file cannot be read, is empty, or a line is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ACPOError(f"{path}: {error}") from error
     rows = []

@@ -140,6 +140,15 @@ def test_cells_of_a_csv_file_are_text(tmp_path):
     assert problems[0][0] == "Line one,\nand 0?"
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, name):
+    row = {"problem": "1+1?", "answer": "2"}
+    text = {".csv": "problem,answer\n1+1?,2\n", ".json": json.dumps([row])}
+    file = tmp_path / name
+    file.write_text("\ufeff" + text.get(file.suffix, json.dumps(row) + "\n"), encoding="utf-8")
+    assert load_problems(get_task("custom"), str(file))[0] == [("1+1?", "2")]
+
+
 @pytest.mark.parametrize("name", ["bad.csv", "bad.json"])
 def test_other_encodings_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"problem,answer\nA caf\xe9?,1\n")
