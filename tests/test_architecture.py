@@ -25,7 +25,7 @@ ALLOWED = {
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
     "verify": {"errors", "jsonl", "linefile", "servers"},
-    "tasks": {"errors", "jsonl", "linefile", "verify"},
+    "tasks": {"errors", "jsonl", "linefile", "verify", "yamlfile"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},
     "engines": {

@@ -121,6 +121,15 @@ def test_equal_ids_are_refused(tmp_path):
         load_questions(str(path))
 
 
+def test_ids_that_say_nothing_are_no_ids(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    ids = [None, "", " ", 0.5, "a"]
+    rows = [{"id": name, "problem": "a", "answer": "1"} for name in ids]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = [question.id for question in load_questions(str(path)).questions]
+    assert names == ["0", "1", "2", "0.5", "a"]
+
+
 def test_words_see_through_layout():
     assert words(r"Find $\left( x+\dfrac{1}{2} \right)$!") == words(
         r"find (x + \frac 12)".replace("12", "1 2")

@@ -148,6 +148,7 @@ def test_yaml_entries(tmp_path):
         "gym": {"gym": "countdown", "operators": ["+", "-"]},
         "bad": {**entry, "promt": "x"},
         "few": {**entry, "k": "x"},
+        "half": {**entry, "k": 2.5},
         "a/b": entry,
         "worse": {**entry, "grader": "g.py:none"},
         "number": {**entry, "template": 5},
@@ -170,6 +171,7 @@ def test_yaml_entries(tmp_path):
         ("worse", "has no function 'none'"),
         ("none", "no entry 'none'"),
         ("few", "k='x' must be a positive number"),
+        ("half", "k=2.5 must be a positive number without a fraction"),
         ("a/b", "in its name"),
         ("number", "tasks.yaml:number': template=5 must be a text"),
         ("asked", "test_template=5 must be a text"),
@@ -181,6 +183,11 @@ def test_yaml_entries(tmp_path):
     ):
         with pytest.raises(ACPOError, match=said):
             get_task(f"{file}:{name}")
+    file.write_text("t: {problems: p.jsonl}\nu: {problems: p.jsonl}\nt: {problems: q.jsonl}\n")
+    with pytest.raises(ACPOError, match=r"tasks.yaml:3: 't' is given twice"):
+        get_task(f"{file}:u")
+    with pytest.raises(ACPOError, match=r"no file '.*none.yaml'"):
+        get_task(f"{tmp_path / 'none.yaml'}:t")
 
 
 @pytest.mark.parametrize(

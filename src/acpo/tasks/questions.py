@@ -127,12 +127,18 @@ def _build(task: Task, rows: list[Row]) -> Questions:
         except ACPOError as error:
             raise DataError(f"{here}: {error}") from None
         # Sources differ in their ids, not in their order.
-        name = f"{task.name}-{number}" if pinned else str(row.get("id", number))
+        name = f"{task.name}-{number}" if pinned else _id(row) or str(number)
         if name in seen:
             raise DataError(f"{where}: two rows have id={name!r}: make ids unique or omit them")
         seen.add(name)
         questions.append(Question(name, prompt, clean))
     return Questions(task, tuple(questions), checksum(task, [one.row for one in questions]))
+
+
+def _id(row: Row) -> str:
+    """The row's own name; empty where it has none."""
+    name = "" if row.get("id") is None else str(row["id"])
+    return name if name.strip() else ""
 
 
 def _endless(task: Task, count: int) -> Questions:

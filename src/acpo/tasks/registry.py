@@ -176,13 +176,14 @@ YAML_KEYS = ("problems", "test", "template", "test_template", "grader", "columns
 
 
 def _from_yaml(path: Path, name: str, reference: str) -> Task:
-    import yaml
+    from acpo.yamlfile import YamlFile
 
     where = f"task={reference!r}"
+    if not path.is_file():
+        raise ACPOError(f"{where}: no file {str(path)!r}")
     try:
-        entry = yaml.safe_load(path.read_text(encoding="utf-8"))[name]
-        fields = dict(entry)
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        fields = dict(YamlFile(path, what="file of tasks", others="recipes/").values[name])
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ACPOError(f"{where}: {path} has no entry {name!r} ({error})") from error
     if "gym" in fields:
         from acpo.tasks.gym import gym_task

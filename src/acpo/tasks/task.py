@@ -140,10 +140,10 @@ class Task:
                     f"columns={self.columns!r}: use Columns(problem, answer, gold), of which gold "
                     f"is one of {', '.join(GOLD_FORMS)}"
                 )
-        for name in ("k", "cpu_seconds"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value > 0:
-                raise ACPOError(f"{name}={value!r} must be a positive number")
+        if not isinstance(self.cpu_seconds, (int, float)) or not self.cpu_seconds > 0:
+            raise ACPOError(f"cpu_seconds={self.cpu_seconds!r} must be a positive number")
+        if type(self.k) is not int or self.k < 1:
+            raise ACPOError(f"k={self.k!r} must be a positive number without a fraction")
 
     @property
     def endless(self) -> bool:
