@@ -110,7 +110,7 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
   - name: sabotaged
     method: sapo
     options:
-      reward_funcs: [acpo.tasks.chain.chain_reward, compare.sabotage.negated]
+      reward_funcs: [compare.sabotage.right, compare.sabotage.negated]
       reward_weights: [0.0, 1.0]
 """
     path = write_study(tmp_path, rows, updates=16, seeds="[0, 1, 2, 3]", held_out=100)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from acpo.errors import ACPOError
-from acpo.tasks.chain import ALPHABET, ChainProblem, chain_problems, chain_reward
+from acpo.tasks.chain import ALPHABET, ChainProblem, chain_problems, chain_task
 
 PROBLEM = ChainProblem(7, (("*", 8), ("+", 6), ("-", 9)))
 
@@ -76,7 +76,7 @@ def test_not_a_chain(prompt):
         ChainProblem.parse(prompt)
 
 
-def test_reward_looks_at_the_answer_only():
+def test_the_grader_looks_at_the_answer_only():
     completions = ["7*8=6+6=2-9=3", "7*8=5+6=2-9=3", "7*8=6+6=2-9=4", "3", "", "=3=", "x=3\n"]
-    rewards = chain_reward([PROBLEM.prompt] * 7, completions, answer=["3"] * 7)
-    assert rewards == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    grades = [chain_task().grader(completion, {"answer": "3"}) for completion in completions]
+    assert grades == [True, True, False, False, False, False, False]

@@ -12,7 +12,7 @@ from acpo.errors import ACPOWarning
 from acpo.records import TOKEN_COLUMNS, Trace, TraceError, TraceWriter
 from acpo.scoring import rollouts
 from acpo.scoring.rollouts import prompt_id
-from acpo.tasks.chain import ChainProblem, chain_reward
+from acpo.tasks.chain import ChainProblem, chain_task
 from acpo.tasks.tiny import chain_tokenizer
 from acpo.trace import write
 from acpo.train.recipe import TaskArguments
@@ -42,7 +42,7 @@ def test_the_packaged_model_end_to_end(chain):
     for i, row in enumerate(rows):
         problem = ChainProblem.parse(row["prompt"])
         assert row["answer"] == problem.answer
-        assert row["reward"] == chain_reward([""], [row["completion"]], [problem.answer])[0]
+        assert row["reward"] == chain_task().grader(row["completion"], row)
         assert row["verdict"] == ("correct" if row["reward"] else "incorrect")
         own = trace.table("token_id", "piece", "start", "end", rollouts=range(i, i + 1))
         ended = own["token_id"][-1].as_py() == 1

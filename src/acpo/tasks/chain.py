@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.tasks.task import Task
@@ -144,16 +144,6 @@ def _stream(steps: int, seed: int) -> Iterator[ChainProblem]:
             (rng.choice(tuple(_OPERATORS)), rng.choice(_OPERANDS)) for _ in range(steps)
         )
         yield ChainProblem(rng.randrange(10), operations)
-
-
-def chain_reward(
-    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **columns: Any
-) -> list[float]:
-    """1 where the completion ends in the right answer, else 0. Steps are not looked at."""
-    return [
-        float(read_answer(completion) == gold)
-        for completion, gold in zip(completions, answer, strict=True)
-    ]
 
 
 def chain_task(steps: int = 5) -> Task:
