@@ -63,5 +63,12 @@ def needy(completions, essay, **columns):
     return [0.0] * len(completions)
 
 
+def telling(completions, trainer_state, log_metric, log_extra, **columns):
+    """Takes what TRL hands to every reward function."""
+    log_metric("asked", float(trainer_state.global_step))
+    log_extra("lengths", [len(completion) for completion in completions])
+    return thrifty(completions)
+
+
 def broken(prompts, completions, **columns):
     return [columns["gold"][0]]

@@ -50,7 +50,14 @@ def run(place, command, extra=(), **changes):
         ({"learning_rate": [1]}, "learning_rate=[1] must be a number"),
         ({"max_steps": 2.5}, "max_steps=2.5 must be a whole number"),
         ({"max_steps": True}, "max_steps=True must be a whole number"),
+        ({"max_steps": 0}, "max_steps=0 trains nothing"),
         ({"num_generations": None}, "num_generations is empty"),
+        ({"num_generations": 4.0}, "num_generations=4.0 must be a whole number"),
+        ({"held_out": 10.5}, "held_out=10.5 must be a whole number"),
+        ({"sampler_rows": 2.5}, "sampler_rows=2.5 must be a whole number"),
+        ({"tau_pos": [1.0]}, "tau_pos=[1.0] must be a number"),
+        ({"task": 1}, "task=1 must be a text; put it in quotes"),
+        ({"template": 5}, "template=5 must be a text"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be above 0"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size=0 must be above 0"),
         ({"top_p": 1.5}, "top_p=1.5 must be at most 1"),
@@ -91,6 +98,41 @@ def test_one_line_and_status_2(place, command, changes, said):
     status, lines = run(place, command, **changes)
     errors = [line for line in lines if line.startswith("error: ")]
     assert status == 2 and len(errors) == 1 and said in errors[0]
+
+
+def test_a_row_named_by_a_number(place):
+    """YAML reads 8020 without quotes as a number."""
+    status, lines = run(place, "doctor", method=8020)
+    assert status == 0, lines
+
+
+def test_doctor_calls_a_reward_function_as_trl_does(place):
+    status, lines = run(place, "doctor", reward_funcs=["train.standin.telling"])
+    assert status == 0, lines
+
+
+def test_doctor_reads_a_model_with_code_of_its_own_where_that_is_trusted(place, tmp_path):
+    folder = Path(save_standin(tmp_path / "mine"))
+    config = json.loads((folder / "config.json").read_text())
+    (kind,) = config["architectures"]
+    base = kind.removesuffix("ForCausalLM")
+    (folder / "mine.py").write_text(
+        f"from transformers import {base}Config, {kind}\n\n\n"
+        f"class MineConfig({base}Config):\n    model_type = 'mine'\n\n\n"
+        f"class Mine({kind}):\n    config_class = MineConfig\n"
+    )
+    auto = {"AutoConfig": "mine.MineConfig", "AutoModelForCausalLM": "mine.Mine"}
+    config |= {"model_type": "mine", "auto_map": auto}
+    (folder / "config.json").write_text(json.dumps(config))
+    trusted = {"model_name_or_path": str(folder), "trust_remote_code": True}
+    status, lines = run(place, "doctor", **trusted)
+    assert status == 0, lines
+
+
+def test_a_rollout_smaller_than_an_update_is_told(place):
+    batches = {"per_device_train_batch_size": 8, "generation_batch_size": 8}
+    result = run(place, "doctor", ["--processes", "2"], **batches)
+    assert result[0] != 0
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])

@@ -231,13 +231,15 @@ METHODS: dict[str, Method] = {
 }
 
 
-def get_method(method: str | Method, **options: Any) -> Method:
+def get_method(method: str | int | Method, **options: Any) -> Method:
     """Look a method up by name and set its options.
 
     Raises:
         ACPOError: for an unknown name (the nearest is suggested), an option the method does not
             take, or a value out of range.
     """
+    if isinstance(method, int):  # 8020, as YAML reads it
+        method = str(method)
     if isinstance(method, str):
         if method not in METHODS:
             near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.5)

@@ -176,6 +176,8 @@ def _rewards(
     import asyncio
     import inspect
 
+    from transformers import TrainerState
+
     columns = {key: [row[key] for row in rows] for key in rows[0] if key != "prompt"}
     shaped: list[Any] = [
         text if isinstance(row["prompt"], str) else [{"role": "assistant", "content": text}]
@@ -183,8 +185,19 @@ def _rewards(
     ]
     prompts = [row["prompt"] for row in rows]
     ids = [list(range(len(text))) for text in completions]
-    values: Any = reward(prompts=prompts, completions=shaped, completion_ids=ids, **columns)
+    given: dict[str, Any] = {
+        "prompts": prompts,
+        "completions": shaped,
+        "completion_ids": ids,
+        **columns,
+    }
+    given |= {"trainer_state": TrainerState(), "log_extra": _dropped, "log_metric": _dropped}
+    values: Any = reward(**given)
     return asyncio.run(values) if inspect.iscoroutine(values) else values
+
+
+def _dropped(*_: Any) -> None:
+    """What a reward function logs while it is tried."""
 
 
 def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processes: int) -> None:
@@ -205,7 +218,7 @@ def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processe
         )
     if plan.updates_per_rollout > 16:
         findings.note("more than 16 updates per rollout: expect ratios far from 1")
-    if plan.rollout % (plan.per_update or 1) and plan.rollout > plan.per_update:
+    if plan.rollout % (plan.per_update or 1):
         findings.problem(
             f"a rollout of {plan.rollout} does not split into updates of {plan.per_update}"
         )
@@ -216,7 +229,9 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
 
     findings.section("memory")
     with in_one_line(f"model {recipe.model_name!r}: no causal LM can be built of its config.json"):
-        parameters = count_parameters(shape_of(recipe, name))
+        parameters = count_parameters(
+            shape_of(recipe, name), trust_remote_code=recipe.config.trust_remote_code
+        )
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
     needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)

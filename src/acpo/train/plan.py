@@ -77,13 +77,14 @@ def prompts_used(recipe: Recipe, processes: int) -> int | None:
     return plan.rollouts * plan.prompts
 
 
-def count_parameters(config: "PreTrainedConfig") -> int:
+def count_parameters(config: "PreTrainedConfig", *, trust_remote_code: bool = False) -> int:
     """Parameters of the model a configuration describes, without allocating it."""
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config).num_parameters()
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return model.num_parameters()
 
 
 def training_bytes(parameters: int, *, dtype: str | None, shards: int) -> int:

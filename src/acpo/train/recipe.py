@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
-from acpo.train.values import check_dtype, check_ranges, check_types
+from acpo.train.values import check_dtype, check_ranges, check_types, kinds
 from acpo.yamlfile import YamlFile
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     for key in values:
         if key != "env" and key not in known:
             _refuse_unknown(key, known, where=f"{path}: ")
-    check_types(values, actions, f"{path}: ")
+    check_types(values, actions, kinds(parser.dataclass_types), f"{path}: ")
     names = [text[2:].partition("=")[0] for text in overrides if text.startswith("--")]
     for name in names:
         if name.replace("-", "_") not in known:

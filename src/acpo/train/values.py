@@ -2,8 +2,9 @@
 
 import contextlib
 import math
-from collections.abc import Mapping
-from types import NoneType
+import typing
+from collections.abc import Iterable, Mapping
+from types import NoneType, UnionType
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -14,23 +15,42 @@ POSITIVE = (
     *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
     *("logging_steps", "save_steps", "eval_steps", "repetition_penalty", "lora_r", "lora_alpha"),
 )
+UNION = type(typing.Union[int, str])  # noqa: UP007, which is another class than int | str
 NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
 
-def check_types(values: dict[str, Any], actions: dict[str, Any], where: str) -> None:
+def kinds(classes: Iterable[type]) -> dict[str, set[Any]]:
+    """What each option of these dataclasses may be, besides unset."""
+    found = {}
+    for one in classes:
+        for name, hint in typing.get_type_hints(one).items():
+            members = typing.get_args(hint) if isinstance(hint, (UnionType, UNION)) else (hint,)
+            found[name] = {typing.get_origin(member) or member for member in members} - {NoneType}
+    return found
+
+
+def check_types(
+    values: dict[str, Any], actions: dict[str, Any], options: dict[str, set[Any]], where: str
+) -> None:
     """Raise for values of a YAML file that an option cannot have, which the parser lets pass."""
     for key, value in values.items():
-        action = actions.get(key)
+        action, kind = actions.get(key), options.get(key, set())
         if action is None:
             continue
-        if value is None and action.default is not None:
-            raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
-        kind, many = action.type, action.nargs in ("+", "*")
-        if kind is int and isinstance(value, (bool, float)):
+        if value is None:
+            if action.default is not None:
+                raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
+            continue
+        if kind == {int} and isinstance(value, (bool, float)):
             raise ACPOError(f"{where}{key}={value} must be a whole number")
-        if kind in (int, float) and not many and isinstance(value, (list, dict, bool)):
+        if kind and kind <= {int, float} and isinstance(value, (list, dict, bool)):
             raise ACPOError(f"{where}{key}={value!r} must be a number")
-        if kind in (int, float) and many and not isinstance(value, (list, NoneType)):
+        if kind == {str} and not isinstance(value, str) and (key, type(value)) != ("method", int):
+            raise ACPOError(f"{where}{key}={value!r} must be a text; put it in quotes")
+        if kind == {dict} and not isinstance(value, (dict, str)):
+            raise ACPOError(f"{where}{key}={value!r} must be a mapping, as in {{name: value}}")
+        many = action.type in (int, float) and action.nargs in ("+", "*")
+        if many and not isinstance(value, list):
             raise ACPOError(f"{where}{key}={value!r} must be a list, as in [{value}]")
 
 
@@ -48,6 +68,8 @@ def check_ranges(values: Mapping[str, Any]) -> None:
             raise ACPOError(f"{name}={value} must be {least}")
         if name == "top_p" and value > 1:
             raise ACPOError(f"top_p={value} must be at most 1")
+    if values.get("max_steps") == 0:
+        raise ACPOError("max_steps=0 trains nothing; give a number, or leave it out for epochs")
 
 
 def check_dtype(kind: str | None) -> None:
