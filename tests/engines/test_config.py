@@ -281,6 +281,21 @@ def test_precision_is_chosen_from_the_device_when_unset(tmp_path):
     assert ACPOConfig(**options(tmp_path, bf16=True)).bf16
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"method": "grpo", "scale_rewards": "grop"},
+        {"multi_objective_aggregation": "sum"},
+        {"soft_overlong_cache": 2, "soft_overlong_penalty": float("nan")},
+        {"soft_overlong_cache": 2, "soft_overlong_penalty": -1.0},
+    ],
+    ids=lambda wrong: list(wrong)[-1],
+)
+def test_words_and_penalties_are_checked_before_anything_is_sampled(tmp_path, wrong):
+    with pytest.raises(ACPOError, match=f"{list(wrong)[-1]}=.*(is unknown|must be 0 or more)"):
+        ACPOConfig(**options(tmp_path, **wrong))
+
+
 def test_options_of_the_method(tmp_path):
     config = ACPOConfig(**options(tmp_path, tau_neg=1.2, offset="2.0", mismatch_scale="auto"))
     given = config.objective.options
@@ -291,6 +306,16 @@ def test_options_of_the_method(tmp_path):
         ACPOConfig(**options(tmp_path, tau_neg=1.2, sapo_temperature_neg=1.3))
     with pytest.raises(ACPOError, match=r"epsilon=0.2 is not an option of method 'acpo'"):
         ACPOConfig(**options(tmp_path, epsilon=0.2))
+    for twice in (
+        {"tau_neg": 1.2, "method_options": {"sapo_temperature_neg": 1.3}},
+        {"sapo_temperature_neg": 1.2, "method_options": {"tau_neg": 1.3}},
+        {"tau_neg": 1.2, "method_options": {"tau_neg": 1.3}},
+    ):
+        with pytest.raises(ACPOError, match=r"=1\.3 name the same option"):
+            ACPOConfig(**options(tmp_path, method="sapo", **twice))
+    same = {"tau_neg": 1.2, "method_options": {"sapo_temperature_neg": 1.2}}
+    config = ACPOConfig(**options(tmp_path, method="sapo", **same))
+    assert config.objective.options["tau_neg"] == 1.2
     with pytest.raises(ACPOError, match="did you mean 'grpo'"):
         ACPOConfig(**options(tmp_path, method="grop"))
     with pytest.raises(ACPOError, match="scale_rewards='group' contradicts"):

@@ -159,9 +159,21 @@ ALIASES = {"sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}
 """TRL's names for options we share."""
 
 
+def by_our_names(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names of the table; one that is given twice must have one value."""
+    found: dict[str, tuple[str, Any]] = {}
+    for part in parts:
+        for name, value in part.items():
+            ours = ALIASES.get(name, name)
+            other, known = found.setdefault(ours, (name, value))
+            if known != value:
+                raise ACPOError(f"{other}={known} and {name}={value} name the same option; set one")
+    return {ours: value for ours, (_, value) in found.items()}
+
+
 def configure(method: Method, options: Mapping[str, Any]) -> Method:
     """A copy of `method` with `options` merged in and checked."""
-    renamed = {ALIASES.get(name, name): value for name, value in options.items()}
+    renamed = by_our_names(options)
     for name, value in renamed.items():
         if name not in method.options:
             raise ACPOError(

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from trl import GRPOConfig
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, get_method
 from acpo.objectives.gates import GATES
-from acpo.objectives.method import ALIASES
+from acpo.objectives.method import ALIASES, by_our_names
 
 REFUSALS = {
     "loss_type": "the objective is chosen by method=; leave loss_type out",
@@ -113,6 +114,15 @@ def _option(text: str, default: Any = None) -> Any:
 
 def _of_method(text: str) -> Any:
     return _option(f"{text} Unset: the method's value.")
+
+
+WORDS = {
+    "update_layout": ("auto", "packed", "padded"),
+    "sampler": ("generate", "static"),
+    "scale_rewards": ("group", "batch", "none"),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+"""Options that take one of a few words; TRL tells of its own after the first rollout."""
 
 
 @dataclass
@@ -234,14 +244,10 @@ class ACPOConfig(GRPOConfig):
     @property
     def objective(self) -> Method:
         """The method with this configuration's options."""
-        given = {name: getattr(self, name) for name in METHOD_OPTIONS}
-        for theirs, ours in ALIASES.items():
-            if given[ours] is not None and given[theirs] not in (None, given[ours]):
-                raise ACPOError(
-                    f"{ours}={given[ours]} and {theirs}={given[theirs]} name the same option; "
-                    "set one"
-                )
-        given |= {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
+        fields = {name: getattr(self, name) for name in METHOD_OPTIONS}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        own = {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
+        given = by_our_names(fields, own)
         if self.method in METHODS and "max_length" in METHODS[self.method].options:
             given.setdefault("max_length", self.max_completion_length)
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})
@@ -257,12 +263,9 @@ class ACPOConfig(GRPOConfig):
             )
 
     def _check_ranges(self) -> None:
-        if self.update_layout not in ("auto", "packed", "padded"):
-            raise ACPOError(
-                f"update_layout={self.update_layout!r} is unknown; use 'auto', 'packed' or 'padded'"
-            )
-        if self.sampler not in ("generate", "static"):
-            raise ACPOError(f"sampler={self.sampler!r} is unknown; use 'generate' or 'static'")
+        for name, words in WORDS.items():
+            if (value := getattr(self, name)) not in words:
+                raise ACPOError(f"{name}={value!r} is unknown; use {' or '.join(map(repr, words))}")
         if self.max_completion_length is None:
             raise ACPOError("max_completion_length=None: completions need a bound; give a number")
         counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
@@ -270,6 +273,8 @@ class ACPOConfig(GRPOConfig):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ACPOError(f"{name}={value} must be positive, or left out")
+        if not 0 <= self.soft_overlong_penalty < math.inf:
+            raise ACPOError(f"soft_overlong_penalty={self.soft_overlong_penalty} must be 0 or more")
         if self.sparse_head is not None and not 0 <= self.sparse_head < 1:
             raise ACPOError(f"sparse_head={self.sparse_head} must lie in [0, 1), or be left out")
         if self.sparse_head is not None and self.beta and self.use_bias_correction_kl:
