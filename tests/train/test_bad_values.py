@@ -56,6 +56,8 @@ def run(place, command, extra=(), **changes):
         ({"held_out": 10.5}, "held_out=10.5 must be a whole number"),
         ({"sampler_rows": 2.5}, "sampler_rows=2.5 must be a whole number"),
         ({"tau_pos": [1.0]}, "tau_pos=[1.0] must be a number"),
+        ({"output_dir": ""}, "output_dir is empty"),
+        ({"output_dir": None}, "output_dir is empty"),
         ({"task": 1}, "task=1 must be a text; put it in quotes"),
         ({"template": 5}, "template=5 must be a text"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps=0 must be above 0"),
@@ -235,6 +237,14 @@ def test_a_reward_that_raises_names_its_line_once(place, tmp_path):
     status, lines = run(place, "train", reward_funcs=[f"{file}:gold"])
     assert status == 2 and "'gold' raised KeyError" in lines[-1]
     assert lines[-1].count("my_rewards.py:2") == lines[-1].count("raised") == 1
+
+
+def test_dry_run_keeps_the_variables_of_a_recipe(place):
+    recipe = place / "variables.yaml"
+    model = {"model_name_or_path": str(place / "model"), "use_cpu": True, "bf16": False}
+    recipe.write_text(yaml.safe_dump({"env": {"ACPO_TEST_VARIABLE": 1}, **model}))
+    said = CliRunner().invoke(app, ["train", str(recipe), "--dry-run"]).stdout
+    assert yaml.safe_load(said)["env"] == {"ACPO_TEST_VARIABLE": 1}
 
 
 def test_dry_run_prints_a_recipe_that_says_the_same(tmp_path):

@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -61,13 +61,17 @@ class TaskArguments:
 
 
 class Recipe(NamedTuple):
-    """A parsed recipe; `given` are the options set in the file or on the command line."""
+    """A parsed recipe.
+
+    `given` are the options set in the file or on the command line, `env` the file's variables.
+    """
 
     path: Path
     task: TaskArguments
     config: "ACPOConfig"
     model: "ModelConfig"
     given: frozenset[str]
+    env: Mapping[str, Any]
 
     @property
     def model_name(self) -> str:
@@ -112,7 +116,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
     check_dtype(model.dtype)
     given = frozenset([*values, *(name.replace("-", "_") for name in names)])
-    return Recipe(path, task, config, model, given)
+    return Recipe(path, task, config, model, given, values.get("env") or {})
 
 
 def _scalars(overrides: Sequence[str]) -> dict[str, Any]:
@@ -131,7 +135,8 @@ def resolved(recipe: Recipe) -> str:
     """The recipe with its overrides as YAML; what follows from it stands below, as comments."""
     import yaml
 
-    given: dict[str, Any] = {"output_dir": str(recipe.output_dir)}
+    given: dict[str, Any] = {"env": dict(recipe.env)} if recipe.env else {}
+    given["output_dir"] = str(recipe.output_dir)
     follows = {
         f"{recipe.config.method}: {k}": v for k, v in recipe.config.objective.options.items()
     }

@@ -37,9 +37,9 @@ def check_types(
         action, kind = actions.get(key), options.get(key, set())
         if action is None:
             continue
+        if (value is None and action.default is not None) or (key == "output_dir" and not value):
+            raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
         if value is None:
-            if action.default is not None:
-                raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
             continue
         if kind == {int} and isinstance(value, (bool, float)):
             raise ACPOError(f"{where}{key}={value} must be a whole number")
