@@ -266,7 +266,7 @@ def _golds(rows: "list[Row]", field: str, *, given: bool) -> list[str] | None:
     """The golds of a training set; told or refused where there are none and some should be."""
     from acpo.errors import ACPOError
     from acpo.evaluate.check import training_golds
-    from acpo.verify.references import is_code
+    from acpo.verify.problem import is_code
 
     golds = training_golds(rows, field)
     if golds is None and rows and given:

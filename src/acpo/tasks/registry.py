@@ -138,7 +138,7 @@ def _unknown(name: str) -> str:
 def _own_file(path: Path) -> Task:
     """A data file as a task: code, where its rows are code problems, else math."""
     from acpo.tasks.sources import read_rows
-    from acpo.verify.problem import PROBLEM_COLUMNS, ProblemError, read_problem
+    from acpo.verify.problem import ProblemError, is_code, read_problem
 
     if not path.is_file():
         raise DataError(f"benchmark {str(path)!r}: no such file")
@@ -148,8 +148,7 @@ def _own_file(path: Path) -> Task:
     try:
         read_problem(row)
     except ProblemError:
-        given = {name for name, value in row.items() if value is not None}
-        if "answer" in given or not any(given >= columns for columns in PROBLEM_COLUMNS):
+        if row.get("answer") is not None or not is_code(row):
             return own
     pair = "new_problem" in row and "raw_problem" in row
     return dataclasses.replace(own, grader=CODE, k=1, template="code_pair" if pair else "code")

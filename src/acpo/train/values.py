@@ -15,7 +15,6 @@ POSITIVE = (
     *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
     *("logging_steps", "save_steps", "eval_steps", "repetition_penalty", "lora_r", "lora_alpha"),
 )
-UNION = type(typing.Union[int, str])  # noqa: UP007, which is another class than int | str
 NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
 
 
@@ -24,7 +23,8 @@ def kinds(classes: Iterable[type]) -> dict[str, set[Any]]:
     found = {}
     for one in classes:
         for name, hint in typing.get_type_hints(one).items():
-            members = typing.get_args(hint) if isinstance(hint, (UnionType, UNION)) else (hint,)
+            is_union = typing.get_origin(hint) in (typing.Union, UnionType)
+            members = typing.get_args(hint) if is_union else (hint,)
             found[name] = {typing.get_origin(member) or member for member in members} - {NoneType}
     return found
 

@@ -81,6 +81,12 @@ class CodeProblem:
         return self.assert_source is not None
 
 
+def is_code(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the columns of a code problem, and so needs no gold answer."""
+    given = {name for name, value in row.items() if value is not None}
+    return any(given >= columns for columns in PROBLEM_COLUMNS)
+
+
 def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     """The problem of one dataset row, known by its fields.
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from acpo.jsonl import Row
 from acpo.verify.math import MathPool
-from acpo.verify.problem import PROBLEM_COLUMNS, ProblemError, read_problem
+from acpo.verify.problem import ProblemError, is_code, read_problem
 from acpo.verify.verdict import Outcome
 
 # Whether a gold can be read does not depend on the answer; this one is nobody's.
@@ -17,12 +17,6 @@ class BadReference(NamedTuple):
 
     row: int
     reason: str
-
-
-def is_code(row: Row) -> bool:
-    """Whether a row has the columns of a code problem, and so needs no gold answer."""
-    given = {name for name, value in row.items() if value is not None}
-    return any(given >= columns for columns in PROBLEM_COLUMNS)
 
 
 def bad_references(

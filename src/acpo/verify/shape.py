@@ -15,13 +15,11 @@ from acpo.verify.evaluate import exact_value
 
 Judge = Callable[[str, str], bool | None]
 
-_SEPARATOR = re.compile(
-    r"[,;]? *(?:\\text\{ *,? *(?:and|or) *\}|(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z]))|[,;]"
-)
 _AND, _OR = (
-    re.compile(rf"[,;]? *(?:\\text\{{ *,? *{word} *\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))")
+    rf"[,;]? *(?:\\text\{{ *,? *{word} *\}}|(?<![a-zA-Z\\]){word}(?![a-zA-Z]))"
     for word in ("and", "or")
 )
+_SEPARATOR = re.compile(f"{_AND}|{_OR}|[,;]")
 _RELATION = re.compile(r"\\le |\\ge |\\ne |[<>]")
 _EQUALS = re.compile(r"=|\\in(?![a-zA-Z])")
 _OPENING, _CLOSING = "([{", ")]}"
@@ -206,7 +204,7 @@ def _inequalities(text: str, parts: tuple[Shape, ...]) -> Shape:
     Commas mean `and` between inequalities of several variables, between such as exclude a number
     each, and where two leave what lies between two numbers; else they mean `or`.
     """
-    has_and, has_or = (len(split(text, word)) > 1 for word in (_AND, _OR))
+    has_and, has_or = (len(split(text, re.compile(word))) > 1 for word in (_AND, _OR))
     if has_and and has_or:
         return Shape("part", text=text)
     if has_or:

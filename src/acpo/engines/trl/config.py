@@ -215,8 +215,7 @@ class ACPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         for name in ("offset", "mismatch_scale", "entropy_norm"):
             setattr(self, name, _number(getattr(self, name)))
-        if isinstance(self.method, int):  # 8020, as YAML reads it
-            self.method = str(self.method)
+        self.method = get_method(self.method).name
         if isinstance(self.method_options, str):
             self.method_options = _mapping(self.method_options)
         if self.bf16 is None and not self.fp16:
