@@ -29,6 +29,8 @@ from torch import Tensor
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from acpo.engines.attention import packed_attention
+
 ROWS = ("sapo", "acpo", "acpo_no_routing", "shannon")
 GROUP = 8
 MODEL = "model.txt"
@@ -38,38 +40,13 @@ PRECISION = torch.bfloat16
 ATTENTION = "each_sequence"
 
 
-def attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    position_ids: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention within the sequences of a row without padding; they begin at position 0."""
+def attend(*args: Any, position_ids: Tensor | None = None, **kwargs: Any) -> tuple[Tensor, None]:
+    """Packed attention over a row without padding, whose sequences begin at position 0."""
     assert position_ids is not None
     starts = (position_ids.flatten() == 0).nonzero().flatten()
-    ends = torch.cat([starts[1:], starts.new_tensor([position_ids.numel()])])
-    if not query.is_cuda:
-        parts = [
-            F.scaled_dot_product_attention(
-                *(x[:, :, start:end] for x in (query, key, value)),
-                is_causal=True,
-                scale=scaling,
-                enable_gqa=True,
-            )
-            for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
-        ]
-        return torch.cat(parts, 2).transpose(1, 2), None
-    bounds = F.pad(ends, (1, 0)).int()
-    longest = int((ends - starts).max())
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    found = torch.ops.aten._flash_attention_forward(
-        *(query, key, value, bounds, bounds, longest, longest, 0.0, True, False), scale=scaling
-    )
-    return found[0][None], None
+    bounds = F.pad(starts, (0, 1), value=position_ids.numel()).int()
+    longest = int(bounds.diff().max())
+    return packed_attention(*args, cu_seq_lens_q=bounds, max_length_q=longest, **kwargs)
 
 
 AttentionInterface.register(ATTENTION, attend)

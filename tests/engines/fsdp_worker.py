@@ -13,9 +13,10 @@ from accelerate.utils import fsdp_utils
 from peft import LoraConfig, get_peft_model
 from torch.distributed.fsdp import fully_shard
 
+from acpo.engines.attention import PACKED
 from acpo.engines.ranks import Ranks
 from acpo.engines.trl import safety
-from acpo.engines.trl.forward import NAME, Attention, add_policy_forward
+from acpo.engines.trl.forward import Attention, add_policy_forward
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.update import PackedUpdate, TokenTallies, UpdateSettings
 from acpo.head import TokenTerms
@@ -78,7 +79,7 @@ def probed_with_adapters(rank: int, world: int) -> float:
     update = PackedUpdate(
         UpdateSettings(get_method("acpo"), temperature=1.0, budget=64),
         ranks=Ranks(torch.device("cpu")),
-        attention=Attention("packed", "test", NAME),
+        attention=Attention("packed", "test", PACKED),
     )
     trainer = SimpleNamespace(
         model=model,

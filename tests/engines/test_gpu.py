@@ -7,7 +7,7 @@ import torch.nn.functional as F
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from acpo.engines.trl.forward import packed_attention
+from acpo.engines.attention import packed_attention
 from acpo.engines.trl.safety import LEAK, second_sequence
 from engines.tiny import recorded, tiny_model
 from engines.worker import fixed_rollout

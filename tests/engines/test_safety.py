@@ -10,9 +10,10 @@ from datasets import Dataset
 from PIL import Image
 
 from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.attention import PACKED
 from acpo.engines.ranks import Ranks
 from acpo.engines.trl import packing, safety
-from acpo.engines.trl.forward import NAME, Attention, add_policy_forward, choose_attention
+from acpo.engines.trl.forward import Attention, add_policy_forward, choose_attention
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
 from acpo.objectives import get_method
@@ -91,7 +92,7 @@ def leak(model):
     update = PackedUpdate(
         UpdateSettings(get_method("acpo"), temperature=1.0, budget=64),
         ranks=Ranks(CPU, together=False),
-        attention=Attention("packed", "test", NAME),
+        attention=Attention("packed", "test", PACKED),
     )
     return safety.second_sequence(update, model, model)[1]
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from transformers import ProcessorMixin
 from transformers.utils import logging
 
+from acpo.engines.attention import HALF
 from acpo.engines.ranks import Ranks
-from acpo.engines.trl.forward import HALF, Attention
+from acpo.engines.trl.forward import Attention
 from acpo.engines.trl.packing import find_rows
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError

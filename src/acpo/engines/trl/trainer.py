@@ -25,11 +25,11 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
+from acpo.engines.attention import HALF
 from acpo.engines.ranks import Ranks
 from acpo.engines.trl import checkpoint, guard, identity, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
-    HALF,
     Attention,
     CompiledLayers,
     HeadOptions,
