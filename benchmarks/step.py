@@ -5,9 +5,9 @@
     python benchmarks/step.py --draw --out results/step.json             # table and picture again
     python benchmarks/step.py --tiny --out /tmp/step.json                # CPU: does it run?
 
-A step is one rollout of 64 prompts x 8 and the four optimizer steps that train on it, measured by
-`trainer.train()` after a first, unmeasured one. The model has Qwen2.5-0.5B's shape and random
-weights, float32 under bfloat16 autocast. Every engine runs in a process of its own.
+A step is one rollout of 64 prompts x 8 and the four optimizer steps that train on it, as
+`trainer.train()` runs them: two to warm up, then the mean of two. The model has Qwen2.5-0.5B's
+shape and random weights, float32 under bfloat16 autocast. Every engine runs in its own process.
 
 A random model neither stops nor answers. So lengths are imposed, the same for all engines: the n-th
 rollout's completions end after log-normal numbers of tokens (median 150, sigma 0.6, cut at 400).
@@ -94,6 +94,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "acpo-static": {"sampler": "static"},
 }
 SILENT = 3 / 8
+WARM_UP, STEPS = 2, 4
 
 
 class Clock(TrainerCallback):
@@ -107,6 +108,7 @@ class Clock(TrainerCallback):
         self._open: list[str] = []
         self._since = 0.0
         self.seconds = 0.0
+        self.updates: list[float] = []
 
     def _turn(self) -> None:
         """Give the time since the last turn to the innermost open part."""
@@ -135,6 +137,7 @@ class Clock(TrainerCallback):
         return run
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update_began = clock()
         if state.global_step == self.first:
             self._turn()
             self.counting, self._began = True, self._since
@@ -142,6 +145,7 @@ class Clock(TrainerCallback):
                 torch.cuda.reset_peak_memory_stats()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.updates.append(clock() - self._update_began)
         if state.global_step == self.last:
             self._turn()
             self.seconds = self._since - self._began
@@ -266,10 +270,10 @@ def verified(
 
 
 def problems(size: dict[str, Any]) -> Dataset:
-    """Prompts for two rollouts and their answers."""
+    """Prompts for every rollout and their answers."""
     numbers = random.Random(0)
     rows = []
-    for index in range(2 * size["prompts"]):
+    for index in range(STEPS * size["prompts"]):
         words = (
             numbers.randrange(2, size["shape"]["vocab_size"])
             for _ in range(numbers.randint(*size["prompt"]))
@@ -309,7 +313,7 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": per_update // batch,
         "generation_batch_size": completions,
-        "max_steps": 2 * size["updates"],
+        "max_steps": STEPS * size["updates"],
         "gradient_checkpointing": args.checkpointing,
         "use_cpu": not cuda,
         "bf16": cuda,
@@ -335,10 +339,10 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
 
 
 def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
-    """One engine: a step to warm up, a step measured."""
+    """One engine: steps to warm up, then those that count."""
     if "vllm" in engine and find_spec("vllm") is None:
         return {"engine": engine, "skipped": "vllm is not installed"}
-    clock = Clock(size["updates"], 2 * size["updates"])
+    clock = Clock(WARM_UP * size["updates"], STEPS * size["updates"])
     lengths = Lengths(size, end=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(engine, size, folder, args)
@@ -347,13 +351,16 @@ def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
         began = time.perf_counter()
         trainer.train()
     logs = [log for log in trainer.state.log_history if "completions/mean_length" in log]
-    cuda = torch.cuda.is_available()
+    cuda, counted = torch.cuda.is_available(), STEPS - WARM_UP
     return {
         "engine": engine,
         **({"vllm_options": args.engine} if "vllm" in engine else {}),
-        "seconds": round(clock.seconds, 3),
-        "parts": {name: round(value, 3) for name, value in clock.parts.items()},
-        "collector_seconds": {name: round(value, 3) for name, value in clock.collector.items()},
+        "seconds": round(clock.seconds / counted, 3),
+        "parts": {name: round(value / counted, 3) for name, value in clock.parts.items()},
+        "collector_seconds": {
+            name: round(value / counted, 3) for name, value in clock.collector.items()
+        },
+        "each_update": [round(value, 3) for value in clock.updates],
         "with_warm_up_seconds": round(time.perf_counter() - began, 1),
         "mean_length": logs[-1]["completions/mean_length"] if logs else None,
         "reward": logs[-1].get("reward") if logs else None,

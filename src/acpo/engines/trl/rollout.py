@@ -1,7 +1,9 @@
 """Rollouts: TRL's samples, scored, shaped by group, and filled up with informative groups."""
 
 import functools
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -264,6 +266,22 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "generation_kwargs": (None, {}),
 }
 """Generation options beyond those `ACPOConfig` refuses, and the values that do nothing."""
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No passes of Python's garbage collector inside.
+
+    vLLM makes objects by the hundred thousand, which its own references free, and every few of them
+    would start another pass over all that the compiler has left behind.
+    """
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def refuse_sampler(trainer: Any) -> None:

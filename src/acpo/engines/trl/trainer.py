@@ -40,7 +40,7 @@ from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.prompts import EpochSampler
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
-from acpo.engines.trl.rollout import Rollouts, refuse_sampler
+from acpo.engines.trl.rollout import Rollouts, collector_paused, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
@@ -236,7 +236,8 @@ class ACPOTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self.args.sampler != "static":
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            with collector_paused():
+                return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         return self.rollouts.sample_static(prompt_ids).tokens, None
 
     def _calculate_rewards(
