@@ -378,6 +378,28 @@ def scaling(r):
     return [f"| sum | {sums} |", f"| micro-batches per update | {batches} |"]
 
 
+@claim("docs/verl.md", "results/verl_gpu.json")
+def cost_in_verl(r):
+    rows, trl = r["verl"]["rows"], r["trl"]["rows"]
+    stock = rows["sapo, without the plugin"]
+    said = [
+        f"completions ({r['verl']['tokens']:,} tokens) in micro-batches of "
+        f"{r['verl']['micro_batch_tokens']:,}",
+        f"| stock `sapo`, without the plugin | {stock['seconds']:.1f} | "
+        f"| {stock['peak_gib']:.1f} | | |",
+        f"The same mini-batch takes `ACPOTrainer` {trl['acpo']['seconds']:.2f} s",
+    ]
+    for name, row in trl.items():
+        cost = rows[name]
+        said.append(
+            f"| `{name}` | {cost['seconds']:.1f} | {cost['seconds_over_stock']:.2f} "
+            f"| {cost['peak_gib']:.1f} | {cost['memory_over_stock']:.2f} | {row['cosine']:.4f} |"
+        )
+    runs = [row["runs"] for row in rows.values()]
+    assert max(max(run) / min(run) for run in runs) < 1.22
+    return said
+
+
 @claim("docs/vllm.md", "results/vllm_rollout.json")
 def rollouts_on_vllm(r):
     rates = {name: r[name]["tokens_per_second"] for name in ("vllm", "static")}
