@@ -10,6 +10,7 @@ from acpo.errors import ACPOError
 from acpo.head import LanguageModelHead, TokenTerms, fused_policy_loss, token_stats
 from acpo.head.products import Gradients
 from acpo.head.reference import reference_policy_loss, reference_stats
+from acpo.head.rows import RowStats, RowSums
 from acpo.objectives import (
     METHODS,
     aggregation_weights,
@@ -581,3 +582,11 @@ def test_the_terms_are_nothing_a_wrapper_can_open():
     assert not isinstance(terms, tuple | list | dict) and not dataclasses.is_dataclass(terms)
     leaves, _ = torch.utils._pytree.tree_flatten(terms)
     assert leaves == [terms]
+
+
+@pytest.mark.parametrize("made", [RowStats, RowSums])
+def test_columns_are_aligned_whatever_the_number_of_rows(made):
+    """Triton compiles a kernel anew for addresses that are not multiples of 16."""
+    for rows in (1, 2, 7, 33, 130):
+        columns = made.empty(rows, torch.device("cpu"), torch.float32)
+        assert all(len(x) == rows and x.data_ptr() % 16 == 0 for x in columns)

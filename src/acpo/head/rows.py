@@ -1,5 +1,6 @@
 """What the head knows and asks of each row of logits, whatever computes it."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,15 @@ from torch import Tensor
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, token_coefficients
 from acpo.objectives.gates import SequenceMean
+
+
+def _columns(count: int, rows: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Uninitialised `[rows]` columns, each aligned to 16 bytes.
+
+    Were addresses to depend on the number of rows, Triton would compile a kernel for each kind.
+    """
+    padded = math.ceil(rows / 16) * 16
+    return torch.empty(count, padded, device=device, dtype=dtype)[:, :rows].unbind()
 
 
 class RowStats(NamedTuple):
@@ -29,8 +39,7 @@ class RowStats(NamedTuple):
     @classmethod
     def empty(cls, rows: int, device: torch.device, dtype: torch.dtype) -> "RowStats":
         """Room for the results, uninitialised."""
-        numbers = torch.empty(5, rows, device=device, dtype=dtype)
-        logp, log_pmax, entropy, top, log_total = numbers.unbind()
+        logp, log_pmax, entropy, top, log_total = _columns(5, rows, device, dtype)
         is_mode = torch.empty(rows, device=device, dtype=torch.bool)
         mode = torch.empty(rows, device=device, dtype=torch.int64)
         return cls(logp, log_pmax, is_mode, entropy, top, log_total, mode)
@@ -76,9 +85,7 @@ class RowSums(NamedTuple):
     @classmethod
     def empty(cls, rows: int, device: torch.device, dtype: torch.dtype) -> "RowSums":
         """Room for the sums, uninitialised."""
-        token, rest, spread, square, square_d, square_dd = torch.empty(
-            6, rows, device=device, dtype=dtype
-        ).unbind()
+        token, rest, spread, square, square_d, square_dd = _columns(6, rows, device, dtype)
         mode = torch.empty(rows, device=device, dtype=torch.int64)
         return cls(token, rest, spread, square, square_d, square_dd, mode)
 
