@@ -378,6 +378,12 @@ def scaling(r):
     return [f"| sum | {sums} |", f"| micro-batches per update | {batches} |"]
 
 
+@claim("docs/protocol.md", "results/starts.json")
+def start_accuracies(r):
+    starts = [f"{100 * row['value']:.1f}%" for name, row in r.items() if name != "environment"]
+    return [f"| {' | '.join(starts)} |"]
+
+
 @claim("docs/verl.md", "results/verl_gpu.json")
 def cost_in_verl(r):
     rows, trl = r["verl"]["rows"], r["trl"]["rows"]
