@@ -160,7 +160,8 @@ def baseline_runs(
     """SAPO's tuned runs; none before its learning rate is chosen."""
     base = next(row for row in task.rows if row.name == BASELINE)
     choice = choose(study, task, base, results)
-    return [] if choice is None else list(study_runs(study, task, base, choice.learning_rate))
+    rate = choice.learning_rate
+    return list(study_runs(study, task, base, rate)) if choice.finished else []
 
 
 def step_lengths(result: Result | None) -> Sequence[float]:
@@ -183,7 +184,7 @@ def known_runs(
     matched: list[tuple[int, StudyRun]] = []
     for row in task.rows:
         choice = choose(study, task, row, results)
-        if choice is not None:
+        if choice.finished:
             tuned += study_runs(study, task, row, choice.learning_rate)
         matched += matched_runs(study, task, row, results)
     known = [*sweep_runs(study, task, results), *start_runs(study, task)]
@@ -228,24 +229,31 @@ def _run(
 
 
 class Choice(NamedTuple):
-    """A row's learning rate and how it was found."""
+    """A row's learning rate and how it was found.
 
-    learning_rate: float | None  # the one with the highest mean score; the smaller of equal ones
-    scores: dict[float, float | None]  # mean score by learning rate; None where a seed failed
-    at_edge: bool  # whether it is the smallest or largest candidate
+    Attributes:
+        learning_rate: the one with the highest mean score, the smaller of equal ones; None where
+            nothing is swept, or is not yet.
+        scores: mean score by learning rate, as far as runs go; None where a seed failed.
+        at_edge: whether it is the smallest or largest candidate.
+        finished: whether no run of the sweep is missing.
+    """
+
+    learning_rate: float | None
+    scores: dict[float, float | None]
+    at_edge: bool = False
+    finished: bool = True
 
 
-def choose(
-    study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
-) -> Choice | None:
-    """A row's learning rate from its finished sweep; None while runs are missing."""
+def choose(study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]) -> Choice:
+    """A row's learning rate from its sweep."""
     if study.sweep is None:
-        return Choice(None, {}, False)
+        return Choice(None, {})
     task_of = next(t for t in study.tasks if t.name == task.sweep_of)
     rates = _candidates(study, task_of, row, results)
     scores = _scores(study, task_of, row, rates, results)
-    if scores is None:
-        return None
+    if len(scores) < len(rates):
+        return Choice(None, scores, finished=False)
     best = _best(scores)
     return Choice(best, scores, len(scores) > 1 and best in (min(scores), max(scores)))
 
@@ -259,7 +267,7 @@ def _candidates(
         return []
     rates = list(sweep.learning_rates)
     below = above = sweep.extend
-    while (scores := _scores(study, task, row, rates, results)) is not None:
+    while len(scores := _scores(study, task, row, rates, results)) == len(rates):
         best = _best(scores)
         if best == rates[0] and below:
             rates.insert(0, _beyond(rates[0], rates[1]))
@@ -283,15 +291,14 @@ def _scores(
     row: StudyRow,
     rates: Sequence[float],
     results: Mapping[str, Result],
-) -> dict[float, float | None] | None:
-    """Mean score by learning rate, None for one that failed; None while runs are missing."""
+) -> dict[float, float | None]:
+    """Mean score by learning rate, None for one that failed; without those that miss a run."""
     scores: dict[float, float | None] = {}
     for rate in rates:
-        found = []
-        for run in _sweep_runs_at(study, task, row, rate):
-            if run.name not in results:
-                return None
-            found.append(sweep_score(results[run.name]))
+        runs = [results.get(run.name) for run in _sweep_runs_at(study, task, row, rate)]
+        if None in runs:
+            continue
+        found = [sweep_score(run) for run in runs if run is not None]
         known = [score for score in found if score is not None]
         scores[rate] = statistics.fmean(known) if len(known) == len(found) else None
     return scores

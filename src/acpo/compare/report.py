@@ -52,7 +52,7 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += [MATCHED, ""]
         if summary["sweep"]:
             title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
-            lines += [title, "", *markdown_table(*_sweep_table(task)), ""]
+            lines += [title, "", *markdown_table(*_sweep_table(task, summary["sweep"])), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
@@ -228,14 +228,15 @@ def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:
     return said
 
 
-def _sweep_table(task: dict[str, Any]) -> Table:
-    rates = sorted({rate for row in task["rows"] for rate in row["sweep"]}, key=float)
+def _sweep_table(task: dict[str, Any], sweep: dict[str, Any]) -> Table:
+    everyones = {f"{rate:g}" for rate in sweep["learning_rates"]}
+    rates = sorted(everyones.union(*(row["sweep"] for row in task["rows"])), key=float)
     lines = []
     for row in task["rows"]:
         chosen = None if row["learning_rate"] is None else f"{row['learning_rate']:g}"
         scores = []
         for rate in rates:
-            text = "" if row["sweep"] else "missing"
+            text = "missing" if rate in everyones else ""
             if rate in row["sweep"]:
                 score = row["sweep"][rate]
                 text = "failed" if score is None else f"{100 * score:.1f}"

@@ -126,10 +126,11 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
     }
     tuned: dict[str, dict[int, Result]] = {}
     matched: dict[str, dict[int, Result]] = {}
-    choices: dict[str, Choice | None] = {}
+    choices: dict[str, Choice] = {}
     for row in task.rows:
         choice = choices[row.name] = plan.choose(study, task, row, results)
-        runs = [] if choice is None else plan.study_runs(study, task, row, choice.learning_rate)
+        rate = choice.learning_rate
+        runs = plan.study_runs(study, task, row, rate) if choice.finished else []
         tuned[row.name] = _results_by_seed(runs, row, results)
         matched[row.name] = _results_by_seed(
             plan.matched_runs(study, task, row, results), row, results
