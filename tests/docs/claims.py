@@ -610,6 +610,35 @@ def interval(x, sign=""):
     return f"{100 * x['value']:{sign}.1f} [{100 * x['low']:{sign}.1f}, {100 * x['high']:{sign}.1f}]"
 
 
+SUMS = "results/compare/qwen2.5-0.5b-chain-sum"
+
+
+@claim("docs/results.md", f"{SUMS}/summary.json")
+def sweeps_of_sums(r):
+    lines = []
+    for row in r["tasks"]["sums"]["rows"]:
+        cells = []
+        for rate in ("3e-07", "1e-06", "3e-06", "1e-05"):
+            text = f"{100 * row['sweep'][rate]:.1f}" if rate in row["sweep"] else ""
+            best = row["learning_rate"] == float(rate)
+            cells.append(f"**{text}**" if best else text)
+        lines.append(f"| `{row['name']}` | {' | '.join(cells)} |".replace("|  |", "| |"))
+    return [*lines, f"{r['runs']} runs of two to four minutes"]
+
+
+@claim("docs/results.md", f"{SUMS}/runs.jsonl")
+def length_of_sweeps_of_sums(runs):
+    assert all(100 < run["seconds"] < 260 for run in runs)
+    (grpo,) = (r for r in runs if r["run"] == "sums/sweep/grpo-lr1e-05-seed100")
+    curve = [entry["accuracy"] for entry in grpo["curve"]]
+    return [f"GRPO's at 1e-5 to {100 * min(curve):.0f}% and then to {100 * max(curve):.0f}%"]
+
+
+@claim("docs/results.md", "results/starts.json")
+def start_of_sums(r):
+    return [f"chosen by its start of {100 * r['chain_sum_3_3']['value']:.1f}%"]
+
+
 @claim("docs/results.md", f"{GSM8K}/summary.json")
 def real_model(r):
     grpo, acpo, sapo = finals(r)
