@@ -6,7 +6,7 @@
     python benchmarks/step.py --tiny --out /tmp/step.json                # CPU: does it run?
 
 A step is one rollout of 64 prompts x 8 and the four optimizer steps that train on it, as
-`trainer.train()` runs them: two to warm up, then the mean of two. The model has Qwen2.5-0.5B's
+`trainer.train()` runs them: two to warm up, then the mean of four. The model has Qwen2.5-0.5B's
 shape and random weights, float32 under bfloat16 autocast. Every engine runs in its own process.
 
 A random model neither stops nor answers. So lengths are imposed, the same for all engines: the n-th
@@ -94,7 +94,7 @@ ENGINES: dict[str, dict[str, Any]] = {
     "acpo-static": {"sampler": "static"},
 }
 SILENT = 3 / 8
-WARM_UP, STEPS = 2, 4
+WARM_UP, STEPS = 2, 6
 
 
 class Clock(TrainerCallback):
