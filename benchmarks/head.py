@@ -29,9 +29,11 @@ from measuring import cuda_milliseconds, cuda_peak_gib, in_own_process
 from torch import Tensor
 
 from acpo.head import TokenTerms, fused_policy_loss, token_stats
-from acpo.head.reference import reference_policy_loss
+from acpo.head.fused import loss_from_stats
+from acpo.head.rows import missing_sequence_mean
 from acpo.objectives import get_method, stats_from_logits
 from acpo.objectives.loss import evaluate_tokens
+from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 
 VOCAB = 151_936
 PEERS = ("trl", "liger_kernel", "cut_cross_entropy", "verl")
@@ -298,7 +300,13 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
         part = slice(start, start + 512)
         hidden = data.hidden[part].float().requires_grad_()
         inputs = {name: x[part] for name, x in data.inputs(method).items()}
-        loss = reference_policy_loss(hidden, weight, TokenTerms(**inputs, method=method))
+        terms, logits = TokenTerms(**inputs, method=method), hidden @ weight.t()
+        stats = stats_from_logits(logits=logits, tokens=terms.tokens, align_tol=terms.align_tol)
+        top_logp = None
+        if terms.method.candidates:
+            log_probs = scaled_log_probs(logits, 1.0)
+            top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
+        loss = loss_from_stats(terms, stats, missing_sequence_mean, top_logp)
         dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
         total += dw
     return dh, total

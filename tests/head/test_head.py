@@ -8,8 +8,8 @@ import torch
 
 from acpo.errors import ACPOError
 from acpo.head import LanguageModelHead, TokenTerms, fused_policy_loss, token_stats
+from acpo.head.fused import loss_from_stats
 from acpo.head.products import Gradients
-from acpo.head.reference import reference_policy_loss, reference_stats
 from acpo.head.rows import RowStats, RowSums
 from acpo.objectives import (
     METHODS,
@@ -17,6 +17,7 @@ from acpo.objectives import (
     dense_loss,
     stats_from_logits,
 )
+from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 from objectives.batches import EXTRAS, ROWS, random_batch, shaped_tokens
 
 HIDDEN, VOCAB = 13, 29
@@ -49,6 +50,26 @@ def fused(hidden, weight, tokens, *, bias=None, softcap=None, logit_scale=1.0, *
     torch.testing.assert_close(terms.loss, loss.detach().float(), rtol=0, atol=0)
     found = {name: getattr(terms, name) for name in ("stats", "computed", "nonfinite")}
     return SimpleNamespace(loss=loss, **found)
+
+
+def reference_policy_loss(hidden, head, terms):
+    """`fused_policy_loss` from `[N, V]` logits."""
+    logits, valid = LanguageModelHead.of(head).logits(hidden), terms.weights != 0
+
+    def sequence_mean(x, *, total=False):
+        found = torch.zeros_like(x)
+        for sequence in terms.sequence_ids.unique():
+            members = (terms.sequence_ids == sequence) & valid
+            found = torch.where(members, x[members].sum() if total else x[members].mean(), found)
+        return found
+
+    known = {"temperature": terms.temperature, "align_tol": terms.align_tol}
+    terms.stats = stats_from_logits(logits=logits, tokens=terms.tokens, **known)
+    top_logp = None
+    if terms.method.candidates:
+        log_probs = scaled_log_probs(logits, terms.temperature)
+        top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
+    return loss_from_stats(terms, terms.stats, sequence_mean, top_logp)
 
 
 def reference(hidden, weight, tokens, *, bias=None, softcap=None, logit_scale=1.0, **rest):
@@ -169,7 +190,7 @@ def test_token_stats_and_their_gradients(fields, softcap):
     bias = torch.randn(VOCAB, dtype=torch.float64, device=DEVICE).requires_grad_()
     head = LanguageModelHead(weight, bias, softcap)
     tokens = batch["tokens"].flatten()
-    expected = reference_stats(flat, head, tokens, temperature=0.7)
+    expected = stats_from_logits(logits=head.logits(flat), tokens=tokens, temperature=0.7)
     got = token_stats(
         flat, head, tokens, differentiable=fields, logits_bytes=4 * VOCAB * 8, temperature=0.7
     )

@@ -20,12 +20,12 @@ from acpo.head.products import (
     spread_rows,
     unless_all,
 )
-from acpo.head.reference import loss_from_stats
 from acpo.head.rows import RowStats, Sparsity, missing_sequence_mean, row_coefficients
 from acpo.head.statistics import token_stats
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats
-from acpo.objectives.gates import GATES, segment_mean
+from acpo.objectives.gates import GATES, SequenceMean, segment_mean
+from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
 
 
 def fused_policy_loss(
@@ -159,6 +159,44 @@ def _autograd_loss(
     terms.loss, terms.computed = loss.detach().float(), torch.ones_like(finite)
     terms.stats = TokenStats(*(x.detach() for x in raw))
     terms.nonfinite = (~finite).sum()
+    return loss
+
+
+def loss_from_stats(
+    terms: TokenTerms,
+    stats: TokenStats,
+    sequence_mean: SequenceMean,
+    top_logp: Tensor | None = None,
+) -> Tensor:
+    """The loss by autograd through differentiable statistics; every term of it."""
+    assert terms.advantages is not None and terms.weights is not None
+    method, entropy_max = terms.method, terms.entropy_max
+    if entropy_max is None and method.credit.signal == "entropy":
+        valid = terms.weights != 0
+        entropy_max = torch.where(valid, stats.entropy.detach(), 0.0).max().clamp_min(1e-8)
+    old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
+    gated, credit = evaluate_tokens(
+        method,
+        stats=stats,
+        old_logp=old_logp,
+        advantages=terms.advantages,
+        sequence_mean=sequence_mean,
+        entropy_max=entropy_max,
+        marks=terms.marks,
+        top_logp=top_logp,
+    )
+    value = objective_value(terms.advantages, gated, credit)
+    if terms.beta:
+        assert terms.ref_logp is not None
+        kl = kl_penalty(stats.logp, terms.ref_logp)
+        if terms.corrects_kl:
+            log_ratio = stats.logp - old_logp
+            shared = GATES[method.gate].one_ratio
+            kl = kl * (sequence_mean(log_ratio) if shared else log_ratio).exp()
+        value = value - terms.beta * kl
+    loss = -(terms.weights * value).sum()
+    if terms.entropy_weights is not None:
+        loss = loss - (terms.entropy_weights * stats.entropy).sum()
     return loss
 
 
