@@ -2,7 +2,7 @@
 
 Part `gap` of vllm_colocated.py. vLLM draws a rollout and tells, for each token, its
 log-probability and the likeliest token's. TRL's own code makes the trainer's pass and the
-correction of it. Told apart are the gap (`acpo.objectives.sampler_gap`), what the trainer's own
+correction of it. Told apart are the gap (sampler_gap.py), what the trainer's own
 rounding makes of the same tokens packed otherwise (`rounding`), and cosines between gradients: with
 and without the correction, of draws by the static sampler from the trained weights, and of two sets
 of those (`static, static`), which is as near to 1 as samples of this number allow.
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from sampler_gap import sampler_gap
 from torch import Tensor
 from vllm_colocated import Colocated
 
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.rollout import select_rows, trained_mask
 from acpo.objectives import TokenStats, get_method
-from acpo.objectives.sampler_gap import sampler_gap
 from acpo.objectives.tokens import is_policy_mode
 
 METHODS = ("grpo", "dapo", "gspo", "sapo", "acpo", "acpo_no_routing")

@@ -68,3 +68,14 @@ def tally_tokens(
             "saturated": over(mask, gated.saturated),
             "ratio": over(mask, ratio),
         }
+
+
+def mode_exposed(*, sampling_logp: Tensor, stats: TokenStats, mask: Tensor) -> Tensor:
+    """The share of tokens that are nearer to the trainer's mode than their own gap is wide.
+
+    Such a token is mismatched for the trainer and may have been the sampler's mode. The tokens that
+    go the other way are as many, if the gap has no preferred side.
+    """
+    margin = stats.log_pmax - stats.logp
+    near = ~stats.is_mode & (margin < (stats.logp - sampling_logp).abs())
+    return (near & mask).sum() / mask.sum().clamp_min(1)

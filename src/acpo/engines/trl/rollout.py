@@ -24,7 +24,7 @@ from acpo.engines.trl.rewards import (
 )
 from acpo.errors import ACPOError
 from acpo.objectives import TokenStats
-from acpo.objectives.sampler_gap import mode_exposed
+from acpo.objectives.metrics import mode_exposed
 from acpo.objectives.shaping import Sequences, score_norm, score_variation, spread
 from acpo.sampling import Samples, StaticSampler
 

@@ -66,17 +66,6 @@ def sampler_gap(
     }
 
 
-def mode_exposed(*, sampling_logp: Tensor, stats: TokenStats, mask: Tensor) -> Tensor:
-    """The share of tokens that are nearer to the trainer's mode than their own gap is wide.
-
-    Such a token is mismatched for the trainer and may have been the sampler's mode. The tokens that
-    go the other way are as many, if the gap has no preferred side.
-    """
-    margin = stats.log_pmax - stats.logp
-    near = ~stats.is_mode & (margin < (stats.logp - sampling_logp).abs())
-    return (near & mask).sum() / mask.sum().clamp_min(1)
-
-
 def _spread(x: Tensor) -> dict[str, float]:
     ordered = x.double().sort().values
     last = len(ordered) - 1
