@@ -153,7 +153,7 @@ def test_steps_of_training_in_one_trace(chain, tmp_path):
         ([CHAIN], "has no data of its own"),
         ([CHAIN, "--task", "chain", "--max-tokens", 5000], "--max-tokens"),
         ([CHAIN, "--task", "chain", "--step", 2**31], "--step"),
-        ([CHAIN, "--samples", "nowhere"], "holds no samples"),
+        ([CHAIN, "--samples", "nowhere"], "no such folder"),
         (["package:nowhere/x", "--task", "chain"], "not installed"),
         (["package:a.b.c/x", "--task", "chain"], "not installed"),
         (["package:/x", "--task", "chain"], "not installed"),

@@ -10,13 +10,12 @@ from typing import Any
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
-from acpo.evaluate.samples import Key, first_difference, read_samples
+from acpo.evaluate.samples import first_difference
+from acpo.evaluate.summary import Samples, read_run
 from acpo.objectives import get_method
 from acpo.records import write_trace
 from acpo.scoring.rollouts import SampledCompletion, Scorer
 from acpo.verify.verdict import Outcome, Verdict
-
-Samples = dict[Key, dict[str, Any]]
 
 
 def trace_samples(
@@ -85,29 +84,25 @@ def _groups(
 
 def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
     """Settings and samples of each benchmark."""
-    files = sorted(folder.glob("*.jsonl"))
-    if not files:
-        raise ACPOError(
-            f"{folder} holds no samples: `acpo eval MODEL --output {folder}` draws them"
-        )
     runs = {}
-    for file in files:
-        settings, found = read_samples(file)
-        runs[file.stem] = settings, {k: v for k, v in found.items() if "completion" in v}
-        if not runs[file.stem][1]:
+    for name, (settings, everything) in sorted(read_run(folder).items()):
+        file = folder / f"{name}.jsonl"
+        found = {k: v for k, v in everything.items() if "completion" in v}
+        if not found:
             raise ACPOError(f"{file} holds no samples: run the evaluation to its end")
-        if not all(_has_ids(sample) for sample in runs[file.stem][1].values()):
+        if not all(map(_has_ids, found.values())):
             raise ACPOError(
                 f"{file}: samples without token ids ({settings.get('backend')} backend): text has "
                 "several tokenisations, and only the sampled one can be scored. Evaluate with "
                 "--backend transformers or vllm"
             )
-        for (question, number), sample in runs[file.stem][1].items():
+        for (question, number), sample in found.items():
             if not _is_whole(sample):
                 raise ACPOError(
                     f"{file}: sample {number} of question {question!r} is not as `acpo eval` "
                     "writes them (prompt, completion, finish or verdict); draw it again"
                 )
+        runs[name] = settings, found
     return runs
 
 
