@@ -148,6 +148,19 @@ def test_fully_masked_sequences_count_but_do_not_move(row):
     assert value == 0 and (gradient == 0).all()
 
 
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("rows", [0, 6])
+def test_a_batch_without_tokens_has_no_loss_and_no_gradient(row, rows):
+    whole = random_batch(0)
+    empty = {
+        name: (x[:rows] if x.dim() == 1 else x[:rows, :0]) if isinstance(x, torch.Tensor) else x
+        for name, x in whole.items()
+    }
+    value, gradient = loss_and_gradient(dense_loss, empty, row, **options_of(row))
+    assert value == 0 and gradient.shape == (rows, 0, 11)
+    assert logit_gradient(row, **empty, **options_of(row)).shape == gradient.shape
+
+
 def test_metrics_by_hand():
     """Two tokens: one aligned and positive, one mismatched and negative."""
     logits = torch.tensor([[[2.0, 0.0]], [[2.0, 0.0]]], dtype=torch.float64)

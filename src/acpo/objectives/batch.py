@@ -10,7 +10,7 @@ from acpo.errors import ACPOError
 from acpo.objectives.gates import GATES
 from acpo.objectives.method import Method, entropy_maximum
 from acpo.objectives.methods import get_method
-from acpo.objectives.shaping import Reducer, Sequences, Shaped
+from acpo.objectives.shaping import Reducer, Sequences, Shaped, spread
 from acpo.objectives.tokens import TokenStats
 
 STATISTICS = ("entropy", "log_pmax", "logp")
@@ -151,6 +151,9 @@ def _shape(
 ) -> Shaped:
     """`shape_tokens` of columns that have been checked."""
     _refuse_missing(method, now | past)
+    if not mask.numel():
+        nothing = spread(advantages, mask)
+        return Shaped(nothing, mask, nothing if method.shaping.marks else None)
     column = None
     if method.shaping.group_needs:
         column = _group_column(method, advantages, mask, group_size, past)

@@ -151,7 +151,8 @@ def entropy_maximum(
         return None
     if not isinstance(norm, str):
         return float(norm)
-    highest = torch.where(mask, entropy.detach(), 0.0).amax()
+    valid = torch.where(mask, entropy.detach(), 0.0)
+    highest = valid.amax() if valid.numel() else valid.sum()
     return (reduce or Reducer()).maximum(highest).clamp_min(1e-8)
 
 
