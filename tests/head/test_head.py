@@ -592,6 +592,16 @@ def test_a_corrected_kl_refuses_what_the_other_losses_refuse():
     assert fused_policy_loss(hidden, weight, terms()) == 0
 
 
+@pytest.mark.parametrize("corrects", [False, True])
+def test_tokens_of_weight_zero_are_no_broken_ones(corrects):
+    """As everywhere else: tokens 2 and 3 have no gradient to spoil."""
+    hidden, weight, terms = corrected_kl("grpo")
+    broken = hidden.detach().index_fill(0, torch.tensor([1, 2, 3]), torch.nan)
+    given = terms(corrects_kl=corrects)
+    assert torch.isfinite(fused_policy_loss(broken, weight, given))
+    assert given.nonfinite == 1
+
+
 def test_a_gate_that_reads_marks_asks_for_them():
     tokens = torch.zeros(2, dtype=torch.long)
     with pytest.raises(ACPOError, match="marks is missing: the gate of method 'aspo'"):

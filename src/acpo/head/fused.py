@@ -158,7 +158,7 @@ def _autograd_loss(
     loss = loss_from_stats(usable.without(~finite), clean, mean)
     terms.loss, terms.computed = loss.detach().float(), torch.ones_like(finite)
     terms.stats = TokenStats(*(x.detach() for x in raw))
-    terms.nonfinite = (~finite).sum()
+    terms.nonfinite = (terms.active() & ~finite).sum()
     return loss
 
 
