@@ -1,5 +1,6 @@
 """What a person gives of a server: its address, and a key in the environment."""
 
+import json
 import os
 from urllib.parse import SplitResult, urlsplit
 
@@ -28,3 +29,11 @@ def api_key(variable: str) -> str | None:
             "the key anew"
         )
     return key or None
+
+
+def without_key(said: str, key: str | None) -> str:
+    """What a server said, without the key in it: servers repeat what they were sent."""
+    spellings = {key, json.dumps(key)[1:-1], key.replace("/", r"\/")} if key else ()
+    for spelling in spellings:
+        said = said.replace(spelling, "[the key]")
+    return said

@@ -1,5 +1,7 @@
 """One endpoint: what a rejection teaches about the server, and what it does not."""
 
+import traceback
+
 import pytest
 
 from acpo.annotate.annotators import Status
@@ -46,6 +48,16 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch, key
     with pytest.raises(ACPOError, match=r"\$OTHER_KEY holds") as caught:
         Endpoint("http://x/v1", model="tiny", form=SCHEMA, api_key_env="OTHER_KEY")
     assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", ["200", "400", "401", "429", "500"])
+def test_a_key_that_the_server_repeats_is_not_told(monkeypatch, status):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    with annotating(lambda message, number: Fault(f"echo {status}")) as server:
+        endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)
+        with pytest.raises((RequestFailure, ACPOError), match=r"Bearer \[the key\]") as caught:
+            endpoint.complete("system", "m")
+    assert "sk" not in "".join(traceback.format_exception(caught.value, limit=0))
 
 
 def test_what_the_client_says_of_our_own_headers_is_not_kept(monkeypatch):

@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         key = self.server.key
         if key is None or self.headers.get("Authorization") == f"Bearer {key}":
             return False
-        self.reply(401, {"error": {"message": "bad key"}})
+        self.reply(401, {"error": {"message": f"bad key: {self.headers.get('Authorization')}"}})
         return True
 
     def do_GET(self) -> None:
@@ -98,6 +98,10 @@ class Handler(BaseHTTPRequestHandler):
         if fault.isdigit():
             headers = {"Retry_After": "0.2"} if fault == "429" else {}
             self.reply(int(fault), {"error": "told to"}, **headers)
+            return
+        if fault.startswith("echo"):
+            said = f"{'.' * 40}{self.headers['Authorization']}"
+            self.reply(int(fault.removeprefix("echo ")), {"error": {"message": 7 * said}})
             return
         if fault == "unknown":
             self.reply(400, {"error": "Unrecognized request argument supplied: min_p"})

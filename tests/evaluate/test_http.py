@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 import time
+import traceback
 
 import pytest
 
@@ -133,6 +134,20 @@ def test_wrong_key(monkeypatch):
             texts(backend(server, api_key_env="OTHER_KEY"), 1)
         monkeypatch.setenv("OTHER_KEY", "right")
         assert texts(backend(server, api_key_env="OTHER_KEY"), 1) == expected(1)
+
+
+@pytest.mark.parametrize("key", ["sk-secret", "sk/se+cret"])
+def test_a_key_that_the_server_repeats_is_not_told(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with serving(echo) as server:
+        for status in ("200", "400", "429", "500"):
+            server.faults = lambda number, fault=f"echo {status}": fault
+            (failed,) = backend(server, retries=0).sample(requests(1))
+            assert "Bearer [the key]" in failed.reason and "sk" not in failed.reason
+        server.key = "right"
+        with pytest.raises(SamplingError, match=r"bad key: Bearer \[the key\]") as caught:
+            texts(backend(server), 1)
+    assert "sk" not in "".join(traceback.format_exception(caught.value, limit=0))
 
 
 def test_a_key_that_no_header_can_hold(monkeypatch):

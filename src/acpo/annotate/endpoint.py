@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
-from acpo.servers import api_key
+from acpo.servers import api_key, without_key
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_PAUSE_SECONDS = 60.0
@@ -75,7 +75,7 @@ class Endpoint:
         self.url, self.model = base_url.rstrip("/"), model
         self._timeout, self._retries, self._first_pause = timeout, retries, first_pause
         # No retries of the client's own: they would not hold back the other threads.
-        key = api_key(api_key_env)
+        self._key = key = api_key(api_key_env)
         self._key_named = f"{'the one' if key else 'none'} in ${api_key_env}"
         self._client = OpenAI(
             base_url=self.url,
@@ -161,17 +161,17 @@ class Endpoint:
         options |= {"model": self.model, "messages": messages, "extra_headers": self._headers}
         try:
             with create(**options) as response:
-                return _reply(self._body(response))
+                return self._reply(self._body(response))
         except (openai.APITimeoutError, httpx2.TimeoutException) as error:
             raise RequestFailure(Status.TIMEOUT, f"no reply in {self._timeout:g} s") from error
         except openai.APIStatusError as error:
-            raise self._failure(error) from error
+            raise self._failure(error) from None
         except (openai.APIConnectionError, httpx2.HTTPError) as error:
             said = error.__cause__ or error
             detail = type(said).__name__
             if not isinstance(said, httpx2.LocalProtocolError):  # which quotes what we send
-                detail += f": {said}"
-            raise RequestFailure(Status.CONNECTION, detail) from error
+                detail += f": {without_key(str(said), self._key)}"
+            raise RequestFailure(Status.CONNECTION, detail) from None
 
     def _body(self, response: Any) -> bytes:
         """The body, within bounds: the client's time-out is one of silence, not of the whole."""
@@ -187,12 +187,13 @@ class Endpoint:
         return bytes(body)
 
     def _failure(self, error: Any) -> RequestFailure:
-        code, said = error.status_code, f"status {error.status_code}: {error.message}"[:300]
+        code = error.status_code
+        said = f"status {code}: {without_key(error.message, self._key)}"[:300]
         if code in (401, 403, 404):
             raise ACPOError(
                 f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
                 f"({self._key_named})"
-            ) from error
+            ) from None
         pause = _retry_after(error.response.headers.get("retry-after"))
         if code == 429:
             return RequestFailure(Status.RATE_LIMITED, said, pause=pause)
@@ -200,22 +201,22 @@ class Endpoint:
             return RequestFailure(Status.SERVER_ERROR, said, pause=pause)
         return RequestFailure(Status.REJECTED, said, passing=False)
 
-
-def _reply(body: bytes) -> ChatReply:
-    """The message in the body of a chat completion."""
-    try:
-        value = json.loads(body)
-        choice = value["choices"][0]
-        message = choice["message"]
-        text, refusal = message.get("content") or "", message.get("refusal") or ""
-        usage = value.get("usage") or {}
-        read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
-        reply = ChatReply(text, refusal, choice.get("finish_reason") or "", read, written)
-        if not reply.is_whole():
-            raise ValueError("of other types")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestFailure(Status.MALFORMED, f"no chat completion: {body[:200]!r}") from error
-    return reply._replace(read=max(read, 0), written=max(written, 0))
+    def _reply(self, body: bytes) -> ChatReply:
+        """The message in the body of a chat completion."""
+        try:
+            value = json.loads(body)
+            choice = value["choices"][0]
+            message = choice["message"]
+            text, refusal = message.get("content") or "", message.get("refusal") or ""
+            usage = value.get("usage") or {}
+            read, written = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+            reply = ChatReply(text, refusal, choice.get("finish_reason") or "", read, written)
+            if not reply.is_whole():
+                raise ValueError("of other types")
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            said = without_key(body.decode(errors="replace"), self._key)
+            raise RequestFailure(Status.MALFORMED, f"no chat completion: {said[:200]!r}") from None
+        return reply._replace(read=max(read, 0), written=max(written, 0))
 
 
 def _retry_after(header: str | None) -> float:

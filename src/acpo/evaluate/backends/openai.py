@@ -18,7 +18,7 @@ from typing import Any
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.wire import Connection, Reply, WireError
-from acpo.servers import api_key, web_address
+from acpo.servers import api_key, web_address, without_key
 
 _PROBE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.5
@@ -146,8 +146,10 @@ class OpenAIBackend:
                 passing, reason = self._failure(reply)
                 if not passing:
                     return Failure(request.key, reason, refused=reply.status in _REFUSED_PROMPT)
-            except (WireError, _Malformed) as error:
-                reason = str(error)
+            except WireError as error:
+                reason = without_key(str(error), self._key)
+            except _Malformed as error:
+                reason = f"{error}: {self._said(reply)[:100]!r}"
             if attempt < self._retries and stop.wait(self._pause(attempt)):
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
@@ -194,7 +196,7 @@ class OpenAIBackend:
 
     def _failure(self, reply: Reply) -> tuple[bool, str]:
         """Whether another attempt may help, and what went wrong; an error for a refused key."""
-        said = reply.body.decode(errors="replace")[:300]
+        said = self._said(reply)[:300]
         if reply.status in (401, 403):
             raise SamplingError(
                 f"{self._url}: status {reply.status}, the server refuses the key "
@@ -206,6 +208,9 @@ class OpenAIBackend:
         if reply.retry_after is not None:
             self._resume_at = time.monotonic() + _retry_seconds(reply.retry_after)
         return True, f"status {reply.status}: {said}"
+
+    def _said(self, reply: Reply) -> str:
+        return without_key(reply.body.decode(errors="replace"), self._key)
 
     def _pause(self, attempt: int) -> float:
         longest = min(_LONGEST_PAUSE_SECONDS, self._first_pause * 2**attempt)
@@ -223,8 +228,9 @@ class OpenAIBackend:
             reply = connection.exchange("GET", "/models", None, _PROBE_SECONDS)
         except WireError as error:
             raise SamplingError(
-                f"--base-url {self._url}: no server there ({error}): start it, or correct the URL"
-            ) from error
+                f"--base-url {self._url}: no server there ({without_key(str(error), self._key)}): "
+                "start it, or correct the URL"
+            ) from None
         finally:
             connection.close()
         if reply.status in (401, 403):
@@ -251,15 +257,15 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
     try:
         reply = json.loads(body)
         choice = reply["choices"][0]
-        text = choice["text"] if "text" in choice else _said(choice["message"])
+        text = choice["text"] if "text" in choice else _message(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
         reason = choice.get("finish_reason")
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
-        raise _Malformed(f"a malformed reply ({error!r}): {body[:100]!r}") from error
+        raise _Malformed(f"a malformed reply ({type(error).__name__}: {error})") from error
     if text is None and reason is not None:
         text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
-        raise _Malformed(f"a completion that is no text: {text!r}")
+        raise _Malformed("a completion that is no text")
     finish = "length" if reason == "length" else "stop"
     known = tokens if isinstance(tokens, int) else None
     mark = reply.get("system_fingerprint")
@@ -267,7 +273,7 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
     return Completion(request.key, text, known, finish, seconds, fingerprint=mark)
 
 
-def _said(message: dict[str, Any]) -> str | None:
+def _message(message: dict[str, Any]) -> str | None:
     """The message; thoughts that the server split off go back to where the model wrote them."""
     content: str | None = message["content"]
     thoughts = message.get("reasoning_content") or message.get("reasoning")
