@@ -252,3 +252,19 @@ def test_canonical_reads_the_gold_of_gsm8k(written, gold):
     row = {"question": "q", "answer": f"long\n#### {written}"}
     read = canonical(row, Columns("question", "answer"), "here", needed=True)
     assert read["answer"] == gold
+
+
+def test_commas_in_the_settings_of_a_task_are_its_own(tmp_path):
+    """Those in brackets: others part the names."""
+    (tmp_path / "own.py").write_text(
+        "from acpo.tasks import Task\n"
+        "def sums(name, numbers=(), kind=None):\n"
+        "    rows = [{'problem': f'{n} {kind}', 'answer': n} for ns in numbers for n in ns]\n"
+        "    return Task(name=name, problems=rows)\n"
+    )
+    file = f"{tmp_path}/own.py:sums"
+    names = f"{file}?name=a&numbers=[[1,2],[3]]&kind={{x: 1, y: 2}}, {file}?name=b&numbers=[[4]]"
+    done = acpo("data", "check", "--benchmarks", names, "--json")
+    assert done.returncode == 0, done.stderr
+    found = [(entry["benchmark"], entry["rows"]) for entry in json.loads(done.stdout)]
+    assert found == [("a", 3), ("b", 1)]

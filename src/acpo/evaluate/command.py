@@ -305,9 +305,18 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _names(benchmarks: str) -> list[str]:
+    """What stands between commas; those in brackets belong to the settings of a task."""
     from acpo.errors import ACPOError
 
-    names = list(dict.fromkeys(name.strip() for name in benchmarks.split(",") if name.strip()))
+    parts = [""]
+    for part in benchmarks.split(","):
+        _, _, settings = parts[-1].partition("?")
+        opened, closed = (sum(map(settings.count, pair)) for pair in ("[{", "]}"))
+        if opened > closed:
+            parts[-1] += f",{part}"
+        else:
+            parts.append(part)
+    names = list(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not names:
         raise ACPOError("--benchmarks is empty: name at least one")
     return names
