@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from chain_model import chain_tokenizer, tiny_model
 from law_minds import EOS, MINDS, Mind, find_mind
 from transformers import AutoModelForCausalLM
 
 import acpo.tasks
 from acpo.objectives.shaping import score_variation
 from acpo.tasks.registry import get_task
-from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 HERE = Path(__file__).resolve().parent
 QUICKSTART = Path(acpo.tasks.__file__).parent / "checkpoints" / "chain"

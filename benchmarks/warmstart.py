@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from chain_model import chain_tokenizer, tiny_model
 
 from acpo.errors import ACPOError
 from acpo.tasks.chain import (
@@ -24,7 +25,6 @@ from acpo.tasks.chain import (
     chain_problems,
     write_trace,
 )
-from acpo.tasks.tiny import chain_tokenizer, tiny_model
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from acpo.sampling import StaticSampler
 from acpo.sampling.draw import uniform_table
-from acpo.tasks.tiny import tiny_model
+from tasks.tiny import tiny_model
 
 PAD, EOS = 0, 1
 PROMPTS = [[5, 6, 7], [3], [9, 10, 11, 12, 13, 2, 4, 8, 3, 3, 4], [3], [5, 6, 7]]

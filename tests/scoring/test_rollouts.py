@@ -17,7 +17,7 @@ from acpo.scoring.rollouts import (
     score,
     trace_rows,
 )
-from acpo.tasks.tiny import chain_tokenizer, tiny_model
+from tasks.tiny import chain_tokenizer, tiny_model
 
 GROUP = 4
 

@@ -4,7 +4,7 @@ import torch
 
 import acpo.tasks
 from acpo.tasks.chain import ALPHABET
-from acpo.tasks.tiny import chain_tokenizer, tiny_model
+from tasks.tiny import chain_tokenizer, tiny_model
 
 CHECKPOINT = Path(acpo.tasks.__file__).parent / "checkpoints" / "chain"
 

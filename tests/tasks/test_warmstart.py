@@ -16,7 +16,9 @@ from acpo.tasks.chain import HELD_OUT_SEED, Step, chain_problems
 
 CHECKPOINT = Path(acpo.tasks.__file__).parent / "checkpoints" / "chain"
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "warmstart.py"
-warmstart = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(SCRIPT.parent))
+    warmstart = SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 def wrong_share(mistakes, hard):

@@ -13,12 +13,12 @@ from acpo.records import TOKEN_COLUMNS, Trace, TraceError, TraceWriter
 from acpo.scoring import rollouts
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_task
-from acpo.tasks.tiny import chain_tokenizer
 from acpo.trace import write
 from acpo.train.recipe import TaskArguments
 from commandline import INTERRUPTED, acpo, refused
 from evaluate.runs import sums
 from evaluate.tinymodel import save
+from tasks.tiny import chain_tokenizer
 
 CHAIN = "package:acpo/tasks/checkpoints/chain"
 SMALL = ["--task", "chain", "--n", 4, "--group", 8, "--max-tokens", 24, "--device", "cpu"]

@@ -5,10 +5,10 @@ import pytest
 from acpo.errors import ACPOError
 from acpo.tasks.chain import HELD_OUT_SEED, chain_problems
 from acpo.tasks.problems import Problem
-from acpo.tasks.tiny import chain_tokenizer
 from acpo.train import data as data_module
 from acpo.train.data import build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments
+from tasks.tiny import chain_tokenizer
 from train.standin import ascii_tokenizer, write_problems
 
 

@@ -8,11 +8,11 @@ from datasets import Dataset
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.errors import ACPOError
-from acpo.tasks.tiny import tiny_model
 from acpo.train.data import build_data
 from acpo.train.recipe import TaskArguments
 from acpo.verify.rewards import code_correct, math_correct
 from conftest import require_tool
+from tasks.tiny import tiny_model
 from train.standin import ascii_tokenizer
 from verify.humaneval import own_problems, shapes, shared_problems
 
