@@ -89,7 +89,7 @@ def test_characters_to_tokens(tmp_path):
     assert wrong.tokens(Chars(1, 2)) == Span(0, 1)
     assert wrong.tokens(Chars(3, 4)) == Span(3, 4)
     assert wrong.tokens(Chars(4, 4)) is None
-    assert wrong.text(Span(1, 3)) == "\U0001f600"
+    assert wrong.completion[slice(*wrong.chars(Span(1, 3)))] == "\U0001f600"
 
 
 @pytest.mark.parametrize(

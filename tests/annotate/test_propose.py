@@ -345,7 +345,8 @@ def test_a_trajectory_cannot_leave_its_fence(hostile_selection, tmp_path):
     assert (errors, others) == ({Status.LOCATED: 1}, {Status.LOCATED: 1})
     assert len(fences) == 2, "each request has its own"
     wrong = hostile_selection.groups[0].wrong[0]
-    assert wrong.text(annotations.items["q", 1, None].proposals["m"].span) == "So x = 5."
+    chars = wrong.chars(annotations.items["q", 1, None].proposals["m"].span)
+    assert wrong.completion[slice(*chars)] == "So x = 5."
 
 
 @pytest.mark.parametrize(

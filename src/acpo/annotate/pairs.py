@@ -55,9 +55,9 @@ class Trajectory:
         touched = np.flatnonzero((self.starts < chars.end) & (self.ends > chars.start))
         return Span(int(touched[0]), int(touched[-1]) + 1) if len(touched) else None
 
-    def text(self, span: Span) -> str:
-        """What the tokens of `span` say."""
-        return self.completion[int(self.starts[span.first]) : int(self.ends[span.end - 1])]
+    def chars(self, span: Span) -> Chars:
+        """The characters of the tokens of `span`."""
+        return Chars(int(self.starts[span.first]), int(self.ends[span.end - 1]))
 
 
 @dataclass(frozen=True)

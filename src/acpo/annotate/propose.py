@@ -16,7 +16,7 @@ from acpo.annotate.annotations import MAX_TEXT, Annotations, AnnotationWriter, I
 from acpo.annotate.annotators import SETTLED, Annotator, Answer, Status, Usage
 from acpo.annotate.evidence import Agreement, agreements
 from acpo.annotate.models import ModelAnnotator
-from acpo.annotate.pairs import Chars, PromptPairs, Selection, Span, Trajectory
+from acpo.annotate.pairs import PromptPairs, Selection, Trajectory
 
 Watch = Callable[[str], None]
 
@@ -87,7 +87,7 @@ class _Worker:
             error = self._keep(item, wrong, self._annotator.first_error(wrong))
         else:
             self._watch(self.name)
-        chars = None if error.span is None else _chars(wrong, error.span)
+        chars = None if error.span is None else wrong.chars(error.span)
         for right in group.right:
             if self._over.is_set():
                 return
@@ -122,10 +122,6 @@ class _Worker:
             self._writer.add_proposal(item, placed.length, proposal)
         self._watch(self.name)
         return proposal
-
-
-def _chars(trajectory: Trajectory, span: Span) -> Chars:
-    return Chars(int(trajectory.starts[span.first]), int(trajectory.ends[span.end - 1]))
 
 
 def propose_with_progress(
