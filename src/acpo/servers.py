@@ -1,7 +1,9 @@
-"""What a person gives of a server: its address, and a key in the environment."""
+"""A server a person names: its address, its key, and how long it asks to be left alone."""
 
+import email.utils
 import json
 import os
+import time
 from urllib.parse import SplitResult, urlsplit
 
 from acpo.errors import ACPOError
@@ -37,3 +39,15 @@ def without_key(said: str, key: str | None) -> str:
     for spelling in spellings:
         said = said.replace(spelling, "[the key]")
     return said
+
+
+def retry_seconds(header: str) -> float:
+    """How long a `Retry-After` asks to wait, in seconds or as a date; 600 at most."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+        except (ValueError, TypeError):
+            return 0.0
+    return min(max(seconds, 0.0), 600.0)

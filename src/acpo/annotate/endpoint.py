@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
-from acpo.servers import api_key, without_key
+from acpo.servers import api_key, retry_seconds, without_key
 
 MAX_REPLY_BYTES = 1 << 20
 MAX_PAUSE_SECONDS = 60.0
-MAX_RETRY_AFTER_SECONDS = 600.0
 FAILURES_IN_A_ROW = 5
 """Questions given up in a row after which an endpoint is left alone for the rest of a run."""
 
@@ -194,7 +193,7 @@ class Endpoint:
                 f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
                 f"({self._key_named})"
             ) from None
-        pause = _retry_after(error.response.headers.get("retry-after"))
+        pause = retry_seconds(error.response.headers.get("retry-after") or "")
         if code == 429:
             return RequestFailure(Status.RATE_LIMITED, said, pause=pause)
         if code in (408, 409, 425) or code >= 500:
@@ -217,11 +216,3 @@ class Endpoint:
             said = without_key(body.decode(errors="replace"), self._key)
             raise RequestFailure(Status.MALFORMED, f"no chat completion: {said[:200]!r}") from None
         return reply._replace(read=max(read, 0), written=max(written, 0))
-
-
-def _retry_after(header: str | None) -> float:
-    """Seconds; dates are rare, and the usual pause does for them."""
-    try:
-        return min(max(float(header or 0), 0.0), MAX_RETRY_AFTER_SECONDS)
-    except ValueError:
-        return 0.0

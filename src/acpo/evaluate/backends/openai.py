@@ -5,7 +5,6 @@ one process sends fewer than 500 a second however many are in flight (benchmarks
 """
 
 import difflib
-import email.utils
 import json
 import queue
 import random
@@ -18,7 +17,7 @@ from typing import Any
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.wire import Connection, Reply, WireError
-from acpo.servers import api_key, web_address, without_key
+from acpo.servers import api_key, retry_seconds, web_address, without_key
 
 _PROBE_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.5
@@ -206,7 +205,7 @@ class OpenAIBackend:
         if reply.status not in (408, 409, 425, 429) and reply.status < 500:
             return False, f"{self._url}: status {reply.status}: {said}"
         if reply.retry_after is not None:
-            self._resume_at = time.monotonic() + _retry_seconds(reply.retry_after)
+            self._resume_at = time.monotonic() + retry_seconds(reply.retry_after)
         return True, f"status {reply.status}: {said}"
 
     def _said(self, reply: Reply) -> str:
@@ -280,14 +279,3 @@ def _message(message: dict[str, Any]) -> str | None:
     if thoughts:
         return f"<think>{thoughts}</think>{content or ''}"
     return content
-
-
-def _retry_seconds(header: str) -> float:
-    try:
-        seconds = float(header)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
-        except (ValueError, TypeError):
-            return 0.0
-    return min(max(seconds, 0.0), 600.0)
