@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -140,15 +141,8 @@ def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The character GPT-2's vocabulary writes for each byte, reversed."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + number): byte for number, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
+"""From the characters that byte-level vocabularies write to the bytes they stand for."""
 
 
 def _byte_level(token: int, word: str) -> bytes:
