@@ -185,21 +185,16 @@ _ROWS = {method.name: method for method in _PAPER}
 
 OURS = "this project, not the paper's"
 _OURS = (
-    replace(
-        configure(_ROWS["acpo"], {"positive_share": "advantages"}),
-        name="acpo_balanced",
-        title="ACPO, branches balanced",
-        reference=OURS,
-        formula="acpo with positive_share='advantages'",
-        constants=f"{_ROWS['acpo'].constants}; the share is the advantages' own",
-    ),
-    replace(
-        configure(_ROWS["global_sg"], {"positive_share": "advantages"}),
-        name="global_sg_balanced",
-        title="Global SG, branches balanced",
-        reference=OURS,
-        formula="global_sg with positive_share='advantages'",
-        constants=f"{_ROWS['global_sg'].constants}; the share is the advantages' own",
+    *(
+        replace(
+            configure(row, {"positive_share": "advantages"}),
+            name=f"{row.name}_balanced",
+            title=f"{row.title}, branches balanced",
+            reference=OURS,
+            formula=f"{row.name} with positive_share='advantages'",
+            constants=f"{row.constants}; the share is the advantages' own",
+        )
+        for row in (_ROWS["acpo"], _ROWS["global_sg"])
     ),
     Method(
         "score_normalised",
