@@ -9,7 +9,7 @@ from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
-from acpo.evaluate.report import markdown_table
+from acpo.evaluate.report import latex_text, markdown_table
 
 PAPER = "AIME24, Qwen3-8B-Base (paper, not measured here)"
 """Head of the column of the paper's numbers."""
@@ -17,7 +17,6 @@ MATCHED = (
     "Each update of these rows moved the weights as far as SAPO's of the same seed and number did, "
     "in the direction of the row's own Adam step: what differs is direction, not scale."
 )
-_LATEX = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "$": r"\$"})
 
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
@@ -284,7 +283,7 @@ def latex(summary: dict[str, Any]) -> str:
         for row in ordered(task["rows"]):
             line = cells(row)
             names = ("row", "learning rate", "accuracy", "difference to SAPO", PAPER)
-            parts.append(" & ".join(line[name].translate(_LATEX) for name in names) + r" \\")
+            parts.append(" & ".join(latex_text(line[name]) for name in names) + r" \\")
         parts += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(parts)
 
