@@ -1,8 +1,7 @@
 """Rollouts: TRL's samples, scored, shaped by group, and filled up with informative groups."""
 
-import functools
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -149,13 +148,11 @@ class Rollouts:
             self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
         if not shaping.group_needs:
             return
-        known: dict[str, Callable[[], Tensor]] = {"tokens": lambda: rollout["completion_ids"]}
-        known["old_entropy"] = lambda: self._old_statistics(rollout).entropy
-        old = {"old_logp": "logp", "old_log_pmax": "log_pmax"}
-        if old.keys() & set(shaping.group_needs):
-            stats = self._old_statistics(rollout)
-            known |= {k: functools.partial(getattr, stats, name) for k, name in old.items()}
-        columns = {name: known[name]() for name in shaping.group_needs}
+        known = {"tokens": rollout["completion_ids"]}
+        if set(shaping.group_needs) - known.keys():
+            old = self._old_statistics(rollout)._asdict()
+            known |= {f"old_{name}": column for name, column in old.items()}
+        columns = {name: known[name] for name in shaping.group_needs}
         # Numbers, since padding across processes turns some processes' booleans into integers.
         whole = {"advantages": rollout["advantages"], "mask": mask.long(), **columns}
         if self.trainer.ranks.count > 1:  # groups may span processes
