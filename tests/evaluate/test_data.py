@@ -11,7 +11,7 @@ from acpo.evaluate.check import ngrams, overlaps, words
 from acpo.tasks import BENCHMARKS, PAPER, TASKS, Columns, get_task
 from acpo.tasks.problems import canonical
 from acpo.tasks.questions import load_questions
-from acpo.tasks.sources import DataError
+from acpo.tasks.sources import DataError, read_pinned
 from acpo.tasks.task import CODE, Pinned
 from evaluate.runs import acpo, sums
 
@@ -80,6 +80,28 @@ def test_download_happens_once_and_is_checked(shared_data, tmp_path, monkeypatch
         server.shutdown()
     assert first == second and asked == ["/test.jsonl"]
     assert first.questions[0].row["answer"] == "18"
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ('[{"n": 1}, {"n": 2}]', [{"n": 1}, {"n": 2}]),
+        ('{"n": 1}\n\n{"n": 2}\n', [{"n": 1}, {"n": 2}]),
+        ('{"n": 1}\n{"n": \n', "2: not JSON"),
+        ('[{"n": 1}, 2]', "row 2: expected an object"),
+    ],
+)
+def test_a_published_file_is_a_list_or_lines(tmp_path, monkeypatch, text, rows):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = TASKS["aime24"].test
+    kept = tmp_path / "acpo" / f"aime24-{source.commit[:12]}"
+    kept.parent.mkdir()
+    kept.write_text(text)
+    if isinstance(rows, str):
+        with pytest.raises(ACPOError, match=rows):
+            read_pinned("aime24", source, None)
+    else:
+        assert read_pinned("aime24", source, None) == rows
 
 
 def test_without_a_network_the_remedy_is_named(tmp_path, monkeypatch):

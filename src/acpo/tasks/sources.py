@@ -132,27 +132,23 @@ def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
     """The rows of a published benchmark: `NAME.jsonl` of a folder, or fetched once per user.
 
     Raises:
-        DataError: the file cannot be had, or is not JSON.
+        ACPOError: the file cannot be had, or is not JSON.
     """
     if folder is not None:
         for stem in (name, f"{name}_test"):
             if (folder / f"{stem}.jsonl").is_file():
                 return list(read_jsonl(folder / f"{stem}.jsonl"))
         raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
-    text = _download(name, source)
-    try:
-        if text.lstrip().startswith("["):
-            return list(json.loads(text))
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
-        raise DataError(f"{name}: {source.url} is not JSON: {error}") from error
+    kept = _downloaded(name, source)
+    is_list = kept.read_text(encoding="utf-8").lstrip().startswith("[")
+    return _read_json(kept) if is_list else list(read_jsonl(kept))
 
 
-def _download(name: str, source: Pinned) -> str:
+def _downloaded(name: str, source: Pinned) -> Path:
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "acpo"
     kept = home / f"{name}-{source.commit[:12]}"
     if kept.is_file():
-        return kept.read_text(encoding="utf-8")
+        return kept
     try:
         with urllib.request.urlopen(source.url, timeout=_DOWNLOAD_SECONDS) as reply:
             text: str = reply.read().decode("utf-8")
@@ -162,4 +158,4 @@ def _download(name: str, source: Pinned) -> str:
             "into a folder and pass it as --data-dir"
         ) from error
     write_whole(kept, text)
-    return text
+    return kept
