@@ -12,6 +12,7 @@ see ordinary steps. Rollouts, rewards and logging stay TRL's.
 import functools
 import math
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -301,13 +302,9 @@ class ACPOTrainer(GRPOTrainer):
         updating = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1 / self.args.steps_per_generation)
         no_sync = functools.partial(self.accelerator.no_sync, model)
+        alone = nullcontext if self._exchanges_each_pack else no_sync
         with self.packed.ready(self.policy):
-            report = self.packed.run(
-                model,
-                batch,
-                backward=self.accelerator.backward,
-                **({} if self._exchanges_each_pack else {"no_sync": no_sync}),
-            )
+            report = self.packed.run(model, batch, self.accelerator.backward, alone)
         loss = self._log_update(report, len(batch), updating, mode="train")
         every = self.args.torch_empty_cache_steps
         if every and self.state.global_step % every == 0 and loss.is_cuda:
