@@ -3,19 +3,30 @@
 import contextlib
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any
 
 from acpo.errors import ACPOError
 
 POSITIVE = (
-    *("temperature", "top_p", "num_train_epochs", "max_completion_length", "steps_per_generation"),
+    *("temperature", "num_train_epochs", "max_completion_length", "steps_per_generation"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
-    *("logging_steps", "save_steps", "eval_steps", "repetition_penalty", "lora_r", "lora_alpha"),
+    *("logging_steps", "save_steps", "eval_steps", "lora_r", "lora_alpha"),
 )
-NOT_NEGATIVE = ("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "seed")
+NOT_NEGATIVE = (
+    *("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "adam_epsilon"),
+    "dataloader_num_workers",
+)
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    **dict.fromkeys(POSITIVE, ("above 0", lambda value: 0 < value < math.inf)),
+    **dict.fromkeys(NOT_NEGATIVE, ("0 or more", lambda value: 0 <= value < math.inf)),
+    **dict.fromkeys(("adam_beta1", "adam_beta2"), ("in [0, 1)", lambda value: 0 <= value < 1)),
+    "seed": ("in [0, 2**32)", lambda value: 0 <= value < 2**32),
+    "entropy_coef": ("finite", math.isfinite),
+}
+"""Numbers an option may be, in words and as a test; not a number is none of them."""
 
 
 def kinds(classes: Iterable[type]) -> dict[str, set[Any]]:
@@ -56,18 +67,13 @@ def check_types(
 
 def check_ranges(values: Mapping[str, Any]) -> None:
     """Raise for numbers out of their range."""
-    for name in (*POSITIVE, *NOT_NEGATIVE):
+    for name, (words, holds) in RANGES.items():
         value = values.get(name)
         if isinstance(value, str):  # YAML takes 1e-6 for a text, and the parser for a number
             with contextlib.suppress(ValueError):
                 value = float(value)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        if not math.isfinite(value) or value < 0 or (value == 0 and name in POSITIVE):
-            least = "above 0" if name in POSITIVE else "0 or more"
-            raise ACPOError(f"{name}={value} must be {least}")
-        if name == "top_p" and value > 1:
-            raise ACPOError(f"top_p={value} must be at most 1")
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and not holds(value):
+            raise ACPOError(f"{name}={value} must be {words}")
     if values.get("max_steps") == 0:
         raise ACPOError("max_steps=0 trains nothing; give a number, or leave it out for epochs")
 
