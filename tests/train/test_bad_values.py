@@ -74,6 +74,7 @@ def run(place, command, extra=(), **changes):
         ({"top_p": 0.9}, "top_p=0.9 is not honoured: drawing from part of the vocabulary"),
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
         ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
+        ({"report_to": "wandv"}, "report_to=['wandv']: ValueError: wandv is not supported, only"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),
         (
             {"max_completion_length": 950},

@@ -93,7 +93,11 @@ def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
 
     Flash attention may also come from `kernels`, which transformers falls back to.
     """
+    from transformers.integrations import get_reporting_integration_callbacks
+
     config, model = recipe.config, recipe.model
+    with in_one_line(f"report_to={config.report_to}"):
+        get_reporting_integration_callbacks(config.report_to)
     wanted: list[tuple[str, tuple[str, ...]]] = [
         (f"report_to={name}", (name,)) for name in config.report_to or () if name in REPORTERS
     ]
