@@ -87,6 +87,15 @@ def run(place, command, extra=(), **changes):
             {"held_out": 4, "per_device_eval_batch_size": 6, "num_generations_eval": 4},
             "per_device_eval_batch_size=6 on 1 process(es) is not a multiple",
         ),
+        ({"save_strategy": "best"}, "save_strategy=best needs evaluations to choose by"),
+        (
+            {"save_strategy": "best", "metric_for_best_model": "eval_reward"},
+            "set held_out, eval_strategy and metric_for_best_model",
+        ),
+        (
+            {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"},
+            "load_best_model_at_end=True needs evaluations to choose by",
+        ),
         (
             {"reward_funcs": ["train.standin.lottery", "train.standin.needy"]},
             "'needy' needs 'essay', which is not a column",

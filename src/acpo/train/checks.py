@@ -226,20 +226,29 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
 
 
 def check_evaluation(recipe: Recipe, data: TrainingData, processes: int) -> None:
-    """Raise for evaluation in split groups; where nothing is held out, turn it off and say so."""
+    """Raise for evaluation in split groups, or for a best checkpoint that none would choose.
+
+    Where nothing is held out, evaluation is turned off, and a note says so.
+    """
     config: Any = recipe.config
+    group = config.num_generations_eval or config.num_generations or 1
     if data.held_out is None:
         if config.eval_strategy != "no":
             data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
         config.eval_strategy = "no"
-        return
-    group = config.num_generations_eval or config.num_generations or 1
-    if config.per_device_eval_batch_size * processes % group:
+    elif config.per_device_eval_batch_size * processes % group:
         raise ACPOError(
             f"per_device_eval_batch_size={config.per_device_eval_batch_size} on {processes} "
             f"process(es) is not a multiple of num_generations_eval={group}, so held-out problems "
             "would be split; make it one"
         )
+    metric, never = config.metric_for_best_model, config.eval_strategy == "no"
+    for name, value in (("save_strategy", "best"), ("load_best_model_at_end", True)):
+        if getattr(config, name) == value and (metric is None or never):
+            raise ACPOError(
+                f"{name}={value} needs evaluations to choose by, and here are none; set held_out, "
+                "eval_strategy and metric_for_best_model (as in eval_reward), or leave it out"
+            )
 
 
 def check_reward_weights(weights: list[float] | None, data: TrainingData) -> None:
