@@ -111,6 +111,10 @@ def run(place, command, extra=(), **changes):
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
             "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",
         ),
+        (
+            {"use_peft": True, "lora_target_modules": ["lm_head", "q_proj"]},
+            "carries an adapter (Linear), which the fused head would leave out",
+        ),
     ],
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, dict) else "",
 )

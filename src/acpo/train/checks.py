@@ -148,13 +148,21 @@ def shape_of(recipe: Recipe, name: str) -> Any:
         )
 
 
+def empty_model(recipe: Recipe, name: str) -> Any:
+    """A model without its weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    wrong = f"model {recipe.model_name!r}: no causal LM can be built of its config.json"
+    with in_one_line(wrong), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            shape_of(recipe, name), trust_remote_code=recipe.config.trust_remote_code
+        )
+
+
 def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
     """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
-    from trl import get_peft_config
-
-    trusted = recipe.config.trust_remote_code
-    shape = shape_of(recipe, name)
-    rows = getattr(shape.get_text_config(), "vocab_size", None)
+    rows = getattr(shape_of(recipe, name).get_text_config(), "vocab_size", None)
     for token in ("pad_token", "eos_token"):
         number = getattr(tokenizer, f"{token}_id")
         if rows is not None and number is not None and number >= rows:
@@ -164,23 +172,29 @@ def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
                 "resize the embedding, and save both"
             )
     if recipe.model.use_peft:
-        import torch
-        from peft import get_peft_model
-        from transformers import AutoModelForCausalLM
+        _check_adapter(recipe, empty_model(recipe, name))
 
-        targets = recipe.model.lora_target_modules
+
+def _check_adapter(recipe: Recipe, empty: Any) -> None:
+    import torch
+    from peft import get_peft_model
+    from trl import get_peft_config
+
+    from acpo.head import language_model_head
+
+    adapter: Any = get_peft_config(recipe.model)
+    try:
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(shape, trust_remote_code=trusted)
-            try:
-                adapter: Any = get_peft_config(recipe.model)
-                get_peft_model(empty, adapter)
-            except ValueError as error:
-                linear = (n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear))
-                known = {part.rpartition(".")[2] for part in linear}
-                raise ACPOError(
-                    f"lora_target_modules={targets} fits no part of {recipe.model_name!r}, which "
-                    f"has {', '.join(sorted(known))} ({str(error).splitlines()[0]})"
-                ) from error
+            get_peft_model(empty, adapter)
+    except ValueError as error:
+        linear = (n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear))
+        known = {part.rpartition(".")[2] for part in linear}
+        raise ACPOError(
+            f"lora_target_modules={recipe.model.lora_target_modules} fits no part of "
+            f"{recipe.model_name!r}, which has {', '.join(sorted(known))} "
+            f"({str(error).splitlines()[0]})"
+        ) from error
+    language_model_head(empty)
 
 
 def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str) -> None:

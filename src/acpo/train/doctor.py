@@ -11,11 +11,10 @@ from rich.console import Console
 from acpo.engines.trl.checkpoint import check_folder
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
-from acpo.train.checks import check_finite, gather, gold_answers, in_one_line, resumption, shape_of
+from acpo.train.checks import check_finite, empty_model, gather, gold_answers, resumption
 from acpo.train.data import TrainingData, as_text, prompt_lengths
 from acpo.train.plan import (
     BatchPlan,
-    count_parameters,
     in_updates,
     plan_batches,
     sampler_advice,
@@ -228,10 +227,7 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int)
     import torch
 
     findings.section("memory")
-    with in_one_line(f"model {recipe.model_name!r}: no causal LM can be built of its config.json"):
-        parameters = count_parameters(
-            shape_of(recipe, name), trust_remote_code=recipe.config.trust_remote_code
-        )
+    parameters = empty_model(recipe, name).num_parameters()
     if recipe.model.use_peft:
         findings.note("LoRA: only adapters have gradients and moments; this estimate is too high")
     needed = training_bytes(parameters, dtype=recipe.model.dtype, shards=processes)

@@ -3,12 +3,9 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from acpo.train.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -75,16 +72,6 @@ def prompts_used(recipe: Recipe, processes: int) -> int | None:
         return None
     plan = plan_batches(recipe, problems=1, processes=processes)
     return plan.rollouts * plan.prompts
-
-
-def count_parameters(config: "PreTrainedConfig", *, trust_remote_code: bool = False) -> int:
-    """Parameters of the model a configuration describes, without allocating it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        return model.num_parameters()
 
 
 def training_bytes(parameters: int, *, dtype: str | None, shards: int) -> int:
