@@ -8,7 +8,8 @@ import torch
 from acpo.checkpoints import load_model
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.train.launch import prepare
+from acpo.train.doctor import examine
+from acpo.train.launch import prepare, train
 from acpo.train.recipe import read_recipe
 from evaluate.runs import acpo, add, lines, sums
 from evaluate.server import serving
@@ -180,8 +181,9 @@ def test_adapters_are_evaluated_on_their_base(adapter, tmp_path):
 def test_training_goes_on_from_an_adapter(adapter, tmp_path):
     run, _, recipe, options = adapter
     again = {**options, "model_name_or_path": run, "output_dir": tmp_path / "on"}
-    with pytest.raises(ACPOError, match=r"use_peft=True .* is an adapter already"):
-        prepare(read_recipe(recipe, flags(**again)))
+    for command in (examine, train):
+        with pytest.raises(ACPOError, match=r"use_peft=True .* is an adapter already"):
+            command(recipe, flags(**again))
     trainer = prepare(read_recipe(recipe, flags(**again, use_peft=False))).trainer
     before = {n: p.clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
     assert before and all("lora_" in name for name in before)

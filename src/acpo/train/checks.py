@@ -171,6 +171,11 @@ def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
                 f"{number}, outside its vocabulary of {rows}; choose a token that is in it, or "
                 "resize the embedding, and save both"
             )
+    if recipe.model.use_peft and adapter_base(name) is not None:
+        raise ACPOError(
+            f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
+            "already: leave use_peft out to train it on, or name its base model"
+        )
     if recipe.model.use_peft:
         _check_adapter(recipe, empty_model(recipe, name))
 

@@ -12,7 +12,6 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import writing
 from acpo.engines.trl.identity import STREAM
-from acpo.errors import ACPOError
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
@@ -160,11 +159,6 @@ def _build_trainer(
     config, model = recipe.config, recipe.model
     kwargs: Any = config.model_init_kwargs
     adapter = adapter_base(name) is not None
-    if adapter and model.use_peft:
-        raise ACPOError(
-            f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
-            "already: leave use_peft out to train it on, or name its base model"
-        )
     with in_one_line(f"{recipe.path}: no trainer could be built"):
         return ACPOTrainer(
             model=load_model(name, trainable=True, **kwargs) if adapter else name,
