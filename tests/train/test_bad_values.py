@@ -73,6 +73,14 @@ def run(place, command, extra=(), **changes):
         ({"entropy_coef": "inf"}, "entropy_coef=inf must be finite"),
         ({"top_p": 0.9}, "top_p=0.9 is not honoured: drawing from part of the vocabulary"),
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
+        (
+            {"attn_implementation": "sdpb"},
+            "attn_implementation='sdpb' is unknown; use eager or flash_attention_",
+        ),
+        (
+            {"cache_implementation": "statik"},
+            "recipe.yaml: Invalid `cache_implementation` (statik)",
+        ),
         ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
         ({"report_to": "wandv"}, "report_to=['wandv']: ValueError: wandv is not supported, only"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),

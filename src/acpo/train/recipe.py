@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
-from acpo.train.values import check_dtype, check_ranges, check_types, kinds
+from acpo.train.values import check_loading, check_ranges, check_types, kinds
 from acpo.yamlfile import YamlFile
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ACPOError(f"{path}: {' '.join(str(error).split())}") from error
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
-    check_dtype(model.dtype)
+    check_loading(model)
     given = frozenset([*values, *(name.replace("-", "_") for name in names)])
     return Recipe(path, task, config, model, given, values.get("env") or {})
 

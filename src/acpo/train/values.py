@@ -78,9 +78,15 @@ def check_ranges(values: Mapping[str, Any]) -> None:
         raise ACPOError("max_steps=0 trains nothing; give a number, or leave it out for epochs")
 
 
-def check_dtype(kind: str | None) -> None:
-    """Raise for a type of weights that does not exist."""
+def check_loading(model: Any) -> None:
+    """Raise for a type of weights, or an attention, that does not exist."""
     import torch
+    from transformers import AttentionInterface
 
+    kind, attention = model.dtype, model.attn_implementation
     if kind not in (None, "auto") and not isinstance(getattr(torch, str(kind), None), torch.dtype):
         raise ACPOError(f"dtype={kind!r} is no type of torch; use float32, bfloat16 or auto")
+    known = ("eager", *AttentionInterface().valid_keys())
+    own = attention is None or "/" in attention  # a kernel on the hub
+    if not own and attention.removeprefix("paged|") not in known:
+        raise ACPOError(f"attn_implementation={attention!r} is unknown; use {' or '.join(known)}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 from trl import GRPOConfig
 
 from acpo.errors import ACPOError
@@ -265,6 +266,7 @@ class ACPOConfig(GRPOConfig):
         for name, words in WORDS.items():
             if (value := getattr(self, name)) not in words:
                 raise ACPOError(f"{name}={value!r} is unknown; use {' or '.join(map(repr, words))}")
+        GenerationConfig(cache_implementation=self.cache_implementation)  # refuses an unknown one
         if self.max_completion_length is None:
             raise ACPOError("max_completion_length=None: completions need a bound; give a number")
         counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
