@@ -163,8 +163,17 @@ def test_doctor_reads_a_model_with_code_of_its_own_where_that_is_trusted(place, 
 
 def test_a_rollout_smaller_than_an_update_is_told(place):
     batches = {"per_device_train_batch_size": 8, "generation_batch_size": 8}
-    result = run(place, "doctor", ["--processes", "2"], **batches)
-    assert result[0] != 0
+    status, lines = run(place, "doctor", ["--processes", "2"], **batches)
+    assert status == 2 and "divisible by the global batch size (16)" in lines[-1]
+
+
+def test_groups_that_only_several_processes_hold(place):
+    batches = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 2}
+    evaluated = {"held_out": 4, "eval_strategy": "steps"}
+    for processes in (1, 2):
+        count = ["--processes", str(processes)]
+        status, lines = run(place, "doctor", count, **batches, **evaluated)
+        assert status == (0 if processes == 2 else 2), lines
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])

@@ -76,8 +76,8 @@ def test_too_few_problems_for_so_many_processes(tmp_path):
     options = flags(output_dir=tmp_path, max_problems=100)
     arguments = ["doctor", str(RECIPES / "quickstart.yaml"), "--processes", "2", *options]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 1, result.output
-    assert "100 problems are fewer than the 128 of one rollout" in result.output
+    assert result.exit_code == 2, result.output
+    assert "100 prompts, but one rollout takes 128" in " ".join(result.output.split())
 
 
 def test_gold_answers_that_earn_nothing(examine, tmp_path):

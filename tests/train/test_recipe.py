@@ -102,9 +102,9 @@ def test_the_papers_grid_is_complete_and_differs_in_one_line():
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda path: path.stem)
 def test_the_papers_batches(path):
-    recipe = read_recipe(path, CPU)
+    recipe = read_recipe(path, CPU, processes=8)
     assert recipe.config.objective == METHODS[recipe.config.method]
-    plan = plan_batches(recipe, problems=17_243, processes=8)
+    plan = plan_batches(recipe, problems=17_243)
     assert (plan.rollout, plan.prompts, plan.per_update) == (1024, 128, 128)
     assert plan.updates_per_rollout == 8
     assert (plan.rollouts, plan.updates) == (134, 134 * 8)
@@ -113,13 +113,13 @@ def test_the_papers_batches(path):
 
 
 def test_plan_from_steps_per_generation():
-    recipe = read_recipe(RECIPES / "quickstart.yaml")
-    plan = plan_batches(recipe, problems=20_000, processes=2)
+    recipe = read_recipe(RECIPES / "quickstart.yaml", processes=2)
+    plan = plan_batches(recipe, problems=20_000)
     assert (plan.rollout, plan.prompts, plan.per_update) == (1024, 128, 512)
     assert plan.updates_per_rollout == 2
     assert plan.epochs == pytest.approx(plan.rollouts * 128 / 20_000)
     twice = read_recipe(RECIPES / "quickstart.yaml", flags(num_iterations=3))
-    assert plan_batches(twice, problems=20_000, processes=1).updates_per_rollout == 6
+    assert plan_batches(twice, problems=20_000).updates_per_rollout == 6
 
 
 def test_training_bytes():

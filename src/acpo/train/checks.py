@@ -37,7 +37,6 @@ class Material(NamedTuple):
 
 def gather(
     recipe: Recipe,
-    processes: int,
     *,
     choose: Callable[[TrainingData], TrainingData] | None = None,
     elsewhere: bool = False,
@@ -46,7 +45,6 @@ def gather(
 
     Args:
         recipe: what to train.
-        processes: training processes.
         choose: picks from the data before anything looks at them.
         elsewhere: whether another machine is to train.
     """
@@ -63,7 +61,7 @@ def gather(
     )
     check_model(recipe, name, tokenizer)
     check_weights(name)
-    used = prompts_used(recipe, processes)
+    used = prompts_used(recipe)
     spare = 8 if choose else 1  # a study leaves most of them to another phase
     options: Any = config.chat_template_kwargs
     data = build_data(
@@ -78,7 +76,7 @@ def gather(
     checked_rewards(data.rewards, data.train)
     check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
-    check_evaluation(recipe, data, processes)
+    check_evaluation(recipe, data)
     return Material(name, tokenizer, data)
 
 
@@ -244,22 +242,22 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
         )
 
 
-def check_evaluation(recipe: Recipe, data: TrainingData, processes: int) -> None:
+def check_evaluation(recipe: Recipe, data: TrainingData) -> None:
     """Raise for evaluation in split groups, or for a best checkpoint that none would choose.
 
     Where nothing is held out, evaluation is turned off, and a note says so.
     """
     config: Any = recipe.config
-    group = config.num_generations_eval or config.num_generations or 1
+    group = config.num_generations_eval or config.num_generations
     if data.held_out is None:
         if config.eval_strategy != "no":
             data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
         config.eval_strategy = "no"
-    elif config.per_device_eval_batch_size * processes % group:
+    elif config.per_device_eval_batch_size * config.world_size % group:
         raise ACPOError(
-            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on {processes} "
-            f"process(es) is not a multiple of num_generations_eval={group}, so held-out problems "
-            "would be split; make it one"
+            f"per_device_eval_batch_size={config.per_device_eval_batch_size} on "
+            f"{config.world_size} process(es) is not a multiple of num_generations_eval={group}, "
+            "so held-out problems would be split; make it one"
         )
     metric, never = config.metric_for_best_model, config.eval_strategy == "no"
     for name, value in (("save_strategy", "best"), ("load_best_model_at_end", True)):

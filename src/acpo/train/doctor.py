@@ -64,20 +64,21 @@ def examine(
         processes: training processes to plan for; None for those of this launch.
     """
     findings = Findings()
-    recipe, elsewhere = _read(path, overrides)
-    processes = processes or recipe.config.world_size
+    recipe, elsewhere = _read(path, overrides, processes)
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
-    name, tokenizer, data = gather(recipe, processes, elsewhere=elsewhere)
+    name, tokenizer, data = gather(recipe, elsewhere=elsewhere)
     check_folder(recipe.output_dir, resumption(recipe.config))
     check_finite(name)
     if elsewhere:
         findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")
-    plan = plan_batches(recipe, len(data.train), processes)
-    _check_data(findings, data, plan)
+    plan = plan_batches(recipe, len(data.train))
+    findings.section("data")
+    for note in data.notes:
+        findings.fine(note)
     _check_prompts(findings, data, tokenizer)
     _check_rewards(findings, data)
-    _check_batches(findings, recipe, plan, processes)
-    _check_memory(findings, recipe, name, processes)
+    _check_batches(findings, recipe, plan)
+    _check_memory(findings, recipe, name)
     _foretell(findings, recipe, data, plan)
     count = findings.problems
     verdict = "ready to train" + " where there is a GPU" * elsewhere
@@ -86,30 +87,20 @@ def examine(
     return not count
 
 
-def _read(path: str | Path, overrides: Sequence[str]) -> tuple[Recipe, bool]:
+def _read(path: str | Path, overrides: Sequence[str], processes: int | None) -> tuple[Recipe, bool]:
     """A recipe, and whether another machine is to train it: one with a GPU, where here is none."""
     import torch
 
     here = torch.cuda.is_available()
     try:
-        recipe = read_recipe(path, overrides)
+        recipe = read_recipe(path, overrides, processes=processes)
     except ACPOError:
         if here:
             raise
         # Recipes for GPUs are refused where there is none; they can be examined all the same.
-        return read_recipe(path, ["--use_cpu", "true", *overrides]), True
+        overrides = ["--use_cpu", "true", *overrides]
+        return read_recipe(path, overrides, processes=processes), True
     return recipe, not here and not recipe.config.use_cpu
-
-
-def _check_data(findings: Findings, data: TrainingData, plan: BatchPlan) -> None:
-    findings.section("data")
-    for note in data.notes:
-        findings.fine(note)
-    if len(data.train) < plan.prompts:
-        findings.problem(
-            f"{len(data.train)} problems are fewer than the {plan.prompts} of one rollout: nothing "
-            "would be trained; lower generation_batch_size or steps_per_generation"
-        )
 
 
 def _check_prompts(
@@ -199,7 +190,8 @@ def _dropped(*_: Any) -> None:
     """What a reward function logs while it is tried."""
 
 
-def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processes: int) -> None:
+def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan) -> None:
+    processes = recipe.config.world_size
     findings.section(f"batches, on {processes} process{'es' if processes > 1 else ''}")
     findings.fine(
         f"a rollout is {plan.prompts} problems x {recipe.config.num_generations} completions = "
@@ -217,15 +209,12 @@ def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan, processe
         )
     if plan.updates_per_rollout > 16:
         findings.note("more than 16 updates per rollout: expect ratios far from 1")
-    if plan.rollout % (plan.per_update or 1):
-        findings.problem(
-            f"a rollout of {plan.rollout} does not split into updates of {plan.per_update}"
-        )
 
 
-def _check_memory(findings: Findings, recipe: Recipe, name: str, processes: int) -> None:
+def _check_memory(findings: Findings, recipe: Recipe, name: str) -> None:
     import torch
 
+    processes = recipe.config.world_size
     findings.section("memory")
     parameters = empty_model(recipe, name).num_parameters()
     if recipe.model.use_peft:

@@ -132,7 +132,7 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
         ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
     """
     config, model = recipe.config, recipe.model
-    name, tokenizer, data = gather(recipe, config.world_size, choose=choose)
+    name, tokenizer, data = gather(recipe, choose=choose)
     if choose is None and data.stream is not None:
         # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
         config.shuffle_dataset = False

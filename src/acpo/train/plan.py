@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from acpo.train.recipe import Recipe
 
@@ -31,20 +31,12 @@ class BatchPlan:
     epochs: float
 
 
-def plan_batches(recipe: Recipe, problems: int, processes: int) -> BatchPlan:
-    """The plan of a recipe on `processes` processes."""
-    config = recipe.config
-    group = config.num_generations or 1
-    micro = config.per_device_train_batch_size * processes
-    if "generation_batch_size" in recipe.given:
-        rollout = config.generation_batch_size or micro
-        steps = max(1, rollout // micro)
-    else:
-        steps = config.steps_per_generation or config.gradient_accumulation_steps
-        rollout = micro * steps
-    accumulation = config.gradient_accumulation_steps
-    prompts = max(1, rollout // group)
-    updates_per_rollout = max(1, steps * config.num_iterations // accumulation)
+def plan_batches(recipe: Recipe, problems: int) -> BatchPlan:
+    """The plan of a recipe on that many problems."""
+    config: Any = recipe.config
+    rollout, accumulation = config.generation_batch_size, config.gradient_accumulation_steps
+    prompts = rollout // config.num_generations
+    updates_per_rollout = config.steps_per_generation * config.num_iterations // accumulation
     updates = config.max_steps
     if updates <= 0:  # as transformers counts: part of an update is a whole one
         per_pass = problems // prompts * updates_per_rollout
@@ -53,7 +45,7 @@ def plan_batches(recipe: Recipe, problems: int, processes: int) -> BatchPlan:
     return BatchPlan(
         rollout=rollout,
         prompts=prompts,
-        per_update=micro * accumulation,
+        per_update=config.per_device_train_batch_size * config.world_size * accumulation,
         updates_per_rollout=updates_per_rollout,
         updates=updates,
         rollouts=rollouts,
@@ -66,11 +58,11 @@ def in_updates(steps: float, plan: BatchPlan) -> int:
     return math.ceil(plan.updates * steps) if steps < 1 else int(steps)
 
 
-def prompts_used(recipe: Recipe, processes: int) -> int | None:
+def prompts_used(recipe: Recipe) -> int | None:
     """Prompts of a run whose length does not depend on the data; None where it does."""
     if recipe.config.max_steps <= 0:
         return None
-    plan = plan_batches(recipe, problems=1, processes=processes)
+    plan = plan_batches(recipe, problems=1)
     return plan.rollouts * plan.prompts
 
 

@@ -84,14 +84,21 @@ class Recipe(NamedTuple):
         return Path(str(self.config.output_dir))
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def read_recipe(
+    path: str | Path, overrides: Sequence[str] = (), *, processes: int | None = None
+) -> Recipe:
     """Parse a recipe and its overrides (`--key value`).
 
     A recipe without `output_dir` writes to `runs/<name of the recipe>`.
+
+    Args:
+        path: the recipe.
+        overrides: `--key value` pairs that replace its values.
+        processes: those that will train; None for those of this launch.
     """
     path = Path(path)
     values = YamlFile(path, what="recipe", others="recipes/").values
-    parser = _parser()
+    parser = _parser(processes)
     actions = {action.dest: action for action in parser._actions}
     known = set(actions)
     for key in values:
@@ -186,7 +193,7 @@ def option_groups() -> dict[str, list[tuple[str, str]]]:
     return {title: groups[title] for title in order}
 
 
-def _parser() -> Any:
+def _parser(processes: int | None) -> Any:
     from trl import ModelConfig, TrlParser
 
     from acpo import ACPOConfig
@@ -195,8 +202,10 @@ def _parser() -> Any:
         def error(self, message: str) -> NoReturn:
             raise ACPOError(message)
 
-    parts: Any = (TaskArguments, ACPOConfig, ModelConfig)
-    return RecipeParser(parts, allow_abbrev=False)
+    config: Any = ACPOConfig
+    if processes is not None:  # only to plan with: such a class cannot be pickled
+        config = type("ACPOConfig", (ACPOConfig,), {"world_size": processes})
+    return RecipeParser((TaskArguments, config, ModelConfig), allow_abbrev=False)
 
 
 def _refuse_unknown(key: str, known: set[str], *, where: str) -> NoReturn:
