@@ -39,7 +39,7 @@ def test_a_second_run_in_the_folder_is_refused_and_nothing_is_deleted(trained):
     before = contents(trained)
     with pytest.raises(ACPOError, match=r"(?s)another run.*method: .acpo. there, .grpo. here"):
         build(trained, method="grpo").train()
-    with pytest.raises(ACPOError, match=r"this very run.*resume_from_checkpoint=True"):
+    with pytest.raises(ACPOError, match=r"a run with these options.*resume_from_checkpoint=True"):
         build(trained).train()
     assert contents(trained) == before
 

@@ -258,6 +258,14 @@ def test_a_folder_with_checkpoints(place, tmp_path, command):
     assert status == 2 and "acpo_manifest.json is missing" in lines[-1]
 
 
+def test_a_folder_with_another_run(place, tmp_path):
+    assert run(place, "train", output_dir=str(tmp_path))[0] == 0
+    for command in ("train", "doctor"):
+        status, lines = run(place, command, output_dir=str(tmp_path), method="grpo")
+        assert status == 2 and "holds a trained model of another run" in "".join(lines)
+        assert '  method: "acpo" there, "grpo" here' in lines
+
+
 def test_vllm_is_missed_where_training_would_be(place, monkeypatch):
     assert importlib.util.find_spec("vllm") is None
     for command in ("train", "doctor"):

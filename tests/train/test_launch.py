@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.errors import ACPOError
+from acpo.train.doctor import examine
 from acpo.train.launch import TrainingClock, train
 from train.standin import flags, save_standin
 from train.test_data import ENDLESS
@@ -76,13 +77,15 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
         "save_steps": 1,
     }
     first = train(QUICKSTART, flags(**options, max_steps=1))
-    second = train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true"))
+    resumed = flags(**options, max_steps=2, resume_from_checkpoint="true")
+    assert examine(QUICKSTART, resumed)
+    second = train(QUICKSTART, resumed)
     assert (first.updates, second.updates) == (1, 2)
     assert (first.timed_updates, second.timed_updates) == (1, 1)
     assert second.before == first.before
     assert second.problems == 50
     left = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    assert train(QUICKSTART, flags(**options, max_steps=2, resume_from_checkpoint="true")) == second
+    assert train(QUICKSTART, resumed) == second
     assert {path: path.read_bytes() for path in left} == left
     other = flags(**{**options, "held_out": 60}, max_steps=3, resume_from_checkpoint="true")
     result = CliRunner().invoke(app, ["train", str(QUICKSTART), *other])

@@ -48,6 +48,7 @@ def gather(
         choose: picks from the data before anything looks at them.
         elsewhere: whether another machine is to train.
     """
+    from acpo.engines.trl.identity import STREAM
     from acpo.engines.trl.rewards import checked_rewards
     from acpo.engines.trl.safety import check_dataset, check_output_folder
 
@@ -77,6 +78,10 @@ def gather(
     check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
     check_evaluation(recipe, data)
+    if choose is None and data.stream is not None:
+        # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
+        config.shuffle_dataset = False
+        data.train.info.description = f"{STREAM}{data.stream}"
     return Material(name, tokenizer, data)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from acpo.engines.trl.checkpoint import check_folder
+from acpo.engines.trl.identity import decisive
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.checks import check_finite, empty_model, gather, gold_answers, resumption
@@ -67,7 +68,8 @@ def examine(
     recipe, elsewhere = _read(path, overrides, processes)
     findings.section(f"{path}: {recipe.config.objective.title} on {recipe.task.task}")
     name, tokenizer, data = gather(recipe, elsewhere=elsewhere)
-    check_folder(recipe.output_dir, resumption(recipe.config))
+    options = {} if elsewhere else decisive(recipe.config)  # some follow from the machine
+    check_folder(recipe.output_dir, resumption(recipe.config), options)
     check_finite(name)
     if elsewhere:
         findings.note("no GPU here: this is the plan for a machine that has what the recipe needs")

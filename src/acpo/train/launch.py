@@ -11,7 +11,6 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import writing
-from acpo.engines.trl.identity import STREAM
 from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
@@ -133,10 +132,6 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     """
     config, model = recipe.config, recipe.model
     name, tokenizer, data = gather(recipe, choose=choose)
-    if choose is None and data.stream is not None:
-        # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
-        config.shuffle_dataset = False
-        data.train.info.description = f"{STREAM}{data.stream}"
     config.model_init_kwargs = {
         "revision": model.model_revision,
         "trust_remote_code": config.trust_remote_code,

@@ -205,7 +205,9 @@ def begin(trainer: Any, asked: Any) -> str | None:
     outcome: list[Any] = [None, None]
     if trainer.accelerator.is_main_process:
         try:
-            outcome[0] = _claim(Path(trainer.args.output_dir), asked, trainer.identity)
+            folder = Path(trainer.args.output_dir)
+            outcome[0] = check_folder(folder, asked, trainer.identity)
+            identity.write(folder, trainer.identity)
         except ACPOError as error:
             outcome[1] = str(error)
     broadcast_object_list(outcome)
@@ -214,32 +216,19 @@ def begin(trainer: Any, asked: Any) -> str | None:
     return outcome[0]
 
 
-def check_folder(folder: Path, asked: Any) -> None:
-    """Raise where `begin` would, whatever the run: what can be told before there is a trainer."""
-    _, there = _in_folder(folder, asked)
-    if there and asked is not True:  # damaged ones of this very run would not be in the way
-        raise ACPOError(
-            f"output_dir={str(folder)!r} holds checkpoints up to {there[-1].name}; choose another "
-            "output_dir, or empty this one; resume_from_checkpoint=True goes on from the newest"
-        )
+def check_folder(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
+    """The checkpoint a run goes on from, if any; raise where `begin` would.
 
-
-def _in_folder(folder: Path, asked: Any) -> tuple[str | None, list[Path]]:
-    """The checkpoint a run goes on from, and those in the way of a run that goes on from none."""
+    Of `run`, before there is a trainer, some of it will do.
+    """
     found = to_resume_from(asked, folder)
-    at_home = found is not None and Path(found).resolve().parent == folder.resolve()
-    return found, [] if at_home else numbered(folder)
-
-
-def _claim(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
-    found, there = _in_folder(folder, asked)
     if found is not None:
         identity.refuse_other_run(Path(found), run)
+    at_home = found is not None and Path(found).resolve().parent == folder.resolve()
     # A run all of whose checkpoints are damaged starts over, if they are its own.
     last = identity.read(folder)
     restarts = asked is True and last is not None and not identity.differences(last, run)
-    identity.refuse_occupied(folder, [] if restarts else there, run)
-    identity.write(folder, run)
+    identity.refuse_occupied(folder, [] if at_home or restarts else numbered(folder), run)
     return found
 
 

@@ -54,14 +54,19 @@ NO_MATTER = (
 WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.bin")
 
 
+def decisive(args: Any) -> dict[str, Any]:
+    """What of a configuration decides a run's weights, as a file gives it back."""
+    found = {name: getattr(args, name) for name in DECISIVE}
+    found["method_options"] = dict(args.objective.options)
+    return json.loads(json.dumps(found, default=_plain))
+
+
 def identity(trainer: Any) -> dict[str, Any]:
     """What decides a trainer's weights, for a file and for people to read."""
     args = trainer.args
-    options = {name: getattr(args, name) for name in DECISIVE}
     processes = trainer.accelerator.num_processes
-    found = {
-        **options,
-        "method_options": dict(args.objective.options),
+    return {
+        **decisive(args),
         "completions_per_update": args.per_device_train_batch_size * processes,
         "updates_per_rollout": args.steps_per_generation * args.num_iterations,
         "processes": processes,
@@ -73,10 +78,8 @@ def identity(trainer: Any) -> dict[str, Any]:
         "chat_template": _template(trainer.chat_template or trainer._tokenizer.chat_template),
         "model": {"name": str(trainer.policy.config._name_or_path), "weights": _weights(trainer)},
         "dtype": sorted({str(p.dtype) for p in trainer.model.parameters() if p.requires_grad}),
-        "peft": _adapters(trainer.model),
+        "peft": json.loads(json.dumps(_adapters(trainer.model), default=_plain)),
     }
-    # As a file gives it back, so that the two can be compared.
-    return json.loads(json.dumps(found, default=_plain))
 
 
 def _plain(value: Any) -> Any:
@@ -219,7 +222,7 @@ def refuse_occupied(folder: Path, checkpoints: list[Path], run: dict[str, Any]) 
     holds = f"checkpoints up to {checkpoints[-1].name}" if checkpoints else "a trained model"
     words = f"output_dir={str(folder)!r} holds {holds} of another run"
     if there is not None and not differ:
-        words = f"output_dir={str(folder)!r} holds {holds} of this very run"
+        words = f"output_dir={str(folder)!r} holds {holds} of a run with these options"
     remedy = "choose another output_dir, or empty this one"
     if checkpoints and not differ:
         remedy += "; resume_from_checkpoint=True goes on from the newest"
