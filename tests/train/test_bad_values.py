@@ -95,6 +95,18 @@ def run(place, command, extra=(), **changes):
             {"held_out": 4, "per_device_eval_batch_size": 6, "num_generations_eval": 4},
             "per_device_eval_batch_size=6 on 1 process(es) is not a multiple",
         ),
+        ({"max_resample_times": 2}, "max_resample_times=2 does nothing without dynamic_sampling"),
+        ({"soft_overlong_penalty": 0.5}, "=0.5 does nothing without soft_overlong_cache"),
+        ({"record_every": 2}, "record_every=2 does nothing without record_rollouts"),
+        ({"sampler_rows": 4}, "sampler_rows=4 is for sampler='static'"),
+        (
+            {"sampler": "static", "cast_lm_head_to_fp32": True},
+            "cast_lm_head_to_fp32=True is not honoured by sampler='static'",
+        ),
+        ({"chain_steps": 3}, "chain_steps=3 is for task='chain'"),
+        ({"data_config": "main"}, "data_config='main' is for a data set on the hub"),
+        ({"data_split": "test"}, "data_split='test' is for a data set on the hub"),
+        ({"held_out_split": "test", "held_out": 4}, "held_out_split='test' is for a data set on"),
         ({"save_strategy": "best"}, "save_strategy=best needs evaluations to choose by"),
         (
             {"save_strategy": "best", "metric_for_best_model": "eval_reward"},

@@ -250,6 +250,9 @@ def test_half_a_mapping(tmp_path):
         ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be positive"),
         ({"held_out": -1}, "held_out=-1"),
         ({"task": "chain"}, "data=.* task='chain' makes its own problems"),
+        ({"task": "chain", "data": None, "data_split": "test"}, "data_split='test' is for a data"),
+        ({"task": "chain", "data": None, "data_config": "a"}, "data_config='a' is for a data set"),
+        ({"held_out_split": "b", "held_out_data": "held.jsonl"}, "held_out_split='b' is for a"),
     ],
 )
 def test_options_that_make_no_sense(tmp_path, options, message):

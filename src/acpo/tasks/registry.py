@@ -16,7 +16,7 @@ from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
 from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
-from acpo.tasks.sources import FORMATS, DataError
+from acpo.tasks.sources import FORMATS, DataError, is_file
 from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
 
 GYM = "gym:"
@@ -95,11 +95,11 @@ def get_task(reference: str) -> Task:
         task = gym_task(base.removeprefix(GYM), settings)
     elif file.endswith(".py"):
         task = _from_python(Path(file), name, settings, reference)
-    elif settings and (file.endswith((".yaml", ".yml")) or Path(base).suffix in FORMATS):
+    elif settings and (file.endswith((".yaml", ".yml")) or is_file(base)):
         raise ACPOError(f"task={reference!r}: a file takes no settings; leave out ?{query}")
     elif file.endswith((".yaml", ".yml")):
         task = _from_yaml(Path(file), name, reference)
-    elif Path(base).suffix in FORMATS:
+    elif is_file(base):
         task = _own_file(Path(base))
     else:
         raise ACPOError(_unknown(reference))
@@ -195,7 +195,7 @@ def _from_yaml(path: Path, name: str, reference: str) -> Task:
             raise ACPOError(f"{where}: {key!r} is unknown; use gym, {', '.join(YAML_KEYS)}")
     for key in ("problems", "test"):
         value = fields.get(key)
-        if isinstance(value, str) and Path(value).suffix in FORMATS:
+        if isinstance(value, str) and is_file(value):
             fields[key] = str(path.parent / value)
     identity = {"file": _hash(path)}
     grader = str(fields.get("grader", "math"))

@@ -22,6 +22,11 @@ class DataError(ACPOError):
     """Rows that are missing, incomplete, or not what the task declares."""
 
 
+def is_file(source: str) -> bool:
+    """Whether a source is a file, there or not, and no hub id."""
+    return Path(source).suffix in FORMATS
+
+
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Sequence[Row]:
     """Every row of a file of `FORMATS`, or of a configuration and split of a hub data set.
 
@@ -30,7 +35,7 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     """
     path = Path(source)
     rows: Sequence[Row]
-    if path.suffix in FORMATS:
+    if is_file(source):
         rows = _read_file(path)
     elif path.exists():
         raise ACPOError(f"data={source!r} must end in one of {', '.join(FORMATS)}")

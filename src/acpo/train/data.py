@@ -12,6 +12,7 @@ from acpo.tasks.grading import ROW, reward_function
 from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
 from acpo.tasks.registry import get_task, import_reward
+from acpo.tasks.sources import is_file
 from acpo.tasks.task import MATH, Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
@@ -175,6 +176,16 @@ def _check_arguments(task: Task, arguments: TaskArguments) -> None:
             raise ACPOError(f"{name}={value} must be positive, or left out")
     if arguments.held_out is not None and arguments.held_out < 0:
         raise ACPOError(f"held_out={arguments.held_out} must not be negative")
+    steps = arguments.chain_steps
+    if steps != TaskArguments.chain_steps and arguments.task != "chain":
+        raise ACPOError(f"chain_steps={steps} is for task='chain'; leave it out")
+    source: Any = arguments.data or task.problems
+    own = arguments.held_out is not None and arguments.data is None and task.held_out_split
+    held: Any = arguments.held_out_data or (source if own else None)
+    for name, read in (("data_config", source), ("data_split", source), ("held_out_split", held)):
+        value, hub = getattr(arguments, name), isinstance(read, str) and not is_file(read)
+        if value != getattr(TaskArguments, name) and not hub:
+            raise ACPOError(f"{name}={value!r} is for a data set on the hub; leave it out")
     if not task.endless:
         return
     for name in ("data", "held_out_data", "problem_column", "answer_column"):

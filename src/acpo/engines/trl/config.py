@@ -125,6 +125,21 @@ WORDS = {
 }
 """Options that take one of a few words; TRL tells of its own after the first rollout."""
 
+NEEDS = {
+    "max_resample_times": "dynamic_sampling",
+    "soft_overlong_penalty": "soft_overlong_cache",
+    "record_every": "record_rollouts",
+}
+"""Options that do nothing unless another is set."""
+
+STATIC: dict[str, tuple[Any, ...]] = {
+    "use_vllm": (False,),
+    "use_transformers_continuous_batching": (False,),
+    "cast_lm_head_to_fp32": (False,),
+    "generation_kwargs": (None, {}),
+}
+"""Generation options beyond `REFUSALS` that sampler='static' takes at these values alone."""
+
 
 @dataclass
 class ACPOConfig(GRPOConfig):
@@ -239,6 +254,7 @@ class ACPOConfig(GRPOConfig):
         refuse_unhonoured(self)
         self._check_correction(method)
         self._check_ranges()
+        self._check_switches()
         self._check_batch()
 
     @property
@@ -301,6 +317,22 @@ class ACPOConfig(GRPOConfig):
                 f"soft_overlong_cache={cache} needs "
                 "multi_objective_aggregation='sum_then_normalize', which has one reward to lower"
             )
+
+    def _check_switches(self) -> None:
+        for name, switch in NEEDS.items():
+            value = getattr(self, name)
+            if value != getattr(ACPOConfig, name) and not getattr(self, switch):
+                raise ACPOError(f"{name}={value} does nothing without {switch}; leave it out")
+        static = self.sampler == "static"
+        if self.sampler_rows is not None and not static:
+            raise ACPOError(
+                f"sampler_rows={self.sampler_rows} is for sampler='static'; leave it out"
+            )
+        for name, plain in STATIC.items() if static else ():
+            if (value := getattr(self, name)) not in plain:
+                raise ACPOError(
+                    f"{name}={value!r} is not honoured by sampler='static'; use sampler='generate'"
+                )
 
     def _check_batch(self) -> None:
         steps, accumulation = self.steps_per_generation, self.gradient_accumulation_steps

@@ -256,15 +256,6 @@ class Rollouts:
         return self._sampler.sample(prompt_ids, seed=seed)
 
 
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_vllm": (False,),
-    "use_transformers_continuous_batching": (False,),
-    "cast_lm_head_to_fp32": (False,),
-    "generation_kwargs": (None, {}),
-}
-"""Generation options beyond those `ACPOConfig` refuses, and the values that do nothing."""
-
-
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """No passes of Python's garbage collector inside.
@@ -289,17 +280,7 @@ def refuse_sampler(trainer: Any) -> None:
     args = trainer.args
     if args.sampler != "static":
         _refuse_own_options(trainer)
-        if args.sampler_rows is not None:
-            raise ACPOError(
-                f"sampler_rows={args.sampler_rows} is for sampler='static'; leave it out"
-            )
         return
-    for name, plain in _PLAIN.items():
-        value = getattr(args, name)
-        if value not in plain:
-            raise ACPOError(
-                f"{name}={value!r} is not honoured by sampler='static'; use sampler='generate'"
-            )
     if trainer.tools or trainer.rollout_func is not None:
         raise ACPOError("sampler='static' samples plain completions; use sampler='generate'")
     if trainer.is_fsdp_enabled:
