@@ -48,7 +48,8 @@ def check_types(
         action, kind = actions.get(key), options.get(key, set())
         if action is None:
             continue
-        if (value is None and action.default is not None) or (key == "output_dir" and not value):
+        empty = value == [] if key == "reward_funcs" else key == "output_dir" and not value
+        if empty or (value is None and action.default is not None):
             raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
         if value is None:
             continue
