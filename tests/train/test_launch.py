@@ -95,6 +95,27 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     assert "  before  " not in result.output and f"{report['after']['value']:.1%}" in result.output
 
 
+def test_a_finished_run_is_left_as_it_is_and_an_older_model_is_not(tmp_path):
+    options = {"output_dir": tmp_path, "held_out": 0, "max_problems": 100, "report": False}
+    options |= {"per_device_train_batch_size": 16, "steps_per_generation": 1}
+    options |= {"save_strategy": "steps", "save_steps": 1, "lr_scheduler_type": "constant"}
+
+    def run(steps):
+        return train(QUICKSTART, flags(**options, max_steps=steps, resume_from_checkpoint="true"))
+
+    first = run(1)
+    model, state = tmp_path / "model.safetensors", tmp_path / "trainer_state.json"
+    written = [path.stat().st_mtime_ns for path in (model, state)]
+    assert run(1).updates == first.updates == 1
+    assert [path.stat().st_mtime_ns for path in (model, state)] == written
+    older = state.read_text()
+    run(2)
+    state.write_text(older)  # as if killed before the model was saved
+    model.unlink()
+    run(2)
+    assert model.is_file()
+
+
 def test_a_run_on_an_endless_task_may_be_made_longer(tmp_path):
     """It goes on with problems it has not seen, to the weights of a run that was long at once."""
     file = tmp_path / "own.py"

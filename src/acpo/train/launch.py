@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import writing
@@ -107,17 +108,26 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     for note in (*run.data.notes, str(trainer.packed.attention)):
         trainer.accelerator.print(note)
     trainer.train(resume_from_checkpoint=resumption(config))
-    kept = Report.read(run.recipe.output_dir) if trainer.watch.finished else None
-    if kept is not None:  # what the run that trained has left stays as it is
+    # What the run that trained has left stays as it is.
+    left = trainer.watch.finished and _saved_step(run.recipe) == trainer.state.global_step
+    kept = Report.read(run.recipe.output_dir) if left else None
+    if kept is not None:
         return kept
-    with writing(run.recipe.output_dir, "the trained model"):
-        trainer.save_model(config.output_dir)
-        trainer.save_state()
-    if config.push_to_hub:
-        trainer.push_to_hub(dataset_name=run.recipe.task.data)
+    if not left:
+        with writing(run.recipe.output_dir, "the trained model"):
+            trainer.save_model(config.output_dir)
+            trainer.save_state()
+        if config.push_to_hub:
+            trainer.push_to_hub(dataset_name=run.recipe.task.data)
     report = _finish(run)
     trainer.accelerator.end_training()
     return report
+
+
+def _saved_step(recipe: Recipe) -> int | None:
+    """The step whose model is in the output folder; None if there is none."""
+    path = recipe.output_dir / TRAINER_STATE_NAME
+    return TrainerState.load_from_json(str(path)).global_step if path.is_file() else None
 
 
 def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | None = None) -> Run:
