@@ -224,6 +224,7 @@ def test_bad_input_is_explained(tmp_path):
     ("options", "said"),
     [
         (("--prompt-format", "plain", "--system", "x"), "--system needs --prompt-format chat"),
+        (("--temperature", "inf"), "--temperature inf is not finite"),
         (("--stop", "x", "--stop", ""), "--stop '' ends every completion"),
         (("--concurrency", 64), "--backend transformers does not take --concurrency"),
         (

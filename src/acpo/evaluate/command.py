@@ -1,5 +1,6 @@
 """`acpo eval` and `acpo data`. Light to import: everything heavy is imported by the verbs."""
 
+import math
 import re
 import warnings
 from pathlib import Path
@@ -121,6 +122,8 @@ def run_eval(
 def _check_sampling(sampling: "Sampling") -> None:
     from acpo.errors import ACPOError
 
+    if not math.isfinite(sampling.temperature):
+        raise ACPOError(f"--temperature {sampling.temperature} is not finite: give a number")
     if sampling.system is not None and not sampling.chat:
         raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
     if "" in sampling.stop:
