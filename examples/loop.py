@@ -114,6 +114,9 @@ def train_step(
 def report(step: int, rewards: Tensor, terms: TokenTerms) -> None:
     """One line: what came out, how sure the policy is, how far it has moved."""
     stats, computed = terms.stats, terms.computed
+    if not computed.any():
+        print(f"step {step:3d}  reward {rewards.mean():.3f}  equal in every group: no update")
+        return
     delta = -torch.expm1(stats.log_pmax[computed])
     ratio = torch.ones(1)
     if terms.old_logp is not None:
@@ -136,6 +139,8 @@ def main() -> None:
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     args = parser.parse_args()
     method = get_method(args.method)
+    if "max_length" in method.options:
+        method = get_method(args.method, max_length=NEW_TOKENS)
     if method.needs_whole_batch:
         parser.error(f"--method {method.name} looks at the whole batch first; here: {METHODS_HERE}")
     torch.manual_seed(0)

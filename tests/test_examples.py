@@ -21,6 +21,19 @@ def test_the_loop_learns():
     assert all(float(low) < 1 < float(high) for low, high in ratios), "the second update is off"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--method", "dr_grpo"], "ratio"),
+        (["--prompts", "1", "--group", "1"], "equal in every group: no update"),
+    ],
+)
+def test_the_loop_ends_well(monkeypatch, capsys, options, said):
+    monkeypatch.setattr(sys, "argv", [LOOP, "--steps", "1", *options])
+    runpy.run_path(LOOP, run_name="__main__")
+    assert said in capsys.readouterr().out
+
+
 def test_rows_that_need_more_than_a_loop_are_named(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [LOOP, "--method", "8020"])
     with pytest.raises(SystemExit) as ended:
