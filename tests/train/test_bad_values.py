@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Qwen3MoeConfig
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -220,6 +220,15 @@ def test_a_model_folder_that_lacks_a_file(place, tmp_path, command, gone, said):
         file.unlink()
     status, lines = run(place, command, model_name_or_path=str(tmp_path))
     assert status == 2 and said in lines[-1] and str(tmp_path) in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_model_that_cannot_be_trained(place, tmp_path, command):
+    save_standin(tmp_path)
+    small = {"vocab_size": 103, "num_hidden_layers": 1, "num_experts": 2}
+    Qwen3MoeConfig(**small, router_aux_loss_coef=0.01).save_pretrained(tmp_path)
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and "router_aux_loss_coef=0.01: the load-balancing loss" in lines[-1]
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])

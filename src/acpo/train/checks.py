@@ -164,7 +164,9 @@ def empty_model(recipe: Recipe, name: str) -> Any:
 
 
 def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
-    """Raise for a tokenizer or LoRA targets that do not fit the model; no weights are loaded."""
+    """Raise for a model that cannot be trained, or what does not fit it; no weights are loaded."""
+    from acpo.engines.trl.safety import refuse_model
+
     rows = getattr(shape_of(recipe, name).get_text_config(), "vocab_size", None)
     for token in ("pad_token", "eos_token"):
         number = getattr(tokenizer, f"{token}_id")
@@ -179,21 +181,19 @@ def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
             f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
             "already: leave use_peft out to train it on, or name its base model"
         )
-    if recipe.model.use_peft:
-        _check_adapter(recipe, empty_model(recipe, name))
+    empty = empty_model(recipe, name)
+    refuse_model(_adapted(recipe, empty) if recipe.model.use_peft else empty, recipe.config)
 
 
-def _check_adapter(recipe: Recipe, empty: Any) -> None:
+def _adapted(recipe: Recipe, empty: Any) -> Any:
     import torch
     from peft import get_peft_model
     from trl import get_peft_config
 
-    from acpo.head import language_model_head
-
     adapter: Any = get_peft_config(recipe.model)
     try:
         with torch.device("meta"):
-            get_peft_model(empty, adapter)
+            return get_peft_model(empty, adapter)
     except ValueError as error:
         linear = (n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear))
         known = {part.rpartition(".")[2] for part in linear}
@@ -202,7 +202,6 @@ def _check_adapter(recipe: Recipe, empty: Any) -> None:
             f"{recipe.model_name!r}, which has {', '.join(sorted(known))} "
             f"({str(error).splitlines()[0]})"
         ) from error
-    language_model_head(empty)
 
 
 def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str) -> None:

@@ -202,10 +202,10 @@ def _parser(processes: int | None) -> Any:
         def error(self, message: str) -> NoReturn:
             raise ACPOError(message)
 
-    config: Any = ACPOConfig
+    parts: Any = [TaskArguments, ACPOConfig, ModelConfig]
     if processes is not None:  # only to plan with: such a class cannot be pickled
-        config = type("ACPOConfig", (ACPOConfig,), {"world_size": processes})
-    return RecipeParser((TaskArguments, config, ModelConfig), allow_abbrev=False)
+        parts[1] = type("ACPOConfig", (ACPOConfig,), {"world_size": processes})
+    return RecipeParser(parts, allow_abbrev=False)
 
 
 def _refuse_unknown(key: str, known: set[str], *, where: str) -> NoReturn:

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
@@ -23,7 +24,7 @@ from acpo.engines.trl.forward import Attention
 from acpo.engines.trl.packing import find_rows
 from acpo.engines.trl.update import PackedUpdate, UpdateSettings
 from acpo.errors import ACPOError
-from acpo.head import probe
+from acpo.head import language_model_head, probe
 
 logger = logging.get_logger(__name__)
 
@@ -192,6 +193,7 @@ def refuse_model(model: Any, config: Any) -> None:
                 f"the PEFT adapter {name!r} ({adapter.peft_type}) inserts virtual tokens, which "
                 "packs have no place for; use LoRA"
             )
+    language_model_head(model.get_base_model() if is_peft_model(model) else model)
 
 
 def refuse_built(trainer: Any) -> None:
