@@ -1,7 +1,10 @@
 """`sampler="static"` in the trainer: on-policy samples, shared randomness, and what is refused."""
 
+import gc
+
 import pytest
 import torch
+from trl import GRPOTrainer
 
 from acpo.errors import ACPOError
 from engines.tiny import build, prompts, recorded, tiny_model
@@ -71,3 +74,22 @@ def test_evaluations_do_not_move_the_training_draws(tmp_path):
     evaluation = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     recorded(tmp_path, eval_dataset=prompts(2), **evaluation, **settings)
     assert [rollout for rollout in seen if rollout in plain] == plain
+
+
+@pytest.mark.parametrize("was", [True, False])
+def test_the_collector_rests_while_others_sample(tmp_path, monkeypatch, was):
+    seen = []
+
+    def broken(*args):
+        seen.append(gc.isenabled())
+        raise MemoryError
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", broken)
+    trainer = build(tmp_path)
+    (gc.enable if was else gc.disable)()
+    try:
+        with pytest.raises(MemoryError):
+            trainer._generate_single_turn([[2]])
+        assert (seen, gc.isenabled()) == ([False], was)
+    finally:
+        gc.enable()
