@@ -64,6 +64,8 @@ FULL: dict[str, Any] = {
     "median": 150,
     "cap": 400,
     "micro_batch": 16,
+    "warm_up": 2,
+    "steps": 6,
 }
 TINY: dict[str, Any] = {
     "shape": {
@@ -82,6 +84,8 @@ TINY: dict[str, Any] = {
     "median": 8,
     "cap": 24,
     "micro_batch": 4,
+    "warm_up": 1,
+    "steps": 2,
 }
 PARTS = ("sampling", "scoring", "rewards", "update", "optimizer", "idle")
 ENGINES: dict[str, dict[str, Any]] = {
@@ -94,7 +98,6 @@ ENGINES: dict[str, dict[str, Any]] = {
     "acpo-static": {"sampler": "static"},
 }
 SILENT = 3 / 8
-WARM_UP, STEPS = 2, 6
 
 
 class Clock(TrainerCallback):
@@ -273,7 +276,7 @@ def problems(size: dict[str, Any]) -> Dataset:
     """Prompts for every rollout and their answers."""
     numbers = random.Random(0)
     rows = []
-    for index in range(STEPS * size["prompts"]):
+    for index in range(size["steps"] * size["prompts"]):
         words = (
             numbers.randrange(2, size["shape"]["vocab_size"])
             for _ in range(numbers.randint(*size["prompt"]))
@@ -313,7 +316,7 @@ def make_trainer(engine: str, size: dict[str, Any], folder: str, args: Any) -> A
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": per_update // batch,
         "generation_batch_size": completions,
-        "max_steps": STEPS * size["updates"],
+        "max_steps": size["steps"] * size["updates"],
         "gradient_checkpointing": args.checkpointing,
         "use_cpu": not cuda,
         "bf16": cuda,
@@ -342,7 +345,7 @@ def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
     """One engine: steps to warm up, then those that count."""
     if "vllm" in engine and find_spec("vllm") is None:
         return {"engine": engine, "skipped": "vllm is not installed"}
-    clock = Clock(WARM_UP * size["updates"], STEPS * size["updates"])
+    clock = Clock(size["warm_up"] * size["updates"], size["steps"] * size["updates"])
     lengths = Lengths(size, end=1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(engine, size, folder, args)
@@ -351,7 +354,7 @@ def measure(engine: str, size: dict[str, Any], args: Any) -> dict[str, Any]:
         began = time.perf_counter()
         trainer.train()
     logs = [log for log in trainer.state.log_history if "completions/mean_length" in log]
-    cuda, counted = torch.cuda.is_available(), STEPS - WARM_UP
+    cuda, counted = torch.cuda.is_available(), size["steps"] - size["warm_up"]
     return {
         "engine": engine,
         **({"vllm_options": args.engine} if "vllm" in engine else {}),

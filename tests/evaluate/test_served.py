@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from acpo import tasks
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Request, Sampling
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.backends.transformers import TransformersBackend
-from acpo.tasks import chain_problems, tiny
+from acpo.tasks import chain_problems
 from evaluate.runs import acpo, lines
 
-CHAIN = Path(tiny.__file__).parent / "checkpoints" / "chain"
+CHAIN = Path(tasks.__file__).parent / "checkpoints" / "chain"
 # The model knows nothing but chains: what stands around one in a prompt is left out.
 TEMPLATE = "{{ messages[-1]['content'].split('\n')[0] }}"
 # Where a reply begins and ends: without it the server looks for the marks of Qwen3's template.
