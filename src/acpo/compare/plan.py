@@ -160,8 +160,9 @@ def baseline_runs(
     """SAPO's tuned runs; none before its learning rate is chosen."""
     base = next(row for row in task.rows if row.name == BASELINE)
     choice = choose(study, task, base, results)
-    rate = choice.learning_rate
-    return list(study_runs(study, task, base, rate)) if choice.finished else []
+    if not choice.finished:
+        return []
+    return list(study_runs(study, task, base, choice.learning_rate))
 
 
 def step_lengths(result: Result | None) -> Sequence[float]:
@@ -295,10 +296,10 @@ def _scores(
     """Mean score by learning rate, None for one that failed; without those that miss a run."""
     scores: dict[float, float | None] = {}
     for rate in rates:
-        runs = [results.get(run.name) for run in _sweep_runs_at(study, task, row, rate)]
-        if None in runs:
+        names = [run.name for run in _sweep_runs_at(study, task, row, rate)]
+        if not all(name in results for name in names):
             continue
-        found = [sweep_score(run) for run in runs if run is not None]
+        found = [sweep_score(results[name]) for name in names]
         known = [score for score in found if score is not None]
         scores[rate] = statistics.fmean(known) if len(known) == len(found) else None
     return scores

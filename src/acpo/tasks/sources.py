@@ -145,8 +145,9 @@ def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
                 return list(read_jsonl(folder / f"{stem}.jsonl"))
         raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
     kept = _downloaded(name, source)
-    is_list = kept.read_text(encoding="utf-8").lstrip().startswith("[")
-    return _read_json(kept) if is_list else list(read_jsonl(kept))
+    with kept.open(encoding="utf-8") as file:
+        first = next((line for line in file if line.strip()), "")
+    return _read_json(kept) if first.lstrip().startswith("[") else list(read_jsonl(kept))
 
 
 def _downloaded(name: str, source: Pinned) -> Path:
