@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(400, {"error": "Unrecognized request argument supplied: min_p"})
             return
         if fault == "hang":
-            time.sleep(5.0)
+            time.sleep(60.0)
         elif fault == "malformed":
             self.raw(b'Content-Length: 9\r\n\r\n{"choices')
             return

@@ -249,7 +249,7 @@ def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
 
     class Busy(Judges):
         def verify(self, task, text, row):
-            assert free.wait(30)
+            assert free.wait(120)
             return super().verify(task, text, row)
 
     wanted = plan(load_questions(str(sums(tmp_path / "sums.jsonl", 30))), 1)
@@ -258,7 +258,7 @@ def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
         options = {"output": path.parent, "sampling": Sampling()}
         running = threading.Thread(target=run, args=([wanted], source, judges), kwargs=options)
         running.start()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not (path.exists() and len(lines(path)) == 31) and time.monotonic() < deadline:
             time.sleep(0.02)
         kept = lines(path)

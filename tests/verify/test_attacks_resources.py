@@ -26,7 +26,7 @@ def test_attack_13_fork_bomb():
     bomb = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError: pass"
     verdict = judge(bomb, limits=HASTY)
     assert verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
-    assert time.monotonic() - start < SHORT.wall_seconds + 5
+    assert time.monotonic() - start < HASTY.wall_seconds + 30
     assert not sandbox_processes()
 
 
@@ -94,7 +94,7 @@ def test_attack_16_endless_loop_in_c(loop):
     start = time.monotonic()
     code = f"def add(a, b):\n    {loop.replace(chr(10), chr(10) + '    ')}"
     assert judge(code, limits=HASTY).outcome in (Outcome.TIMEOUT, Outcome.LIMIT)
-    assert time.monotonic() - start < SHORT.wall_seconds + 3
+    assert time.monotonic() - start < HASTY.wall_seconds + 30
 
 
 def test_attack_17_ten_gigabytes():
@@ -151,7 +151,7 @@ def grow():
 
 def test_attack_17_memory_while_replies_keep_coming():
     """A reply every 40 ms leaves no pause in which to look, and the look comes all the same."""
-    calls = {**ADD, "test_code": "assert add(1, 2) == 3\n" * 100}
+    calls = {**ADD, "test_code": "assert add(1, 2) == 3\n" * 1000}
     code = f"{GROW}grow()\ndef add(a, b):\n    time.sleep(0.04)\n    return a + b"
     assert judge(code, calls).outcome is Outcome.LIMIT
     assert not sandbox_processes()
@@ -176,9 +176,9 @@ def test_attack_17_memory_while_the_test_is_started(monkeypatch):
 
 def test_attack_17_memory_behind_a_closed_channel():
     script = {"inputs": [""], "outputs": ["x"]}
-    code = "print('x', flush=True)\nos.closerange(3, 64)\ngrow()\ntime.sleep(4)"
+    code = "print('x', flush=True)\nos.closerange(3, 64)\ngrow()\ntime.sleep(40)"
     assert judge(f"{GROW}{code}", script).outcome is Outcome.LIMIT
-    assert judge(f"{GROW}os.closerange(3, 64)\ngrow()\ntime.sleep(4)").reward() == 0.0
+    assert judge(f"{GROW}os.closerange(3, 64)\ngrow()\ntime.sleep(40)").reward() == 0.0
     assert not sandbox_processes()
 
 

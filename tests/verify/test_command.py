@@ -195,8 +195,8 @@ def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
         time.sleep(0.02)
     started.send_signal(signal.SIGINT)
     sent = time.monotonic()
-    assert started.wait(timeout=20) not in (0, 2)
-    assert time.monotonic() - sent < 5  # a second, on a machine of one's own
+    assert started.wait(timeout=60) not in (0, 2)
+    assert time.monotonic() - sent < 15  # a second, on a machine of one's own
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
@@ -209,7 +209,7 @@ def test_ctrl_c_ends_math(tmp_path):
 @pytest.mark.sandbox
 def test_ctrl_c_ends_code(tmp_path):
     require_tool(shutil.which("bwrap") is not None, "bubblewrap")
-    sleep = {**ADD, "completion": "import time\ntime.sleep(20)"}
+    sleep = {**ADD, "completion": "import time\ntime.sleep(28)"}
     honest = {**ADD, "completion": "def add(a, b): return a + b"}
     found = interrupted(tmp_path, "code", [honest, *[sleep] * 9], 1)
     assert [row["reward"] for row in found] == [1.0]

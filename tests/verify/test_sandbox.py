@@ -50,7 +50,7 @@ def test_a_bubblewrap_that_may_not_work_is_refused_with_its_message(monkeypatch,
 
 def test_unsafe_local_is_loud_and_still_limited():
     with pytest.warns(ACPOWarning, match="your user's rights"):
-        local = unsafe_local(Limits(cpu_seconds=1, wall_seconds=5.0))
+        local = unsafe_local(Limits(cpu_seconds=1, wall_seconds=60.0))
     assert judge_code(HONEST, ADD, local).correct
     assert judge_code("```python\nimport os\nos._exit(0)\n```", ADD, local).reward() == 0.0
     assert judge_code("```python\nwhile True: pass\n```", ADD, local).outcome is Outcome.TIMEOUT

@@ -4,12 +4,16 @@ The seed is the unit of chance: one number per row and seed. Rows are compared s
 runs of one seed share prompts, rollout randomness and evaluation problems.
 """
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from acpo.intervals import LEVEL, student_probability, student_quantile
+
+if TYPE_CHECKING:
+    import numpy as np
 
 NO_WIDTH = 1e-9
 """Accuracies come in steps: that seeds fell on the same one is no measure of chance."""
@@ -96,12 +100,20 @@ def bootstrap(differences: Sequence[Sequence[float]], *, draws: int = 4000) -> S
 
     table = np.asarray(differences)
     seeds, problems = table.shape
-    rng = np.random.default_rng(0)
-    by_seed = rng.multinomial(seeds, [1 / seeds] * seeds, size=draws) @ table
-    weights = rng.multinomial(problems, [1 / problems] * problems, size=draws)
-    means = (by_seed * weights).sum(1) / (seeds * problems)
+    of_seeds, of_problems = _times_drawn(seeds, problems, draws)
+    means = ((of_seeds @ table) * of_problems).sum(1) / (seeds * problems)
     low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return SeedEstimate(float(table.mean()), float(low), float(high), seeds)
+
+
+@functools.lru_cache(maxsize=2)
+def _times_drawn(seeds: int, problems: int, draws: int) -> tuple["np.ndarray", "np.ndarray"]:
+    """How often each seed, [draws, seeds], and each problem, [draws, problems], is drawn."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    of_seeds = rng.multinomial(seeds, [1 / seeds] * seeds, size=draws)
+    return of_seeds, rng.multinomial(problems, [1 / problems] * problems, size=draws)
 
 
 def ranks(values: Mapping[str, float]) -> dict[str, int]:
