@@ -201,6 +201,12 @@ def test_a_sweep_that_is_not_there_did_not_fail(study):
     assert re.search(r"\| ACPO \| \*\*[\d.]+\*\* \| failed \|", text)
 
 
+def test_a_sweep_is_shown_where_it_was_made(study):
+    text = markdown(report(study, results(study))[0])
+    assert text.count("Sweep (") == 1
+    assert text.index("Sweep (") < text.index("\n## b-a") < text.index("chosen on a.")
+
+
 def test_only_routed_acpo_equals_the_control_at_first(study):
     text = markdown(report(study, results(study))[0])
     assert "- ACPO minus the control global_sg_x3 (what steps away from w = 1 contribute)" in text

@@ -49,7 +49,9 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += [f"### {name}, updates as long as SAPO's", ""]
             lines += [*markdown_table(*_table(task["matched"])), ""]
             lines += [MATCHED, ""]
-        if summary["sweep"]:
+        if summary["sweep"] and task["sweep_of"] != name:
+            lines += [f"Learning rates are those chosen on {task['sweep_of']}.", ""]
+        elif summary["sweep"]:
             title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
             lines += [title, "", *markdown_table(*_sweep_table(task, summary["sweep"])), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]

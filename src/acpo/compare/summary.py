@@ -146,6 +146,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
     return {
         "seeds": list(task.seeds),
         "updates": task.updates,
+        "sweep_of": task.sweep_of,
         "options": dict(task.options),
         "start": _mean_accuracy(_accuracies(starts)),
         **_kinds(study, task, results),
