@@ -99,18 +99,9 @@ def overlaps(
         for number, own in enumerate(questions):
             for gram in own:
                 index[gram].append((which, number))
-    # Short questions are one gram of their own length, so rows are cut at those lengths as well.
-    lengths = sorted({len(gram) for gram in index})
     shared: dict[tuple[int, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for row, text in enumerate(training):
-        found = words(text)
-        cut = {
-            tuple(found[start : start + length])
-            for length in lengths
-            for start in range(len(found) - length + 1)
-            if length == size or len(found) == length
-        }
-        for gram in cut:
+        for gram in ngrams(text, size):
             for place in index.get(gram, ()):
                 shared[place][row] += 1
     results: list[list[Overlap]] = [[] for _ in benchmarks]
