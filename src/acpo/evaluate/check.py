@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks.grading import Judges, gold_completion
 from acpo.tasks.problems import GOLD, question_text
-from acpo.tasks.questions import Questions, load_questions, require_declared
-from acpo.tasks.sources import DataError, column, has_column
+from acpo.tasks.questions import Questions, load_questions, undeclared
+from acpo.tasks.sources import column, has_column
 from acpo.tasks.task import Row
 from acpo.tasks.templates import fill, get_template
 
@@ -53,11 +53,11 @@ def ngrams(text: str, size: int) -> set[tuple[str, ...]]:
 
 def asked(benchmark: Questions, row: Row) -> str:
     """What a row asks, without the prompt template around it, where the two can be told apart."""
+    if row.get("problem"):
+        return str(row["problem"])
     template = get_template(benchmark.task.test_template or benchmark.task.template)
-    if not row.get("problem"):
-        fields = [name for name in ("raw_problem", "new_problem") if row.get(name)]
-        return "\n".join(str(row[name]) for name in fields) or fill(template, row)
-    return str(row["problem"])
+    fields = [name for name in ("raw_problem", "new_problem") if row.get(name)]
+    return "\n".join(str(row[name]) for name in fields) or fill(template, row)
 
 
 def training_texts(rows: Sequence[Row], field: str) -> list[str]:
@@ -177,8 +177,8 @@ def check(
     found = overlaps(loaded, training, size=ngram)
     with Judges(workers) as judges:
         return [
-            Check(benchmark, _problem(benchmark), *_verified_gold(benchmark, judges), tuple(shared))
-            for benchmark, shared in zip(loaded, found, strict=True)
+            Check(one, undeclared(one), *_verified_gold(one, judges), tuple(shared))
+            for one, shared in zip(loaded, found, strict=True)
         ]
 
 
@@ -189,11 +189,3 @@ def _verified_gold(benchmark: Questions, judges: Judges) -> tuple[int, int]:
         if (text := gold_completion(benchmark.task, question.row)) is not None
     ]
     return sum(future.result().correct for future in futures), len(futures)
-
-
-def _problem(benchmark: Questions) -> str:
-    try:
-        require_declared(benchmark)
-    except DataError as error:
-        return str(error)
-    return ""

@@ -51,25 +51,23 @@ def load_questions(
     task = get_task(name)
     if task.test is None and task.endless:
         return _endless(task, limit or ENDLESS_QUESTIONS)
-    rows = _rows(task, data_dir)
-    loaded = _build(task, rows)
-    if check:
-        require_declared(loaded)
+    loaded = _build(task, _rows(task, data_dir))
+    if check and (problem := undeclared(loaded)):
+        raise DataError(problem)
     return loaded
 
 
-def require_declared(loaded: Questions) -> None:
-    """Refuse rows that are not those the task declares."""
+def undeclared(loaded: Questions) -> str:
+    """How the rows differ from those that the task declares; empty where they do not."""
     name, declared = loaded.task.name, loaded.task.test
-    if not isinstance(declared, Pinned):
-        return
-    if len(loaded.questions) != declared.rows:
-        raise DataError(f"{name}: {len(loaded.questions)} rows, {declared.rows} declared")
-    if loaded.checksum != declared.checksum:
-        raise DataError(
+    if isinstance(declared, Pinned) and len(loaded.questions) != declared.rows:
+        return f"{name}: {len(loaded.questions)} rows, {declared.rows} declared"
+    if isinstance(declared, Pinned) and loaded.checksum != declared.checksum:
+        return (
             f"{name}: checksum {loaded.checksum}, {declared.checksum} declared: questions or "
             "answers differ from the published ones. To use them anyway, pass the file's path"
         )
+    return ""
 
 
 def checksum(task: Task, rows: Sequence[Row]) -> str:
