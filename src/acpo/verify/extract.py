@@ -147,19 +147,12 @@ def _python_blocks(text: str) -> list[tuple[str, str]] | None:
     """Tags and bodies of the fenced blocks that may be Python; None when there is no fence."""
     blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
-    fences = 0
     for fence in _FENCE.finditer(text):
-        fences += 1
         if opening is None:
             opening = fence
         elif fence[2] == "" and fence[1].startswith(opening[1]):
-            _keep(blocks, opening, text[opening.end() + 1 : fence.start()])
+            blocks.append((opening[2], text[opening.end() + 1 : fence.start()]))
             opening = None
     if opening is not None:
-        _keep(blocks, opening, text[opening.end() + 1 :])
-    return blocks if fences else None
-
-
-def _keep(blocks: list[tuple[str, str]], opening: re.Match[str], body: str) -> None:
-    if opening[2].lower() in _PYTHON_TAGS:
-        blocks.append((opening[2], body))
+        blocks.append((opening[2], text[opening.end() + 1 :]))
+    return [block for block in blocks if block[0].lower() in _PYTHON_TAGS] if blocks else None
