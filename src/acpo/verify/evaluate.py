@@ -185,8 +185,6 @@ _INEXACT: dict[str, Callable[..., Any]] = {
     "root": _root,
     "factorial": _small("factorial"),
     "binomial": _small("binomial"),
-    "floor": lambda value: _mp().floor(value),
-    "ceil": lambda value: _mp().ceil(value),
 }
 _EXACT: dict[str, Callable[..., Fraction | None]] = {
     **{name: _INEXACT[name] for name in ("+", "-", "*", "/", "abs")},
