@@ -17,14 +17,6 @@ from acpo.verify.rewrite import Case, Untranslatable, cases_from_test, parsed
 # other way round. Everywhere else the types have to agree.
 HUMANEVAL_PRO_NUMERIC = frozenset({45, 47, 83, 130})
 
-
-PROBLEM_COLUMNS = (
-    frozenset({"test_code"}),
-    frozenset({"test", "entry_point"}),
-    frozenset({"inputs", "outputs"}),
-)
-"""The fields by which a row is known as a code problem; one of these sets."""
-
 # What parsing a test and computing its constants may raise, down to one nested too deep for
 # Python's own parser.
 _BAD_DATA = (
@@ -99,12 +91,9 @@ def read_problem(row: Mapping[str, Any]) -> CodeProblem:
     """
     row = {name: value for name, value in row.items() if value is not None}
     try:
-        if "test_code" in row:
-            return _humaneval_pro(row)
-        if "entry_point" in row and "test" in row:
-            return _humaneval(row)
-        if "inputs" in row and "outputs" in row:
-            return _scripts(row)
+        for columns, read in _READERS.items():
+            if row.keys() >= columns:
+                return read(row)
     except ProblemError:
         raise
     except _BAD_DATA as error:
@@ -139,6 +128,15 @@ def _scripts(row: Mapping[str, Any]) -> CodeProblem:
         counts = f"{len(inputs)} inputs, {len(outputs)} outputs"
         raise ProblemError(f"{counts}: scripts need as many outputs as inputs, and at least one")
     return CodeProblem(stdio=tuple(map(StdioCase, inputs, outputs)))
+
+
+_READERS = {
+    frozenset({"test_code"}): _humaneval_pro,
+    frozenset({"test", "entry_point"}): _humaneval,
+    frozenset({"inputs", "outputs"}): _scripts,
+}
+PROBLEM_COLUMNS = tuple(_READERS)
+"""The fields by which a row is known as a code problem; one of these sets."""
 
 
 def _texts(name: str, value: Any) -> list[str]:
