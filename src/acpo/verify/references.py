@@ -1,7 +1,6 @@
 """Rows that nothing can be judged against, found before anything is trained on them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from acpo.jsonl import Row
 from acpo.verify.math import MathPool
@@ -12,21 +11,14 @@ from acpo.verify.verdict import Outcome
 _ANY_ANSWER = "\\boxed{918273.645}"
 
 
-class BadReference(NamedTuple):
-    """A row whose completions would get no reward."""
-
-    row: int
-    reason: str
-
-
 def bad_references(
     rows: Sequence[Row], golds: Sequence[str] | None, workers: int | None = None
-) -> list[BadReference]:
-    """The rows whose gold answer, or code problem, cannot be read; counted from 1.
+) -> list[tuple[int, str]]:
+    """The rows, from 1 on, whose gold answer or code problem cannot be read, and why.
 
     `golds` has one text per row; None looks at code problems alone.
     """
-    found: list[BadReference] = []
+    found: list[tuple[int, str]] = []
     math: dict[int, str] = {}
     for number, row in enumerate(rows, start=1):
         if not is_code(row):
@@ -36,11 +28,11 @@ def bad_references(
         try:
             read_problem(row)
         except ProblemError as error:
-            found.append(BadReference(number, str(error)))
+            found.append((number, str(error)))
     if math:
         with MathPool(workers) as pool:
             verdicts = pool.verify_all((_ANY_ANSWER, gold) for gold in math.values())
         for number, verdict in zip(math, verdicts, strict=True):
             if verdict.outcome is Outcome.UNPARSEABLE_GOLD:
-                found.append(BadReference(number, verdict.detail))
+                found.append((number, verdict.detail))
     return sorted(found)
