@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.verify import Outcome, Verdict
+from acpo.verify.batch import Verdicts
 from conftest import require_tool
 from verify.sandboxed import ADD
 
@@ -46,6 +49,26 @@ def test_math_file(tmp_path):
     assert [row["reward"] for row in written] == [1.0, 1.0, 0.0, None]
     assert [row["outcome"] for row in written][-1] == "unparseable_gold"
     assert written[0]["answer"] == "0.5"
+
+
+def test_the_output_is_rewritten_after_the_last_verdict_is_kept(tmp_path, monkeypatch):
+    keep = Verdicts._add
+
+    def keep_late(self, *verdict):
+        time.sleep(0.3)
+        keep(self, *verdict)
+
+    def judge(*pair):
+        time.sleep(0.3)
+        return Verdict(Outcome.CORRECT)
+
+    monkeypatch.setattr(Verdicts, "_add", keep_late)
+    rows, out = [{"answer": "1"}, {"answer": "2"}], tmp_path / "out.jsonl"
+    pairs = [("\\boxed{1}", "1")] * 2
+    with ThreadPoolExecutor(1) as pool, Verdicts(rows, pairs, {}, out) as verdicts:
+        verdicts.judge(lambda *pair: pool.submit(judge, *pair))
+        verdicts.report()
+    assert [json.loads(line)["answer"] for line in out.read_text().splitlines()] == ["1", "2"]
 
 
 def test_fields_are_named_in_errors(tmp_path):

@@ -3,9 +3,10 @@
 import functools
 import hashlib
 import json
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +112,23 @@ class Verdicts(Closing):
         with Progress("verifying", *columns, console=Console(stderr=True)) as bar:
             task = bar.add_task("", total=len(self._rows), completed=len(self._rows) - len(todo))
 
+            # Not `concurrent.futures.wait`: it returns before the last verdicts are kept.
+            kept = threading.Semaphore(0)
+
             def keep(index: int, future: Future[Verdict]) -> None:
-                if not future.cancelled() and future.exception() is None:
-                    self._add(index, future.result())
-                    bar.advance(task)
+                try:
+                    if not future.cancelled() and future.exception() is None:
+                        self._add(index, future.result())
+                        bar.advance(task)
+                finally:
+                    kept.release()
 
             futures = []
             for index in todo:
                 futures.append(verify(*self._pairs[index]))
                 futures[-1].add_done_callback(functools.partial(keep, index))
-            wait(futures)
+            for _ in futures:
+                kept.acquire()
             for future in futures:
                 future.result()
         if self._file is not None:
