@@ -120,12 +120,11 @@ class _Run:
         self._files = files
         self._judges = judges
         self._watch = watch
-        self._pending: set[Future[Verdict]] = set()
+        self._asked = 0
+        self._judged = threading.Semaphore(0)
         self._failures: list[BaseException] = []
         self._in_trouble: set[tuple[str, str]] = set()
         self._last_failure: str | None = None
-        self._lock = threading.Lock()
-        self._idle = threading.Condition(self._lock)
 
     def complete(self, backend: Backend, seed: int) -> None:
         requests, unjudged = self._missing(seed)
@@ -133,23 +132,17 @@ class _Run:
             for wanted in self._plans.values():
                 self._judges.prepare(wanted.task)
         arrived: Arrivals = queue.SimpleQueue()
-        if requests:
-            # A thread of its own: a full verifier must not keep samples from coming or being kept.
-            threading.Thread(
-                target=self._sample,
-                args=(backend, requests, arrived),
-                name="acpo-sample",
-                daemon=True,
-            ).start()
-        else:
-            arrived.put(None)
+        # A thread of its own: a full verifier must not keep samples from coming or being kept.
+        threading.Thread(
+            target=self._sample, args=(backend, requests, arrived), name="acpo-sample", daemon=True
+        ).start()
         for name, question, key in unjudged:
             self._judge(name, question, key, self._files[name].samples[key]["completion"])
         while isinstance(item := arrived.get(), Completion):
             name, question, key = item.key
             self._judge(name, question, key, item.text)
-        with self._idle:
-            self._idle.wait_for(lambda: not self._pending)
+        for _ in range(self._asked):
+            self._judged.acquire()
         if self._failures:
             raise self._failures[0]
         if item is not None:
@@ -157,14 +150,9 @@ class _Run:
         if self._last_failure is not None and not self._kept():
             raise SamplingError(self._last_failure)
 
-    def _sample(
-        self,
-        backend: Backend,
-        requests: Sequence[Request],
-        arrived: Arrivals,
-    ) -> None:
+    def _sample(self, backend: Backend, requests: Sequence[Request], arrived: Arrivals) -> None:
         try:
-            for item in backend.sample(requests):
+            for item in backend.sample(requests) if requests else ():
                 if isinstance(item, Failure):
                     self._note_failure(item)
                 else:
@@ -233,9 +221,7 @@ class _Run:
 
     def _judge(self, name: str, question: Question, key: Key, text: str) -> None:
         task = self._plans[name].task
-        future = self._judges.verify(task, text, question.row)
-        with self._lock:
-            self._pending.add(future)
+        self._asked += 1
 
         def judged(done: Future[Verdict]) -> None:
             try:
@@ -251,11 +237,9 @@ class _Run:
             except BaseException as error:  # raised again by `complete`
                 self._failures.append(error)
             finally:
-                with self._idle:
-                    self._pending.discard(done)
-                    self._idle.notify_all()
+                self._judged.release()
 
-        future.add_done_callback(judged)
+        self._judges.verify(task, text, question.row).add_done_callback(judged)
 
     def _kept(self) -> int:
         return sum(
