@@ -1,5 +1,6 @@
 """`acpo eval` and `acpo data`. Light to import: everything heavy is imported by the verbs."""
 
+import json
 import math
 import re
 import warnings
@@ -8,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer.core import TyperGroup
+
+from acpo.errors import ACPOError, ACPOWarning
 
 if TYPE_CHECKING:
     from acpo.evaluate.backends import Sampling
@@ -120,8 +123,6 @@ def run_eval(
 
 
 def _check_sampling(sampling: "Sampling") -> None:
-    from acpo.errors import ACPOError
-
     if not math.isfinite(sampling.temperature):
         raise ACPOError(f"--temperature {sampling.temperature} is not finite: give a number")
     if sampling.system is not None and not sampling.chat:
@@ -132,8 +133,6 @@ def _check_sampling(sampling: "Sampling") -> None:
 
 def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, dict[str, Any]]:
     """Who samples, and its own options; one given that it does not take is refused."""
-    from acpo.errors import ACPOError
-
     trace = context.params["trace"]
     if trace is not None and chosen != "transformers":
         raise ACPOError(
@@ -160,7 +159,6 @@ def _plans(
     benchmarks: str, data_dir: Path | None, k: int | None, limit: int | None
 ) -> "list[Plan]":
     """What is asked, loaded before any model is."""
-    from acpo.errors import ACPOError
     from acpo.evaluate.run import plan
     from acpo.tasks.questions import load_questions
 
@@ -179,8 +177,6 @@ def compare(
     failed: Failed = FAILED,
 ) -> None:
     """A minus B, paired by question, with an interval and a sign test."""
-    import json
-
     from acpo.evaluate.report import comparison_latex, comparison_markdown
     from acpo.evaluate.summary import compare_runs
 
@@ -236,8 +232,6 @@ def check_data(
     workers: int | None = typer.Option(None, min=1, help="Verifications at a time."),
 ) -> None:
     """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
-    import json
-
     from acpo.evaluate.check import check, training_texts
     from acpo.evaluate.terminal import print_checks
     from acpo.jsonl import read_jsonl
@@ -267,7 +261,6 @@ def check_data(
 
 def _golds(rows: "list[Row]", field: str, *, given: bool) -> list[str] | None:
     """The golds of a training set; told or refused where there are none and some should be."""
-    from acpo.errors import ACPOError
     from acpo.evaluate.check import training_golds
     from acpo.verify.problem import is_code
 
@@ -309,8 +302,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 def _names(benchmarks: str) -> list[str]:
     """What stands between commas; those in brackets belong to the settings of a task."""
-    from acpo.errors import ACPOError
-
     parts = [""]
     for part in benchmarks.split(","):
         _, _, settings = parts[-1].partition("?")
@@ -326,8 +317,6 @@ def _names(benchmarks: str) -> list[str]:
 
 
 def _warn_of_equal_samples(temperature: float, k: int | None) -> None:
-    from acpo.errors import ACPOWarning
-
     if temperature == 0 and k != 1:
         text = "--temperature 0 draws the same sample k times: --k 1 gives the same numbers"
         warnings.warn(text, ACPOWarning, stacklevel=3)
