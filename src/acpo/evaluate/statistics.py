@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from acpo.intervals import Estimate, mean_interval, share_interval
 
 _CURVES = 1 << 16
@@ -101,8 +103,6 @@ def majority_probabilities(entry: QuestionCounts) -> tuple[float, ...]:
 def _majority_curve(n: int, correct: int, wrong: tuple[int, ...]) -> tuple[float, ...]:
     """For each winning count j, the chance that of k samples j are correct and no wrong answer has
     more. Answers of fewer than j samples cannot, and are drawn together with silent samples."""
-    import numpy as np
-
     logs = np.array([math.lgamma(i + 1) for i in range(n + 1)])
     total = np.zeros(n + 1)
     least = 1
@@ -127,8 +127,6 @@ def _wins(logs: Any, correct: int, rivals: Sequence[int], j: int) -> Any:
     Rivals come in one after the other. `ways` has a row for every number of samples drawn and a
     column for every number of ties, and holds chances: the numbers of ways outgrow a float.
     """
-    import numpy as np
-
     ways = np.zeros((j + 1, 1))
     ways[j, 0] = 1.0
     seen = correct
@@ -153,8 +151,6 @@ def _wins(logs: Any, correct: int, rivals: Sequence[int], j: int) -> Any:
 
 def _weights(logs: Any, n: int, drawn: Any, m: int, more: Any) -> Any:
     """C(n, drawn) C(m, more) / C(n + m, drawn + more), of the logarithms of factorials."""
-    import numpy as np
-
     ways = logs[n] - logs[drawn] - logs[n - drawn] + logs[m] - logs[more] - logs[m - more]
     both = drawn + more
     return np.exp(ways - logs[n + m] + logs[both] + logs[n + m - both])
