@@ -92,8 +92,8 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
     console.print(table)
     for name, entry in summary["benchmarks"].items():
         if said := told_undecided(entry["undecided"], entry["samples"]):
-            _print_line(f"{title(name)}: {said}", console)
-        _print_failed(name, entry["failed"], console)
+            _print_line(f"{title(name)}: {said}")
+        _print_failed(name, entry["failed"])
     console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
 
 
@@ -105,12 +105,11 @@ def _print_more(plans: Sequence[Plan], summary: dict[str, Any]) -> None:
         if questions > len(plan.questions) or k > plan.k:
             _print_line(
                 f"{title(plan.name)}: the folder holds more: {questions} questions, k={k}, and the "
-                f"scores are of all; asked for were {len(plan.questions)} questions, k={plan.k}",
-                Console(),
+                f"scores are of all; asked for were {len(plan.questions)} questions, k={plan.k}"
             )
 
 
-def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
+def _print_failed(name: str, failed: dict[str, Any]) -> None:
     samples = failed["samples"]
     if not samples:
         return
@@ -118,13 +117,12 @@ def _print_failed(name: str, failed: dict[str, Any], console: Console) -> None:
     questions = ", ".join(dict.fromkeys(one["question"] for one in samples))
     _print_line(
         f"{title(name)}: {len(samples)} samples could not be drawn and {counted} (questions "
-        f"{questions}): {samples[0]['reason']}",
-        console,
+        f"{questions}): {samples[0]['reason']}"
     )
 
 
-def _print_line(text: str, console: Console) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _print_line(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def show_task(name: str, *, data_dir: Path | None, data: str | None, count: int) -> None:
