@@ -12,25 +12,22 @@ DAPO = (
     "{problem}\n\n"
     'Remember to put your answer on its own line after "Answer:".'
 )
-BOXED = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
-GSM8K = (
-    "{problem}\n\nReason step by step. End with a line of the form #### N, where N is the answer "
-    "as a number."
-)
-CODE = "Solve this in Python. Answer with one Python code block.\n\n{problem}"
-CODE_PAIR = (
-    "Write a Python solution to the following two problems. The solution of the second one calls "
-    "the first.\n\n```python\n{raw_problem}\n{new_problem}\n```\n\n"
-    "Answer with one Python code block that holds both functions, complete, and the imports they "
-    "need."
-)
-
 TEMPLATES = {
     "dapo": DAPO,
-    "boxed": BOXED,
-    "gsm8k": GSM8K,
-    "code": CODE,
-    "code_pair": CODE_PAIR,
+    "boxed": (
+        "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{}."
+    ),
+    "gsm8k": (
+        "{problem}\n\nReason step by step. End with a line of the form #### N, where N is the "
+        "answer as a number."
+    ),
+    "code": "Solve this in Python. Answer with one Python code block.\n\n{problem}",
+    "code_pair": (
+        "Write a Python solution to the following two problems. The solution of the second one "
+        "calls the first.\n\n```python\n{raw_problem}\n{new_problem}\n```\n\n"
+        "Answer with one Python code block that holds both functions, complete, and the imports "
+        "they need."
+    ),
     "plain": "{problem}",
 }
 """Templates by name. A recipe or task may also give its own text, with `{column}` in it."""
