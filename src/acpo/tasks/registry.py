@@ -12,12 +12,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
 from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
-from acpo.tasks.sources import FORMATS, DataError, is_file
+from acpo.tasks.gym import gym_task
+from acpo.tasks.sources import FORMATS, DataError, is_file, read_rows
 from acpo.tasks.task import CODE, USUAL, Columns, Pinned, Task
+from acpo.verify.problem import ProblemError, is_code, read_problem
+from acpo.yamlfile import YamlFile
 
 GYM = "gym:"
 _PINNED = {
@@ -90,8 +95,6 @@ def get_task(reference: str) -> Task:
                 raise ACPOError(f"task={reference!r}: it takes steps=N")
             task = chain_task(settings["steps"])
     elif base.startswith(GYM):
-        from acpo.tasks.gym import gym_task
-
         task = gym_task(base.removeprefix(GYM), settings)
     elif file.endswith(".py"):
         task = _from_python(Path(file), name, settings, reference)
@@ -110,8 +113,6 @@ def get_task(reference: str) -> Task:
 
 
 def _settings(query: str, reference: str) -> dict[str, Any]:
-    import yaml
-
     settings = {}
     for part in filter(None, query.split("&")):
         key, equals, value = part.partition("=")
@@ -137,9 +138,6 @@ def _unknown(name: str) -> str:
 
 def _own_file(path: Path) -> Task:
     """A data file as a task: code, where its rows are code problems, else math."""
-    from acpo.tasks.sources import read_rows
-    from acpo.verify.problem import ProblemError, is_code, read_problem
-
     if not path.is_file():
         raise DataError(f"benchmark {str(path)!r}: no such file")
     row = dict(read_rows(str(path))[0])
@@ -175,8 +173,6 @@ YAML_KEYS = ("problems", "test", "template", "test_template", "grader", "columns
 
 
 def _from_yaml(path: Path, name: str, reference: str) -> Task:
-    from acpo.yamlfile import YamlFile
-
     where = f"task={reference!r}"
     if not path.is_file():
         raise ACPOError(f"{where}: no file {str(path)!r}")
@@ -185,8 +181,6 @@ def _from_yaml(path: Path, name: str, reference: str) -> Task:
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ACPOError(f"{where}: {path} has no entry {name!r} ({error})") from error
     if "gym" in fields:
-        from acpo.tasks.gym import gym_task
-
         if not isinstance(fields["gym"], str):
             raise ACPOError(f"{where}: gym={fields['gym']!r} must be the name of a task")
         return gym_task(fields.pop("gym"), fields)
