@@ -54,17 +54,15 @@ def _read_file(path: Path) -> list[Row]:
     if path.suffix == ".json":
         return _read_json(path)
     try:
-        return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+        if path.suffix == ".csv":
+            return _read_csv(path)
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()
     except (ValueError, csv.Error) as error:  # pyarrow's are ValueErrors, and so is a bad byte
         raise ACPOError(
             f"data={str(path)!r} cannot be read as {path.suffix[1:]}: {error}"
         ) from error
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    from pyarrow import parquet
-
-    return parquet.read_table(path).to_pylist()
 
 
 def _read_csv(path: Path) -> list[Row]:
