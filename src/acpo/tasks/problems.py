@@ -13,6 +13,7 @@ from acpo.tasks.blame import told
 from acpo.tasks.sources import column, has_column, mappings, read_rows
 from acpo.tasks.task import GOLD_FORMS, Columns, Row, Task
 from acpo.tasks.templates import DAPO, fill, get_template, shown_columns, strip
+from acpo.verify.extract import extract_answer
 
 MOST_REPEATS = 20
 """Endless problems that repeat this often for each new one have run out."""
@@ -306,8 +307,6 @@ def _after_hashes(answer: str) -> str:
 
 def _boxed(solution: str) -> str:
     """MATH's form: the content of the last box."""
-    from acpo.verify.extract import extract_answer
-
     return (extract_answer(solution) or "") if "\\boxed" in solution else ""
 
 
