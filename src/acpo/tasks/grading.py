@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
@@ -80,34 +80,13 @@ class InProcess(Closing):
         """Nothing was started."""
 
 
-def make_pool(task: Task, workers: int | None = None, code: CodeBackend | None = None) -> Any:
-    """What judges the completions of a task: `verify(text, row or gold)` and `close()`.
-
-    Code runs at `code`, or in the sandbox.
-
-    Raises:
-        ACPOError: a grader that its processes could not find again.
-    """
-    if task.grader == MATH:
-        return MathPool(workers)
-    if task.grader == CODE:
-        return CodePool(workers, code)
-    if task.in_process:
-        return InProcess(task)
-    if not task.reference:
-        raise ACPOError(
-            "this task was made in memory, where its grader's processes cannot find it: declare it "
-            "in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or set in_process"
-        )
-    return GraderPool(task, workers)
-
-
 class Judges(Closing):
     """The graders of a run, each started when first needed.
 
     Args:
         workers: verdicts at a time; None for one per core.
-        code_backend: makes the place where code runs, asked for when code has to.
+        code_backend: makes the place where code runs, asked for when code has to; None for the
+            sandbox.
     """
 
     def __init__(
@@ -115,23 +94,40 @@ class Judges(Closing):
     ) -> None:
         self._workers = workers
         self._code_backend = code_backend
-        self._pools: dict[str, Any] = {}
+        self._pools: dict[Hashable, Any] = {}
 
-    def prepare(self, task: Task) -> None:
-        """Start a grader, so that one that cannot work is known before anything is drawn.
+    def prepare(self, task: Task) -> Any:
+        """The grader of a task; asked for early, one that cannot work is known before sampling.
 
         Raises:
             SandboxUnavailableError: code has to be judged and there is no place to run it.
+            ACPOError: a grader that its processes could not find again.
         """
-        if task.judge not in self._pools:
-            code = self._code_backend if task.grader == CODE else None
-            self._pools[task.judge] = make_pool(task, self._workers, code() if code else None)
+        # Tasks made in memory may share a name.
+        key: Hashable = task.judge if task.reference else task.grader
+        if key not in self._pools:
+            self._pools[key] = self._started(task)
+        return self._pools[key]
 
     def verify(self, task: Task, text: str, row: Row) -> Future[Verdict]:
         """The verdict on a completion."""
-        self.prepare(task)
         given = str(row["answer"]) if task.grader == MATH else row
-        return self._pools[task.judge].verify(text, given)
+        return self.prepare(task).verify(text, given)
+
+    def _started(self, task: Task) -> Any:
+        if task.grader == MATH:
+            return MathPool(self._workers)
+        if task.grader == CODE:
+            return CodePool(self._workers, self._code_backend() if self._code_backend else None)
+        if task.in_process:
+            return InProcess(task)
+        if not task.reference:
+            raise ACPOError(
+                "this task was made in memory, where its grader's processes cannot find it: "
+                "declare it in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or "
+                "set in_process"
+            )
+        return GraderPool(task, self._workers)
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -189,16 +185,11 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 
 def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
     """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
-    pool = _shared_pool(task.reference) if task.reference else make_pool(task)
-    given = [json.loads(row) for row in rows]
-    if task.grader == MATH:
-        given = [str(row["answer"]) for row in given]
-    futures = [pool.verify(text, row) for text, row in zip(texts, given, strict=True)]
+    judges = _shared_judges()
+    futures = [
+        judges.verify(task, text, json.loads(row)) for text, row in zip(texts, rows, strict=True)
+    ]
     return [future.result() for future in futures]
 
 
-@once_per_process
-def _shared_pool(reference: str) -> Any:
-    from acpo.tasks.registry import get_task
-
-    return make_pool(get_task(reference))
+_shared_judges = once_per_process(Judges)
