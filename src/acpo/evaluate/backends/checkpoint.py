@@ -64,10 +64,8 @@ class Checkpoint:
     def revision(self) -> str | None:
         """What tells these weights from others of the same name."""
         folders = [Path(place) for place in dict.fromkeys((self.place, self.base))]
-        if any(folder.is_dir() for folder in folders):
-            marks = [fingerprint(folder) for folder in folders if folder.is_dir()]
-            return "+".join(marks)
-        return getattr(self.config, "_commit_hash", None)
+        marks = [fingerprint(folder) for folder in folders if folder.is_dir()]
+        return "+".join(marks) or getattr(self.config, "_commit_hash", None)
 
     def prompts(self, requests: Iterable[Request]) -> dict[str, list[int]]:
         """The tokens of every prompt.
