@@ -28,7 +28,9 @@ def write_reports(summary: dict[str, Any], folder: Path) -> None:
 
 def markdown(summary: dict[str, Any]) -> str:
     """Scores, rates of truncation and verdicts, and a table of questions per benchmark."""
-    rows = [f"# {summary['model']}", "", *score_rows(summary), ""]
+    heads = ("benchmark", "questions", "k", "mean@k", "pass@k", "majority@k")
+    cells = [*score_cells(summary), ["average", "", "", interval(summary["average"]), "", ""]]
+    rows = [f"# {summary['model']}", "", *markdown_table(heads, cells), ""]
     rows += ["Percent, with 95% intervals clustered by question.", ""]
     for name, entry in summary["benchmarks"].items():
         rows += [f"## {title(name)}", "", *_rate_rows(entry), ""]
@@ -37,13 +39,6 @@ def markdown(summary: dict[str, Any]) -> str:
         lines = ([line[part] for part in parts] for line in entry["per_question"])
         rows += [*markdown_table(("question", "correct", "decided"), lines), ""]
     return "\n".join(rows)
-
-
-def score_rows(summary: dict[str, Any]) -> list[str]:
-    """The table of scores, one benchmark per line."""
-    heads = ("benchmark", "questions", "k", "mean@k", "pass@k", "majority@k")
-    cells = [*score_cells(summary), ["average", "", "", interval(summary["average"]), "", ""]]
-    return markdown_table(heads, cells)
 
 
 def score_cells(summary: dict[str, Any]) -> list[list[str]]:
