@@ -32,14 +32,12 @@ def blame(error: BaseException, source: Source) -> str:
 
 def importing_file(error: BaseException) -> Path:
     """The file whose import by name failed: the first that the import ran, or could not read."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    ran = [frame.filename for frame in frames if not _of_import(frame.filename)]
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)[1:]]
+    ran = [
+        file for file in files if not (file.startswith("<frozen ") or file == importlib.__file__)
+    ]
     unread = error.filename if isinstance(error, SyntaxError) and error.filename else "?"
     return Path(ran[0] if ran else unread)
-
-
-def _of_import(file: str) -> bool:
-    return file.startswith("<frozen ") or file == importlib.__file__
 
 
 def line_of(error: BaseException, source: Source) -> str:
