@@ -67,35 +67,26 @@ class VLLMBackend:
         prompts = self._checkpoint.prompts(requests)
         with self._failures():
             engine = self._given or self._engine(max(map(len, prompts.values()), default=0))
+        waiting = deque(enumerate(requests))
         running: dict[str, tuple[Request, float]] = {}
         try:
-            yield from self._completions(engine, requests, prompts, running)
+            while waiting or running:
+                with self._failures():
+                    # No more than fit: the clock of a sample starts when it does.
+                    while waiting and len(running) < self._batch_size:
+                        number, request = waiting.popleft()
+                        self._admit(engine, str(number), prompts[request.prompt], request.seed)
+                        running[str(number)] = request, time.perf_counter()
+                    finished = [output for output in engine.step() if output.finished]
+                for output in finished:
+                    request, start = running.pop(output.request_id)
+                    yield self._completion(request, output.outputs, time.perf_counter() - start)
+                if running and not engine.has_unfinished_requests():
+                    raise SamplingError(f"vLLM dropped {len(running)} requests without an answer")
         finally:
             if running and self._given is not None:  # whoever has the engine goes on with it
                 with contextlib.suppress(Exception):
                     engine.abort_request(list(running))
-
-    def _completions(
-        self,
-        engine: Any,
-        requests: Sequence[Request],
-        prompts: dict[str, list[int]],
-        running: dict[str, tuple[Request, float]],
-    ) -> Iterator[Completion]:
-        waiting = deque(enumerate(requests))
-        while waiting or running:
-            with self._failures():
-                # No more than fit: the clock of a sample starts when it does.
-                while waiting and len(running) < self._batch_size:
-                    number, request = waiting.popleft()
-                    self._admit(engine, str(number), prompts[request.prompt], request.seed)
-                    running[str(number)] = request, time.perf_counter()
-                finished = [output for output in engine.step() if output.finished]
-            for output in finished:
-                request, start = running.pop(output.request_id)
-                yield self._completion(request, output.outputs, time.perf_counter() - start)
-            if running and not engine.has_unfinished_requests():
-                raise SamplingError(f"vLLM dropped {len(running)} requests without an answer")
 
     def _engine(self, longest_prompt: int) -> Any:
         args = self._vllm.EngineArgs(
