@@ -68,14 +68,12 @@ class ResultTable:
     def _is_best(self, line: Line, benchmark: str) -> bool:
         """Whether the paired difference to every rival has an interval above 0."""
         rivals = [one for one in self.lines if one.model == line.model and one is not line]
-        rivals = [one for one in rivals if one.counts.get(benchmark)]
-        if not rivals or not line.counts.get(benchmark):
-            return False
-        for rival in rivals:
-            found = statistics.compare(line.counts[benchmark], rival.counts[benchmark])
-            if found is None or found.difference.low <= 0:
-                return False
-        return True
+        found = [
+            statistics.compare(line.counts.get(benchmark, []), rival.counts[benchmark])
+            for rival in rivals
+            if rival.counts.get(benchmark)
+        ]
+        return bool(found) and all(one is not None and one.difference.low > 0 for one in found)
 
     def render(self, form: str) -> str:
         """As `markdown`, `latex` or `csv`."""
