@@ -110,25 +110,30 @@ def run_eval(
 
     chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
-    _check_sampling(sampling)
+    _check_sampling(sampling, k)
     chosen, options = _backend(context, backend or ("openai" if base_url else "transformers"))
-    _warn_of_equal_samples(temperature, k)
     plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
     folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:
-        _trace(model, folder, trace, plans, options)
+        from acpo.evaluate.traces import trace_samples
+
+        golds = {(p.name, q.id): q.row.get("answer") for p in plans for q in p.questions}
+        trace_samples(model, folder, trace, answers=golds, **options)
 
 
-def _check_sampling(sampling: "Sampling") -> None:
+def _check_sampling(sampling: "Sampling", k: int | None) -> None:
     if not math.isfinite(sampling.temperature):
         raise ACPOError(f"--temperature {sampling.temperature} is not finite: give a number")
     if sampling.system is not None and not sampling.chat:
         raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
     if "" in sampling.stop:
         raise ACPOError("--stop '' ends every completion before it begins: give a text")
+    if sampling.temperature == 0 and k != 1:
+        text = "--temperature 0 draws the same sample k times: --k 1 gives the same numbers"
+        warnings.warn(text, ACPOWarning, stacklevel=3)
 
 
 def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, dict[str, Any]]:
@@ -146,13 +151,6 @@ def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, 
         raise ACPOError(f"--backend {chosen} does not take {named}: leave out what it cannot use")
     options = {name: context.params[name] for name in OPTIONS[chosen]}
     return chosen, {name: value for name, value in options.items() if value is not None}
-
-
-def _trace(model: str, folder: Path, output: Path, plans: "list[Plan]", options: Any) -> None:
-    from acpo.evaluate.traces import trace_samples
-
-    golds = {(p.name, q.id): q.row.get("answer") for p in plans for q in p.questions}
-    trace_samples(model, folder, output, answers=golds, **options)
 
 
 def _plans(
@@ -314,9 +312,3 @@ def _names(benchmarks: str) -> list[str]:
     if not names:
         raise ACPOError("--benchmarks is empty: name at least one")
     return names
-
-
-def _warn_of_equal_samples(temperature: float, k: int | None) -> None:
-    if temperature == 0 and k != 1:
-        text = "--temperature 0 draws the same sample k times: --k 1 gives the same numbers"
-        warnings.warn(text, ACPOWarning, stacklevel=3)
