@@ -5,7 +5,7 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.evaluate.report import comparison_latex, latex, markdown, write_reports
+from acpo.evaluate.report import comparison_latex, draw_curves, latex, markdown, write_reports
 from acpo.evaluate.samples import SampleFile
 from acpo.evaluate.statistics import majority_probabilities
 from acpo.evaluate.summary import compare_runs, question_counts, summarise, summarise_run
@@ -117,3 +117,13 @@ def test_compare_refuses_other_questions(tmp_path):
     write(tmp_path / "c", "aime25", FOUR)
     with pytest.raises(ACPOError, match="share no benchmark"):
         compare_runs(tmp_path / "a", tmp_path / "c")
+
+
+def test_curves_are_named_whichever_benchmark_has_them(tmp_path, recwarn):
+    known = {"value": 0.5, "low": 0.4, "high": 0.6}
+    unread = {"k": 2, "pass": {"1": None, "2": None}, "majority_at": {"2": None}}
+    read = {"k": 2, "pass": {"1": known, "2": known}, "majority_at": {"2": known}}
+    draw_curves({"benchmarks": {"a": unread}}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+    draw_curves({"benchmarks": {"a": unread, "b": read}}, tmp_path / "one.png")
+    assert (tmp_path / "one.png").exists() and not recwarn.list

@@ -136,10 +136,14 @@ CURVES = {"pass": ("pass@k", "#1f4e79"), "majority_at": ("maj@k", "#c8553d")}
 
 
 def draw_curves(summary: dict[str, Any], path: Path) -> None:
-    """pass@k and maj@k for every k, one panel per benchmark, with bands of 95%."""
+    """pass@k and maj@k for every k, one panel per benchmark that has any, with bands of 95%."""
     from matplotlib.figure import Figure
 
-    entries = [(name, e) for name, e in summary["benchmarks"].items() if e["k"] > 1]
+    entries = [
+        (name, entry)
+        for name, entry in summary["benchmarks"].items()
+        if entry["k"] > 1 and any(any(entry[key].values()) for key in CURVES)
+    ]
     if not entries:
         return
     figure = Figure(figsize=(3.4 * len(entries), 3.2), layout="constrained")
@@ -158,7 +162,7 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
         axes.set(xlabel="k", title=title(name), ylim=(0, 100))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("percent, 95% bands")
-    panels[0].legend()
+    max(panels, key=lambda axes: len(axes.lines)).legend()
     figure.savefig(path, dpi=150)
 
 
