@@ -1,16 +1,12 @@
 """Table "cumulative coverage": how near the sampled token is to the mode."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.figure import Figure
 
 from acpo.diagnose.figures import legend, look, panels
 from acpo.diagnose.report import Finding, Table, percent
 from acpo.diagnose.tokens import clustered_share, describe, require_usable, sums_by_prompt
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 THRESHOLDS = (1e-6, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 LABELS = ("1e-6", *(f"{threshold:.2f}" for threshold in THRESHOLDS[1:]))
@@ -87,7 +83,7 @@ def _papers() -> Table:
     return Table(title, ["gap", "coverage"], rows)
 
 
-def _figure(shares: dict[str, Coverage]) -> "Figure":
+def _figure(shares: dict[str, Coverage]) -> Figure:
     figure, (axes,) = panels(1, columns=1, size=(5.0, 3.0))
     x = np.arange(len(THRESHOLDS))
     for i, (name, (coverage, low, high)) in enumerate(shares.items()):

@@ -1,9 +1,11 @@
 """Does a method put the blame on the mistake? Shares of its update before, at and after it."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from acpo.annotate.annotations import Annotations
 from acpo.annotate.evidence import Accept, Place, error_places
@@ -17,10 +19,6 @@ from acpo.errors import ACPOError
 from acpo.method_columns import MethodColumns, method_columns
 from acpo.objectives import METHODS
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 REGIONS = ("before", "at", "after")
 QUANTITIES = {"update": "negative update", "gradient": "negative gradient", "credit": "credit"}
@@ -256,7 +254,7 @@ def _table(rows: Sequence[Mapping[str, Any]], quantity: str) -> Table:
     return Table(f"Share of the {QUANTITIES[quantity]}, mean over prompts [95%]", head, cells)
 
 
-def _figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
+def _figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     methods = list(dict.fromkeys(row["method"] for row in rows))
     height = 1.0 + 0.26 * len(methods)
     figure, axes = panels(3, columns=3, size=(4.2, height))
@@ -266,7 +264,7 @@ def _figure(rows: Sequence[Mapping[str, Any]]) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
+def _draw(axes: Axes, rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
     for number, region in enumerate(REGIONS):
         own = [row for row in rows if row["region"] == region]
         if not own:

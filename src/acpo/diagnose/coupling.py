@@ -2,19 +2,17 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, require_temperatures, require_usable
 from acpo.errors import ACPOError
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 OLD = (0.1, 0.2, 0.3, 0.4, 0.6, 0.9)
 """π_old(y) for which M+ and M- are drawn."""
@@ -247,7 +245,7 @@ def _once(header: dict[str, Any]) -> str:
     )
 
 
-def _figure(gate: Gate, onset: float, seen: dict[int, Observed]) -> "Figure":
+def _figure(gate: Gate, onset: float, seen: dict[int, Observed]) -> Figure:
     figure, (couplings, plus, minus, region) = panels(4, columns=2, size=(4.2, 3.0))
     pos, neg, _ = _couplings(RATIOS, gate)
     for i, (name, tau, values) in enumerate(
@@ -276,7 +274,7 @@ def _figure(gate: Gate, onset: float, seen: dict[int, Observed]) -> "Figure":
     return figure
 
 
-def _draw_region(axes: "Axes", gate: Gate, onset: float, seen: dict[int, Observed]) -> None:
+def _draw_region(axes: Axes, gate: Gate, onset: float, seen: dict[int, Observed]) -> None:
     top = 5.0
     points = [array for one in seen.values() for array in one.points]
     if sum(one.candidates for one in seen.values()):

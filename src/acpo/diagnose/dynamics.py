@@ -10,17 +10,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from acpo.diagnose.figures import close_panel, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
 from acpo.records import RUN_STATE, run_states
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 CURVES = {
     "accuracy": ("held-out accuracy", re.compile("eval_rewards/.+/mean")),
@@ -155,7 +153,7 @@ def _band(group: str, runs: Sequence[LoggedRun], curve: str) -> Band | None:
     return Band(np.array(steps), np.array(values), max(max(points) for points in logged))
 
 
-def _draw(axes: "Axes", bands: dict[str, Band | None], curve: str) -> None:
+def _draw(axes: Axes, bands: dict[str, Band | None], curve: str) -> None:
     for i, (group, band) in enumerate(bands.items()):
         if band is None:
             continue

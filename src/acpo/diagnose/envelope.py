@@ -2,18 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 
 from acpo.diagnose.figures import legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, parts_of, require_usable, vocabulary
 from acpo.errors import ACPOError
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 WINDOW = 50
 QWEN3 = 151_936
@@ -96,7 +95,7 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def draw_profile(axes: "Axes", one: Profile) -> None:
+def draw_profile(axes: Axes, one: Profile) -> None:
     """Raw values thin, moving averages thick."""
     names = (r"$\delta$", r"$H_{\mathrm{norm}} = H/\log|\mathcal{V}|$")
     for i, (name, values) in enumerate(zip(names, (one.delta, one.entropy), strict=True)):
@@ -286,10 +285,8 @@ def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str
     return facts
 
 
-def _draw_bounds(axes: "Axes", support: int, cloud: Cloud | None) -> None:
+def _draw_bounds(axes: Axes, support: int, cloud: Cloud | None) -> None:
     if cloud:
-        from matplotlib.colors import LogNorm
-
         x, y = cloud.edges
         shown = np.ma.masked_equal(cloud.counts.T, 0)
         mesh = axes.pcolormesh(x, y, shown, norm=LogNorm(vmin=0.2), cmap="Greys", rasterized=True)
@@ -302,7 +299,7 @@ def _draw_bounds(axes: "Axes", support: int, cloud: Cloud | None) -> None:
     legend(axes, loc="upper left")
 
 
-def _draw_widths(axes: "Axes", support: int) -> None:
+def _draw_widths(axes: Axes, support: int) -> None:
     for i, k in enumerate(sorted({5, 10, 100, support})):
         delta = _delta_grid(k)
         lower, exact, upper = bounds(delta, k)

@@ -5,13 +5,12 @@ A `Series` is what most figures draw: statistics per bin and a few points, colle
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that the colour-blind can tell apart."""
@@ -54,11 +53,8 @@ def look(number: int) -> Look:
     return Look(OKABE_ITO[number % kinds], LINES[number % kinds], MARKERS[number % kinds])
 
 
-def panels(count: int, *, columns: int, size: tuple[float, float]) -> "tuple[Figure, list[Axes]]":
+def panels(count: int, *, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     """A figure of `count` panels, each `size` inches; one that is alone in its row fills it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
     rows = -(-count // columns)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
@@ -180,7 +176,7 @@ class Series:
         ]
 
 
-def draw_series(axes: "Axes", series: Series, label: str, style: Look) -> None:
+def draw_series(axes: Axes, series: Series, label: str, style: Look) -> None:
     """Its points, and over them the means of its bins."""
     x, y = series.sample()
     x = np.clip(x, series.axis.edges[0], series.axis.edges[-1])
@@ -189,12 +185,12 @@ def draw_series(axes: "Axes", series: Series, label: str, style: Look) -> None:
     draw_bins(axes, series.axis, series.by_bin(series.total), f"{label} ({series.tokens:,})", style)
 
 
-def draw_bins(axes: "Axes", axis: Axis, y: np.ndarray, label: str, style: Look) -> None:
+def draw_bins(axes: Axes, axis: Axis, y: np.ndarray, label: str, style: Look) -> None:
     """One value per bin."""
     axes.plot(axis.centres, y, **style.marked, markersize=3.5, linewidth=1.3, label=label)
 
 
-def legend(axes: "Axes", **options: Any) -> bool:
+def legend(axes: Axes, **options: Any) -> bool:
     """A legend, if there is something to tell apart; whether there is."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
@@ -203,7 +199,7 @@ def legend(axes: "Axes", **options: Any) -> bool:
 
 
 def close_panel(
-    axes: "Axes", *, empty: str = "no such tokens in the trace", loc: str = "best"
+    axes: Axes, *, empty: str = "no such tokens in the trace", loc: str = "best"
 ) -> None:
     """The legend of what was drawn, or why nothing was."""
     if not legend(axes, loc=loc):
@@ -221,10 +217,8 @@ def plain(text: str, limit: int = 48) -> str:
     return one_line(text, limit).replace("$", r"\$")
 
 
-def rendered(figure: "Figure", kind: str) -> bytes:
+def rendered(figure: Figure, kind: str) -> bytes:
     """The figure as a PNG or PDF that depends on nothing but what is drawn."""
-    import matplotlib
-
     stream = BytesIO()
     stamps = ("Software",) if kind == "png" else ("CreationDate", "Creator", "Producer")
     with matplotlib.rc_context(RC):
@@ -235,7 +229,7 @@ def rendered(figure: "Figure", kind: str) -> bytes:
     return stream.getvalue()
 
 
-def letter(axes: "Sequence[Axes]", titles: Sequence[str]) -> None:
+def letter(axes: Sequence[Axes], titles: Sequence[str]) -> None:
     """(a), (b), ... before the panels' titles."""
     for character, one, title in zip("abcdefgh", axes, titles, strict=False):
         one.set_title(f"({character}) {title}", loc="left", fontsize=9)

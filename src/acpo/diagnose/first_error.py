@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from acpo.annotate.annotations import Annotations
 from acpo.annotate.evidence import Accept, AlignedPair, Evidence, aligned_pairs
@@ -30,10 +31,6 @@ from acpo.diagnose.report import Finding, Row, Table, escape, number
 from acpo.diagnose.tokens import annotated, describe
 from acpo.errors import ACPOError
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Effects = Mapping[tuple[str, str], Effect]
 """By quantity and kind."""
@@ -244,7 +241,7 @@ def effect_table(effects: Effects) -> Table:
     return Table("Effects, prompts counting equally", head, rows)
 
 
-def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: int) -> "Figure":
+def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: int) -> Figure:
     """The pair `shown`, means with spread, and the difference, for each quantity."""
     figure, axes = panels(3 * len(QUANTITIES), columns=3, size=(3.6, 2.5))
     letter(axes, ["one pair", "mean ± std over pairs", "wrong − right, 95% over prompts"] * 2)
@@ -267,7 +264,7 @@ def aligned_figure(rows: Sequence[Row], aligned: Mapping[str, Aligned], shown: i
     return figure
 
 
-def _line(axes: "Axes", x: np.ndarray, y: np.ndarray, side: str) -> None:
+def _line(axes: Axes, x: np.ndarray, y: np.ndarray, side: str) -> None:
     known = np.isfinite(y)
     axes.plot(x[known], y[known], **LOOKS[side].line, label=side, linewidth=1.3)
 
@@ -276,7 +273,7 @@ def _column(rows: Sequence[Row], name: str) -> np.ndarray:
     return np.array([row[name] for row in rows])
 
 
-def _means(axes: "Axes", rows: Sequence[Row]) -> None:
+def _means(axes: Axes, rows: Sequence[Row]) -> None:
     t = _column(rows, "t")
     for side, style in LOOKS.items():
         mean, std = _column(rows, f"{side}_mean"), np.nan_to_num(_column(rows, f"{side}_std"))
@@ -284,14 +281,14 @@ def _means(axes: "Axes", rows: Sequence[Row]) -> None:
         axes.fill_between(t, mean - std, mean + std, color=style.color, alpha=0.15, linewidth=0)
 
 
-def _difference(axes: "Axes", rows: Sequence[Row]) -> None:
+def _difference(axes: Axes, rows: Sequence[Row]) -> None:
     t, low, high = (_column(rows, name) for name in ("t", "low", "high"))
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.fill_between(t, low, high, color=look(0).color, alpha=0.2, linewidth=0)
     axes.plot(t, _column(rows, "difference"), color=look(0).color, linewidth=1.3)
 
 
-def _counts(axes: "Axes", rows: Sequence[Row]) -> None:
+def _counts(axes: Axes, rows: Sequence[Row]) -> None:
     """How many prompts an offset is the mean of, behind it."""
     behind = axes.twinx()
     t, prompts = ([row[name] for row in rows] for name in ("t", "prompts"))
@@ -301,7 +298,7 @@ def _counts(axes: "Axes", rows: Sequence[Row]) -> None:
     behind.tick_params(labelsize=7)
 
 
-def profile_figure(rows: Sequence[Row]) -> "Figure":
+def profile_figure(rows: Sequence[Row]) -> Figure:
     """Full profiles: one column of panels per prompt, one row per quantity."""
     prompts = list(dict.fromkeys(row["prompt_id"] for row in rows))
     columns = min(4, len(prompts))
@@ -324,7 +321,7 @@ def profile_figure(rows: Sequence[Row]) -> "Figure":
     return figure
 
 
-def _profile(axes: "Axes", rows: Sequence[Row], quantity: str) -> None:
+def _profile(axes: Axes, rows: Sequence[Row], quantity: str) -> None:
     for side, style in LOOKS.items():
         own = [row for row in rows if row["side"] == side]
         if own:

@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from acpo.diagnose import geometry
 from acpo.diagnose.figures import (
@@ -19,10 +21,6 @@ from acpo.diagnose.report import Finding, Table, number, percent
 from acpo.diagnose.tokens import Survey, chunks, describe, survey
 from acpo.errors import ACPOError
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 AXIS = decade_axis(-8, 0, 4)
 COUPLING = 2.0
@@ -162,7 +160,7 @@ def _reversal_table(series: AllSeries) -> Table:
     return Table("Positive-advantage updates against g_local", head, rows)
 
 
-def _figure(series: AllSeries) -> "Figure":
+def _figure(series: AllSeries) -> Figure:
     figure, grid = panels(4, columns=2, size=(4.2, 3.0))
     local = r"g_{\mathrm{local}}"
     update = rf"$\cos(g_{{\mathrm{{update}}}}, {local})$"
@@ -187,7 +185,7 @@ def _figure(series: AllSeries) -> "Figure":
     return figure
 
 
-def _draw_panel(axes: "Axes", series: AllSeries, panel: str, signals: Sequence[str]) -> None:
+def _draw_panel(axes: Axes, series: AllSeries, panel: str, signals: Sequence[str]) -> None:
     names = {**SIGNALS, **MULTIPLIERS}
     keys = [(signal, group) for signal in signals for group in GROUPS]
     for signal, group in keys:

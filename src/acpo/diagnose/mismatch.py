@@ -1,8 +1,7 @@
 """Figure "directional agreement under mode mismatch": which updates reverse, at which gap."""
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from matplotlib.figure import Figure
 
 from acpo.diagnose import geometry
 from acpo.diagnose.figures import (
@@ -19,9 +18,6 @@ from acpo.diagnose.figures import (
 from acpo.diagnose.report import Finding, Table, number, percent
 from acpo.diagnose.tokens import Survey, chunks, describe, require_temperatures, survey
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 AXIS = linear_axis(0, 1, 20)
 BRANCHES = {"positive": True, "non-positive": False}
@@ -128,7 +124,7 @@ def _table(series: AllSeries) -> Table:
     return Table("Reversals of unrouted updates by gap", head, rows)
 
 
-def _figure(series: AllSeries, limit: float) -> "Figure":
+def _figure(series: AllSeries, limit: float) -> Figure:
     figure, (left, right) = panels(2, columns=2, size=(4.2, 3.1))
     left.axhspan(-1.08, 0, color=REVERSED, zorder=0)
     left.set_ylim(-1.08, 1.08)

@@ -12,16 +12,14 @@ from importlib.metadata import version
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
 from acpo.errors import ACPOError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -47,7 +45,7 @@ class Finding:
     reading: str  # what the figure shows, and how to read it; Markdown
     facts: Sequence[str]  # the outcome in numbers, a sentence each
     rows: Sequence[Row]  # the CSV: what the figure is drawn from
-    figure: "Figure"
+    figure: Figure
     tables: Sequence[Table] = ()
     extra: Mapping[str, Sequence[Row]] = field(default_factory=dict)  # CSV files, by suffix
     headline: str = ""  # the one fact to begin with; the first unless given

@@ -1,9 +1,11 @@
 """The same statistics step by step and branch by branch: what pooling a run's steps hides."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from acpo.diagnose.alignment import THRESHOLDS
 from acpo.diagnose.figures import legend, letter, look, panels
@@ -18,10 +20,6 @@ from acpo.diagnose.tokens import (
 )
 from acpo.errors import ACPOError
 from acpo.records import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 COLUMNS = ("logp", "log_pmax", "entropy")
 QUANTITIES = {"aligned": "sampled token is the mode", "delta": "δ", "entropy": "entropy (nats)"}
@@ -135,7 +133,7 @@ def _table(rows: Sequence[dict[str, Any]], steps: Sequence[int]) -> Table:
     return Table("First, middle and last step", head, cells)
 
 
-def _figure(rows: Sequence[dict[str, Any]]) -> "Figure":
+def _figure(rows: Sequence[dict[str, Any]]) -> Figure:
     figure, grid = panels(4, columns=2, size=(4.2, 2.8))
     for axes, (quantity, label) in zip(grid, QUANTITIES.items(), strict=False):
         for i, branch in enumerate(BRANCHES):
@@ -151,7 +149,7 @@ def _figure(rows: Sequence[dict[str, Any]]) -> "Figure":
     return figure
 
 
-def _draw(axes: "Axes", rows: list[dict[str, Any]], quantity: str, label: str, at: int) -> None:
+def _draw(axes: Axes, rows: list[dict[str, Any]], quantity: str, label: str, at: int) -> None:
     if not rows:
         return
     steps, values = ([row[name] for row in rows] for name in ("step", quantity))
