@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,6 +13,7 @@ from acpo.diagnose.figures import REVERSED, legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, require_temperatures, require_usable
 from acpo.errors import ACPOError
+from acpo.objectives import theory
 from acpo.records import Trace
 
 OLD = (0.1, 0.2, 0.3, 0.4, 0.6, 0.9)
@@ -57,13 +59,11 @@ def coupling(trace: Trace | None = None, gate: Gate | None = None) -> Finding:
     were sampled and after each further update on them that was recorded. The gate is the paper's
     unless given.
     """
-    from acpo.objectives.theory import reversal_onset
-
     gate = gate or Gate()
     require_temperatures(tau_pos=gate.tau_pos, tau_neg=gate.tau_neg)
     if not math.isfinite(gate.offset):
         raise ACPOError(f"offset={gate.offset} must be a finite number")
-    onset = reversal_onset(tau=gate.tau_pos, offset=gate.offset)
+    onset = theory.reversal_onset(tau=gate.tau_pos, offset=gate.offset)
     # The trace as it was sampled, and what was scored again after updates on it.
     parts = {} if trace is None else {0: trace, **trace.after_updates()}
     seen = {update: _observe(part, gate) for update, part in parts.items()}
@@ -117,21 +117,13 @@ def _observe(trace: Trace, gate: Gate) -> Observed:
 
 def _modulations(old: np.ndarray, w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray]:
     """M+ and M-."""
-    import torch
-
-    from acpo.objectives.theory import negative_modulation, positive_modulation
-
     p, ratio = torch.from_numpy(old * w), torch.from_numpy(w)
-    plus = positive_modulation(p, ratio, tau=gate.tau_pos, offset=gate.offset)
-    return plus.numpy(), negative_modulation(p, ratio, tau=gate.tau_neg).numpy()
+    plus = theory.positive_modulation(p, ratio, tau=gate.tau_pos, offset=gate.offset)
+    return plus.numpy(), theory.negative_modulation(p, ratio, tau=gate.tau_neg).numpy()
 
 
 def _couplings(w: np.ndarray, gate: Gate) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """C(w) of both branches, and π_old(y) above which the positive update reverses."""
-    import torch
-
-    from acpo.objectives import theory
-
     ratio = torch.from_numpy(w)
     return (
         theory.coupling(ratio, gate.tau_pos).numpy(),

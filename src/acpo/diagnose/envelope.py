@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
@@ -12,6 +13,7 @@ from acpo.diagnose.figures import legend, letter, look, panels
 from acpo.diagnose.report import Finding, Table, number, percent, rows_of
 from acpo.diagnose.tokens import chunks, describe, parts_of, require_usable, vocabulary
 from acpo.errors import ACPOError
+from acpo.objectives import theory
 from acpo.records import Trace
 
 WINDOW = 50
@@ -155,10 +157,6 @@ class Cloud:
 
 def bounds(delta: np.ndarray, support: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """L(δ), the exact minimum, and U(δ)."""
-    import torch
-
-    from acpo.objectives import theory
-
     d = torch.from_numpy(np.ascontiguousarray(delta))
     return (
         theory.entropy_lower_bound(d).numpy(),
@@ -241,12 +239,10 @@ def _grid_rows(support: int) -> list[dict[str, float]]:
 
 
 def _widths(support: int) -> Table:
-    from acpo.objectives.theory import max_envelope_width
-
     rows = []
     for k in sorted({*PAPER_WIDTHS, support}):
         most, at = exact_spread(k)
-        rows.append([f"{k:,}", f"{max_envelope_width(k):.4f}", f"{most:.4f}", f"{at:.4f}"])
+        rows.append([f"{k:,}", f"{theory.max_envelope_width(k):.4f}", f"{most:.4f}", f"{at:.4f}"])
     head = ["support k", "max U - L (nats)", "max U - exact minimum (nats)", "at δ"]
     return Table("Maximum widths, computed", head, rows)
 
@@ -257,13 +253,11 @@ def _paper_widths() -> Table:
 
 
 def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str]:
-    from acpo.objectives.theory import max_envelope_width
-
-    most, at = exact_spread(support)
+    widest, (most, at) = theory.max_envelope_width(support), exact_spread(support)
     lower, exact, upper = (float(b[0]) for b in bounds(np.array([0.1]), 10))
     facts = [
-        f"With {support:,} tokens the envelope is at most {max_envelope_width(support):.4f} nats "
-        f"wide; the entropies that distributions reach span at most {most:.4f} (at δ = {at:.4f}).",
+        f"With {support:,} tokens the envelope is at most {widest:.4f} nats wide; the entropies "
+        f"that distributions reach span at most {most:.4f} (at δ = {at:.4f}).",
         f"Ten tokens, δ = 0.1: bounds {upper - lower:.3f} nats apart, reached {upper - exact:.3f}.",
     ]
     if cloud:

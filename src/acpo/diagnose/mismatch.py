@@ -17,6 +17,7 @@ from acpo.diagnose.figures import (
 )
 from acpo.diagnose.report import Finding, Table, number, percent
 from acpo.diagnose.tokens import Survey, chunks, describe, require_temperatures, survey
+from acpo.objectives.theory import mismatch_reversal_gap
 from acpo.records import Trace
 
 AXIS = linear_axis(0, 1, 20)
@@ -38,8 +39,6 @@ def mismatch(
 ) -> Finding:
     """Measure the mismatched tokens of a trace whose advantage is not zero; with `every_token`, all
     mismatched tokens, on both branches."""
-    from acpo.objectives.theory import mismatch_reversal_gap
-
     require_temperatures(tau_pos=tau_pos, tau_neg=tau_neg)
     counted = survey(trace, every_token=every_token)
     series = {}
