@@ -35,22 +35,6 @@ from acpo.record_columns import (
     write_table,
 )
 
-__all__ = [
-    "HEADER",
-    "ROLLOUT_COLUMNS",
-    "RUN_LOG",
-    "RUN_STATE",
-    "RUN_TRACE",
-    "TOKEN_COLUMNS",
-    "Trace",
-    "TraceError",
-    "TraceWriter",
-    "has_begun",
-    "json_line",
-    "run_states",
-    "write_trace",
-]
-
 FORMAT = "acpo-trace"
 VERSION = 1
 HEADER = "header.jsonl"
