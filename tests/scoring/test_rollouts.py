@@ -10,13 +10,7 @@ from acpo.errors import ACPOError
 from acpo.objectives import METHODS, TokenStats, get_method
 from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring.pieces import Pieces
-from acpo.scoring.rollouts import (
-    SampledCompletion,
-    method_rows,
-    prompt_id,
-    score,
-    trace_rows,
-)
+from acpo.scoring.rollouts import SampledCompletion, Scorer, method_rows, prompt_id, score
 from tasks.tiny import chain_tokenizer, tiny_model
 
 GROUP = 4
@@ -55,14 +49,17 @@ def log_probs(model, rollout, temperature=1.0):
     return torch.log_softmax(logits[first:-1] / temperature, -1)
 
 
+def scorer(model, method=None, *, temperature=1.0, top_k=0, batch_size=32):
+    options = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
+    return Scorer(model, chain_tokenizer(), method or get_method("acpo"), **options)
+
+
 @pytest.mark.parametrize("batch_size", [1, 5])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_columns_equal_a_dense_reading(model, tmp_path, batch_size, temperature):
     rollouts = make_rollouts()
-    scored = score(model, rollouts, temperature=temperature, top_k=3, batch_size=batch_size)
-    rows, columns = trace_rows(
-        rollouts, scored, Pieces(chain_tokenizer()), method=get_method("acpo"), group_size=GROUP
-    )
+    own = scorer(model, temperature=temperature, top_k=3, batch_size=batch_size)
+    rows, columns = own.part(rollouts, group_size=GROUP)
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.append(rows, columns)
     trace = Trace.open(tmp_path / "t")
@@ -111,16 +108,7 @@ def test_columns_equal_a_dense_reading(model, tmp_path, batch_size, temperature)
 
 def test_rows(model):
     rollouts = make_rollouts(prompts=2)
-    scored = score(model, rollouts, temperature=1.0, top_k=0)
-    pieces = Pieces(chain_tokenizer())
-    rows, columns = trace_rows(
-        rollouts,
-        scored,
-        pieces,
-        method=get_method("acpo"),
-        group_size=GROUP,
-        sampled_by_scorer=False,
-    )
+    rows, columns = scorer(model).part(rollouts, group_size=GROUP, sampled_by_scorer=False)
     assert "old_logp" not in columns and "top_ids" not in columns
     for row, rollout in zip(rows, rollouts, strict=True):
         assert row["tokens"] == len(rollout.completion_ids)
@@ -134,12 +122,9 @@ def test_rows(model):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_has_credit_and_advantages(model, name):
     rollouts = make_rollouts(seed=3)
-    scored = score(model, rollouts, temperature=1.0, top_k=0)
     # GTPO drops completions of more entropy than training started with.
     method = get_method(name, **({"initial_entropy": 3.0} if name == "gtpo" else {}))
-    _, columns = trace_rows(
-        rollouts, scored, Pieces(chain_tokenizer()), method=method, group_size=GROUP
-    )
+    _, columns = scorer(model, method).part(rollouts, group_size=GROUP)
     assert np.isfinite(columns["credit"]).all() and np.isfinite(columns["advantage"]).all()
     assert (columns["advantage"] != 0).any()
     if name == "8020":
@@ -187,7 +172,7 @@ def test_what_a_trainer_records_is_what_acpo_trace_writes(model, tmp_path):
     rollouts = make_rollouts()
     scored = score(model, rollouts, temperature=1.0, top_k=0)
     pieces, method = Pieces(chain_tokenizer()), get_method("acpo")
-    rows, columns = trace_rows(rollouts, scored, pieces, method=method, group_size=GROUP)
+    rows, columns = scorer(model, method).part(rollouts, group_size=GROUP)
     stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
     held = {
         "advantages": torch.tensor([row["advantage"] for row in rows], dtype=torch.float64),

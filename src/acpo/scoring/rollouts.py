@@ -76,15 +76,38 @@ class Scorer:
         group_size: int,
         sampled_by_scorer: bool = True,
     ) -> Part:
-        """What `TraceWriter.append` takes; see `trace_rows`."""
-        return trace_rows(
-            rollouts,
-            score(self._model, rollouts, **self._options),
-            self._pieces,
-            method=self._method,
-            group_size=group_size,
-            sampled_by_scorer=sampled_by_scorer,
+        """What `TraceWriter.append` takes, of groups of `group_size` consecutive completions.
+
+        Where the model is not what sampled them, old log-probabilities are unknown and left out.
+        """
+        scored = score(self._model, rollouts, **self._options)
+        advantages = group_advantages(
+            torch.tensor([torch.nan if r.reward is None else r.reward for r in rollouts]).double(),
+            group_size,
+            scale=self._method.advantage_scale,
         )
+        rows, columns = method_rows(
+            rollouts,
+            self._pieces,
+            self._method,
+            TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy),
+            scored.logp,
+            advantages=advantages,
+            group_size=group_size,
+        )
+        if not sampled_by_scorer:
+            del columns["old_logp"]
+        columns |= {
+            "mode_id": scored.mode.numpy(),
+            "tail_p2": scored.tail_p2.numpy(),
+            "tail_p2_logp": scored.tail_p2_logp.numpy(),
+            "tail_p2_logp2": scored.tail_p2_logp2.numpy(),
+        }
+        if scored.top_ids.shape[1]:
+            top = scored.top_ids.numpy()
+            columns |= {"top_ids": top, "top_logps": scored.top_logps.float().numpy()}
+            columns["top_pieces"] = self._pieces.of(top)
+        return rows, columns
 
 
 def score(
@@ -115,44 +138,6 @@ def score(
             parts[number] = TokenDistribution(*values)
             _require_finite(rollouts[number], parts[number])
     return TokenDistribution.join([parts[number] for number in range(len(rollouts))])
-
-
-def trace_rows(
-    rollouts: Sequence[SampledCompletion],
-    scored: TokenDistribution,
-    pieces: Pieces,
-    *,
-    method: Method,
-    group_size: int,
-    sampled_by_scorer: bool = True,
-) -> Part:
-    """What `TraceWriter.append` takes.
-
-    Rollouts are groups of `group_size` completions, consecutive, and `scored` their tokens under
-    the model. Where that is not what sampled them, old log-probabilities are unknown and left out.
-    """
-    advantages = group_advantages(
-        torch.tensor([torch.nan if r.reward is None else r.reward for r in rollouts]).double(),
-        group_size,
-        scale=method.advantage_scale,
-    )
-    stats = TokenStats(scored.logp, scored.log_pmax, scored.is_mode, scored.entropy)
-    rows, columns = method_rows(
-        rollouts, pieces, method, stats, scored.logp, advantages=advantages, group_size=group_size
-    )
-    if not sampled_by_scorer:
-        del columns["old_logp"]
-    columns |= {
-        "mode_id": scored.mode.numpy(),
-        "tail_p2": scored.tail_p2.numpy(),
-        "tail_p2_logp": scored.tail_p2_logp.numpy(),
-        "tail_p2_logp2": scored.tail_p2_logp2.numpy(),
-    }
-    if scored.top_ids.shape[1]:
-        top = scored.top_ids.numpy()
-        columns |= {"top_ids": top, "top_logps": scored.top_logps.float().numpy()}
-        columns["top_pieces"] = pieces.of(top)
-    return rows, columns
 
 
 def method_rows(
