@@ -49,12 +49,6 @@ class Wrong(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def lengths(self) -> tuple[int, int, int]:
-        """Tokens before, at and after the error."""
-        first, end = self.place.span
-        return first, end - first, self.stop - self.start - end
-
 
 def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOUND) -> Finding:
     """Where every method's negative update and credit fall, beside the first error."""
@@ -65,7 +59,7 @@ def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOU
     wrong = [Wrong(one, place, starts[one.row], starts[one.row + 1]) for one, place in places]
     shares, missing = _all_shares(trace, wrong)
     prompts = [one.trajectory.prompt_id for one in wrong]
-    chance = chance_shares(wrong)
+    chance = region_shares(np.ones(len(trace)), wrong)  # what mass spread evenly gives
     if not shares:
         raise ACPOError(f"{trace.path}: no method updates these completions: {missing}")
     excess = {key: effect(found.at - chance.at, prompts) for key, found in shares.items()}
@@ -139,12 +133,6 @@ def region_shares(mass: np.ndarray, wrong: Sequence[Wrong]) -> Shares:
             parts = (own[:first], own[first:end], own[end:])
             found[:, number] = [part.sum() / total for part in parts]
     return Shares(*found)
-
-
-def chance_shares(wrong: Sequence[Wrong]) -> Shares:
-    """What mass spread evenly over the tokens gives: length-matched, completion by completion."""
-    lengths = np.array([one.lengths for one in wrong], dtype=np.float64).T
-    return Shares(*(lengths / lengths.sum(0)))
 
 
 def _rows(
