@@ -119,7 +119,7 @@ def dynamics(
     group_by: GroupBy = typer.Option(GroupBy.METHOD, help="Runs that make one curve."),
 ) -> None:
     """Accuracy, entropy, length and reward over training, seeds as bands."""
-    found = _analysis("dynamics")(runs, by_run=group_by is GroupBy.RUN)
+    found = _analysis("dynamics", runs, by_run=group_by is GroupBy.RUN)
     _write(found, output or _folder(None))
 
 
@@ -194,14 +194,14 @@ def all_analyses(
     findings, missing = [], []
     for name, source, options in _analyses(opened, runs, annotations, every_token):
         try:
-            found = _analysis(name)(source, **options)
+            found = _analysis(name, source, **options)
         except ACPOError as error:
             missing.append((name, str(error)))
             typer.secho(f"{name}: {one_line(str(error))}", fg="yellow", err=True)
             continue
-        for finding in _list(found):
+        for finding in found:
             finding.write(folder, command=_command())
-            findings.append(finding)
+        findings.extend(found)
     links = [(one, one.address(page, folder) if page else None) for one in outliers(opened)]
     report = html(findings, missing, links, source=describe(opened), command=_command())
     with made(folder):  # no analysis may have made it
@@ -232,10 +232,11 @@ def _analyses(
     return made
 
 
-def _analysis(name: str) -> Any:
-    """The function that a command is named after, in the module of the same name."""
+def _analysis(name: str, source: Any, **options: Any) -> "list[Finding]":
+    """What the function finds that a command is named after, in the module of the same name."""
     name = name.replace("-", "_")
-    return getattr(import_module(f"acpo.diagnose.{name}"), name)
+    found = getattr(import_module(f"acpo.diagnose.{name}"), name)(source, **options)
+    return found if isinstance(found, list) else [found]
 
 
 def _of_trace(
@@ -248,7 +249,7 @@ def _of_trace(
     if trace is None and step is not None:
         raise ACPOError(f"--step {step}: name the trace it is of")
     opened = Trace.open(trace).of_step(step) if trace else None
-    _write(_analysis(name)(opened, **options), output or _folder(trace))
+    _write(_analysis(name, opened, **options), output or _folder(trace))
 
 
 def _accept(verified_only: bool, all_proposals: bool) -> "Accept":
@@ -270,14 +271,10 @@ def _command() -> str:
     return shlex.join(["acpo", *sys.argv[1:]])
 
 
-def _list(found: "Finding | list[Finding]") -> "list[Finding]":
-    return found if isinstance(found, list) else [found]
-
-
-def _write(found: "Finding | list[Finding]", folder: Path) -> None:
+def _write(findings: "list[Finding]", folder: Path) -> None:
     from acpo.diagnose.figures import one_line
 
-    for finding in _list(found):
+    for finding in findings:
         paths = finding.write(folder, command=_command())
         # Names from data may hold what a terminal would obey.
         facts = (f"- {one_line(fact)}" for fact in finding.facts)
