@@ -79,28 +79,6 @@ class FencedQuestion(NamedTuple):
         return "\n\n".join([self.task, f"The fence is {fence}.", *pieces])
 
 
-def error_question(wrong: Trajectory) -> FencedQuestion:
-    """Where a wrong completion goes wrong."""
-    data = (
-        ("Problem", wrong.prompt),
-        ("Right final answer", wrong.answer or ""),
-        ("Solution", numbered(wrong.completion)),
-    )
-    return FencedQuestion(FIRST_ERROR, data)
-
-
-def correspondence_question(wrong: Trajectory, error: Chars, right: Trajectory) -> FencedQuestion:
-    """What in a right completion corresponds to an error."""
-    line = wrong.completion.count("\n", 0, error.start) + 1
-    data = (
-        ("Problem", wrong.prompt),
-        ("First solution, wrong", numbered(wrong.completion)),
-        (f"Its first error, in line {line}", wrong.completion[error.start : error.end]),
-        ("Second solution, right", numbered(right.completion)),
-    )
-    return FencedQuestion(CORRESPONDING, data)
-
-
 def numbered(text: str) -> str:
     """Each line after its number."""
     return "\n".join(f"{number}| {line}" for number, line in enumerate(text.split("\n"), start=1))
@@ -202,13 +180,26 @@ class ModelAnnotator:
         return {"kind": "model", **where, "protocol": PROTOCOL}
 
     def first_error(self, wrong: Trajectory) -> Answer:
-        return self._ask(error_question(wrong), wrong.completion)
+        data = (
+            ("Problem", wrong.prompt),
+            ("Right final answer", wrong.answer or ""),
+            ("Solution", numbered(wrong.completion)),
+        )
+        return self._ask(FencedQuestion(FIRST_ERROR, data), wrong.completion)
 
     def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
-        return self._ask(correspondence_question(wrong, error, right), right.completion)
+        line = wrong.completion.count("\n", 0, error.start) + 1
+        data = (
+            ("Problem", wrong.prompt),
+            ("First solution, wrong", numbered(wrong.completion)),
+            (f"Its first error, in line {line}", wrong.completion[error.start : error.end]),
+            ("Second solution, right", numbered(right.completion)),
+        )
+        return self._ask(FencedQuestion(CORRESPONDING, data), right.completion)
 
     def _ask(self, question: FencedQuestion, completion: str) -> Answer:
-        file = self._file(question)
+        key = json.dumps([question.digest(), self._endpoint.model, self._endpoint.url])
+        file = self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
         kept = _read_kept(file)
         if kept is not None:
             return _answer(kept, completion)._replace(usage=Usage(cached=1))
@@ -220,10 +211,6 @@ class ModelAnnotator:
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):
             write_whole(file, json.dumps(reply._asdict()))
         return answer._replace(usage=Usage(reply.read, reply.written, requests=1))
-
-    def _file(self, question: FencedQuestion) -> Path:
-        key = json.dumps([question.digest(), self._endpoint.model, self._endpoint.url])
-        return self._cache / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _answer(reply: ChatReply, completion: str) -> Answer:
