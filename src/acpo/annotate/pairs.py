@@ -39,6 +39,7 @@ class Trajectory:
     prompt_id: str
     sample: int  # its number among the prompt's completions
     row: int  # in the trace
+    rows: slice  # of its tokens there
     prompt: str  # what the model read
     completion: str
     answer: str | None  # gold, where the trace has it
@@ -159,8 +160,8 @@ def _the_step(trace: Trace, steps: set[int], asked: int | None) -> int:
 def _trajectory(
     trace: Trace, number: int, row: dict[str, Any], columns: dict[str, np.ndarray]
 ) -> Trajectory:
-    low, high = trace.starts[number], trace.starts[number + 1]
-    starts, ends = columns["start"][low:high], columns["end"][low:high]
+    rows = slice(*trace.starts[number : number + 2].tolist())
+    starts, ends = columns["start"][rows], columns["end"][rows]
     size = len(row["completion"])
     in_order = (starts >= 0).all() and (np.diff(starts) >= 0).all() and (ends <= size).all()
     if not in_order or (starts > ends).any():
@@ -172,6 +173,7 @@ def _trajectory(
         prompt_id=row["prompt_id"],
         sample=row["sample"],
         row=number,
+        rows=rows,
         prompt=row["prompt"] or "",
         completion=row["completion"],
         answer=row["answer"],

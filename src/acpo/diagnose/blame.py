@@ -41,24 +41,17 @@ class Shares(NamedTuple):
     after: np.ndarray
 
 
-class Wrong(NamedTuple):
-    """A wrong completion, the rows of its tokens in the trace, and its first error among them."""
-
-    trajectory: Trajectory
-    place: Place
-    start: int
-    stop: int
+Wrong = Sequence[tuple[Trajectory, Place]]
+"""Wrong completions, and the first error of each."""
 
 
 def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOUND) -> Finding:
     """Where every method's negative update and credit fall, beside the first error."""
     trace = annotated(trace, annotations)
     selection = select(trace, step=annotations.step)
-    places, outcomes = error_places(selection, annotations, accept)
-    starts = trace.starts.tolist()
-    wrong = [Wrong(one, place, starts[one.row], starts[one.row + 1]) for one, place in places]
+    wrong, outcomes = error_places(selection, annotations, accept)
     shares, missing = _all_shares(trace, wrong)
-    prompts = [one.trajectory.prompt_id for one in wrong]
+    prompts = [one.prompt_id for one, _ in wrong]
     chance = region_shares(np.ones(len(trace)), wrong)  # what mass spread evenly gives
     if not shares:
         raise ACPOError(f"{trace.path}: no method updates these completions: {missing}")
@@ -82,9 +75,7 @@ def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOU
     )
 
 
-def _all_shares(
-    trace: Trace, wrong: Sequence[Wrong]
-) -> tuple[dict[tuple[str, str], Shares], dict[str, str]]:
+def _all_shares(trace: Trace, wrong: Wrong) -> tuple[dict[tuple[str, str], Shares], dict[str, str]]:
     """By method and quantity; and why some methods have none."""
     shares: dict[tuple[str, str], Shares] = {}
     missing = {}
@@ -122,12 +113,12 @@ def _direction_length(trace: Trace) -> np.ndarray:
     return np.sqrt(local_norm2(scalars._replace(is_mode=scalars.is_mode > 0)))
 
 
-def region_shares(mass: np.ndarray, wrong: Sequence[Wrong]) -> Shares:
+def region_shares(mass: np.ndarray, wrong: Wrong) -> Shares:
     """The shares of each completion's mass; NaN where some of it is unknown, or all of it 0."""
     found = np.full((len(REGIONS), len(wrong)), np.nan)
-    for number, one in enumerate(wrong):
-        first, end = one.place.span
-        own = mass[one.start : one.stop]
+    for number, (one, place) in enumerate(wrong):
+        first, end = place.span
+        own = mass[one.rows]
         total = own.sum()
         if total > 0:
             parts = (own[:first], own[first:end], own[end:])
@@ -160,24 +151,24 @@ def _rows(
 
 
 def _completion_rows(
-    wrong: Sequence[Wrong], shares: Mapping[tuple[str, str], Shares], chance: Shares
+    wrong: Wrong, shares: Mapping[tuple[str, str], Shares], chance: Shares
 ) -> list[dict[str, Any]]:
     named = {"chance": chance} | {" ".join(key): found for key, found in shares.items()}
     return [
         {
-            "prompt_id": one.trajectory.prompt_id,
-            "sample": one.trajectory.sample,
-            "tokens": one.stop - one.start,
-            "error_first": one.place.span.first,
-            "error_end": one.place.span.end,
-            "evidence": str(one.place.evidence),
+            "prompt_id": one.prompt_id,
+            "sample": one.sample,
+            "tokens": one.length,
+            "error_first": place.span.first,
+            "error_end": place.span.end,
+            "evidence": str(place.evidence),
             **{
                 f"{name} {region}": float(values[row])
                 for name, found in named.items()
                 for region, values in zip(REGIONS, found, strict=True)
             },
         }
-        for row, one in enumerate(wrong)
+        for row, (one, place) in enumerate(wrong)
     ]
 
 

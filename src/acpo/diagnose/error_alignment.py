@@ -7,10 +7,8 @@ from typing import Any
 import numpy as np
 
 from acpo.annotate.evidence import AlignedPair
-from acpo.annotate.pairs import Trajectory
 from acpo.diagnose.clusters import cluster_means, interval
 from acpo.diagnose.report import Row
-from acpo.records import Trace
 
 FEWEST_PROMPTS = 5
 """Offsets that fewer prompts have are not drawn; or than half of the most, where that is less."""
@@ -37,23 +35,18 @@ class Aligned:
     right: np.ndarray  # likewise
 
 
-def align(trace: Trace, pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Aligned:
+def align(pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Aligned:
     """One quantity of every pair around its error."""
     offsets = np.arange(-window, window + 1)
     wrong = np.full((len(pairs), len(offsets)), np.nan)
     right = np.full_like(wrong, np.nan)
     for row, pair in enumerate(pairs):
         for target, (trajectory, place) in zip((wrong, right), pair.sides, strict=True):
-            own = of(trace, trajectory, values)
+            own = values[trajectory.rows]
             at = place.span.first + offsets
             there = (at >= 0) & (at < len(own))
             target[row, there] = own[at[there]]
     return Aligned(offsets, wrong, right)
-
-
-def of(trace: Trace, trajectory: Trajectory, values: np.ndarray) -> np.ndarray:
-    """A completion's part of a column."""
-    return values[trace.starts[trajectory.row] : trace.starts[trajectory.row + 1]]
 
 
 def compared(aligned: Aligned, every: int) -> np.ndarray:
@@ -179,12 +172,10 @@ def smoothed(values: np.ndarray, width: int, cut: int) -> np.ndarray:
     return np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
 
 
-def profile_rows(
-    trace: Trace, pair: AlignedPair, quantity: str, values: np.ndarray, width: int
-) -> list[Row]:
+def profile_rows(pair: AlignedPair, quantity: str, values: np.ndarray, width: int) -> list[Row]:
     rows: list[Row] = []
     for side, (trajectory, place) in zip(("wrong", "right"), pair.sides, strict=True):
-        own = of(trace, trajectory, values)
+        own = values[trajectory.rows]
         smooth = smoothed(own, width, place.span.first)
         fixed: Row = {"quantity": quantity, "prompt_id": pair.prompt_id, "side": side}
         at = {"sample": trajectory.sample, "error": place.span.first}

@@ -70,7 +70,7 @@ def first_error(
     selection = select(trace, step=annotations.step)
     pairs, outcomes = aligned_pairs(selection, annotations, accept)
     columns = trace.tokens(*QUANTITIES)
-    aligned = {name: align(trace, pairs, columns[name], settings.window) for name in QUANTITIES}
+    aligned = {name: align(pairs, columns[name], settings.window) for name in QUANTITIES}
     measured = {name: measure(aligned[name], settings.every) for name in QUANTITIES}
     if not np.isfinite(measured["entropy"]["change"]).any():
         raise ACPOError(
@@ -80,7 +80,7 @@ def first_error(
     source = f"{describe(trace)}; step {selection.step}; {evidence(pairs)}"
     around = _around(pairs, aligned, measured, settings, source, outcomes)
     change = measured["entropy"]["change"]
-    return [around, _profiles(trace, pairs, columns, change, settings, source)]
+    return [around, _profiles(pairs, columns, change, settings, source)]
 
 
 def _around(
@@ -136,7 +136,6 @@ def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
 
 
 def _profiles(
-    trace: Trace,
     pairs: Sequence[AlignedPair],
     columns: dict[str, np.ndarray],
     change: np.ndarray,
@@ -148,7 +147,7 @@ def _profiles(
         row
         for name in QUANTITIES
         for pair in chosen
-        for row in profile_rows(trace, pair, name, columns[name], settings.smooth)
+        for row in profile_rows(pair, name, columns[name], settings.smooth)
     ]
     return Finding(
         name="first-error-profiles",
