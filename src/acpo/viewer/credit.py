@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from acpo.annotate.evidence import Place
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import PromptGroup, TracePayload, plain, prompt_groups
+from acpo.viewer.payload import TracePayload, plain, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
 
 MOST_TOKENS = 500_000  # about 85 MB
@@ -26,6 +26,7 @@ SCRIPTS = (
     "run.js",
     "controls.js",
 )
+Group = TypeVar("Group")
 Blocks = dict[str, Any]
 """Data of a page by element id: `page`, and `group-N` for every prompt of it."""
 
@@ -106,18 +107,18 @@ def error_places_by_row(trace: Trace, path: Path) -> dict[int, Place]:
 
 
 def _fitting(
-    trace: Trace, groups: Sequence[PromptGroup], prompts: int, most: int | None
-) -> Sequence[PromptGroup]:
+    trace: Trace, groups: Sequence[list[int]], prompts: int, most: int | None
+) -> Sequence[list[int]]:
     """`prompts` of the groups; fewer where they hold more than `most` tokens."""
     lengths = trace.rollouts["tokens"].to_numpy()
-    sizes = {group.prompt_id: int(lengths[list(group.rows)].sum()) for group in groups}
+    sizes = [int(lengths[rows].sum()) for rows in groups]
 
     def total(count: int) -> int:
-        return sum(sizes[group.prompt_id] for group in spread(groups, count))
+        return sum(spread(sizes, count))
 
     shown = spread(groups, prompts)
     if most is not None:
-        totals = np.cumsum([sizes[group.prompt_id] for group in shown])
+        totals = np.cumsum(spread(sizes, prompts))
         return shown[: max(int(np.searchsorted(totals, most, side="right")), 1)]
     if total(prompts) > MOST_TOKENS:
         # Fewer prompts are other prompts, so that a beginning of these says nothing.
@@ -130,27 +131,27 @@ def _fitting(
     return shown
 
 
-def spread(groups: Sequence[PromptGroup], count: int) -> list[PromptGroup]:
+def spread(groups: Sequence[Group], count: int) -> list[Group]:
     """So many of the groups, evenly spaced from the first on: training meets prompts in turn."""
     if len(groups) <= count:
         return list(groups)
     return [groups[number * len(groups) // count] for number in range(count)]
 
 
-def _index(payload: TracePayload, groups: Sequence[PromptGroup]) -> list[dict[str, Any]]:
+def _index(payload: TracePayload, groups: Sequence[list[int]]) -> list[dict[str, Any]]:
     """What the page needs to know of a prompt before it opens its block."""
     return [
         {
-            "id": group.prompt_id,
-            "prompt": payload.prompt(group.rows[0])["text"][:120],
-            "steps": sorted({payload.rollouts["step"][row] for row in group.rows}),
-            "overview": overview_rows(payload, group),
+            "id": payload.rollouts["prompt_id"][rows[0]],
+            "prompt": payload.prompt(rows[0])["text"][:120],
+            "steps": sorted({payload.rollouts["step"][row] for row in rows}),
+            "overview": overview_rows(payload, rows),
         }
-        for group in groups
+        for rows in groups
     ]
 
 
-def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, Any]]:
+def overview_rows(payload: TracePayload, group: Sequence[int]) -> list[dict[str, Any]]:
     """One row per step of a prompt: how its completions fared, and what each method does there.
 
     `up` and `down` are the sums of the positive and of the negative updates, `reversed` the tokens
@@ -158,8 +159,8 @@ def overview_rows(payload: TracePayload, group: PromptGroup) -> list[dict[str, A
     any two methods at one token. Tokens without numbers count nowhere.
     """
     facts, rows = payload.rollouts, []
-    for step in sorted({facts["step"][row] for row in group.rows}):
-        own = [row for row in group.rows if facts["step"][row] == step]
+    for step in sorted({facts["step"][row] for row in group}):
+        own = [row for row in group if facts["step"][row] == step]
         rewards = [r for row in own if (r := facts["reward"][row]) is not None and isfinite(r)]
         tokens = [slice(*payload.starts[row : row + 2].tolist()) for row in own]
         updates, methods = [], {}

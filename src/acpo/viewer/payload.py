@@ -7,7 +7,6 @@ hex number. No valid text holds these code points.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,24 +32,16 @@ Columns = Mapping[str, np.ndarray]
 """Of one method, as long as the trace: `credit`, `advantage`, `update`."""
 
 
-@dataclass(frozen=True)
-class PromptGroup:
-    """The completions of one prompt, at all steps, as rows of the trace."""
+def prompt_groups(trace: Trace) -> list[list[int]]:
+    """The completions of each prompt, at all steps, as rows of the trace.
 
-    prompt_id: str
-    rows: tuple[int, ...]
-
-
-def prompt_groups(trace: Trace) -> list[PromptGroup]:
-    """Prompts in the order in which the trace first has them; completions by step and sample."""
+    Prompts are in the order in which the trace first has them; completions by step and sample.
+    """
     rows: dict[str, list[tuple[int, int, int]]] = {}
     columns = (trace.rollouts[name].to_pylist() for name in ("prompt_id", "step", "sample"))
     for row, (prompt_id, step, sample) in enumerate(zip(*columns, strict=True)):
         rows.setdefault(prompt_id, []).append((step, sample, row))
-    return [
-        PromptGroup(prompt_id, tuple(row for _, _, row in sorted(members)))
-        for prompt_id, members in rows.items()
-    ]
+    return [[row for _, _, row in sorted(members)] for members in rows.values()]
 
 
 class TracePayload:
@@ -67,7 +58,8 @@ class TracePayload:
         self.methods = methods or {}
         self.errors = errors or {}
         self.rollouts = {
-            name: trace.rollouts[name].to_pylist() for name in (*FACTS, "prompt", "answer")
+            name: trace.rollouts[name].to_pylist()
+            for name in (*FACTS, "prompt_id", "prompt", "answer")
         }
         self.starts = trace.starts
         self._template = chat_template({p for p in self.rollouts["prompt"] if p is not None})
@@ -91,14 +83,13 @@ class TracePayload:
         text = prompt[len(before) : len(prompt) - len(after)]
         return {"before": before, "text": text, "after": after, "known": True}
 
-    def group(self, group: PromptGroup) -> dict[str, Any]:
+    def group(self, rows: Sequence[int]) -> dict[str, Any]:
         """The block of one prompt; it needs no other."""
         vocabulary: dict[bytes, int] = {}
-        completions = [self._completion(row, vocabulary) for row in group.rows]
-        first = group.rows[0]
+        completions = [self._completion(row, vocabulary) for row in rows]
         return {
-            "prompt": self.prompt(first),
-            "answer": self.rollouts["answer"][first],
+            "prompt": self.prompt(rows[0]),
+            "answer": self.rollouts["answer"][rows[0]],
             "completions": completions,
             "pieces": [piece_text(piece) for piece in vocabulary],
         }

@@ -9,7 +9,7 @@ from acpo.annotate.annotations import Annotations, Item, Proposal, Review
 from acpo.annotate.pairs import PromptPairs, Trajectory, select
 from acpo.errors import ACPOError
 from acpo.records import Trace
-from acpo.viewer.payload import TEXT_ONLY, PromptGroup, TracePayload
+from acpo.viewer.payload import TEXT_ONLY, TracePayload
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "review.css")
@@ -33,13 +33,12 @@ def write_review_page(
     items: list[dict[str, Any]] = []
     blocks: dict[str, Any] = {}
     for group in selection.groups:
-        rows = (*group.wrong, *group.right)
         own = list(_items(group, annotations, number=len(blocks), first=len(items)))
         for item in own:
             item["prompt"] = payload.prompt(group.wrong[0].row)["text"][:120]
         if own:
-            shown = PromptGroup(group.prompt_id, tuple(trajectory.row for trajectory in rows))
-            blocks[f"group-{len(blocks)}"] = payload.group(shown)
+            rows = [trajectory.row for trajectory in (*group.wrong, *group.right)]
+            blocks[f"group-{len(blocks)}"] = payload.group(rows)
             items += own
     if not items:
         raise ACPOError(f"{annotations.path} holds no proposal: nothing is there to review")
