@@ -175,7 +175,10 @@ class AnnotationWriter(Closing):
             raise
 
     def _resume(self, path: Path, selection: Selection | None) -> Annotations:
-        first = b"" if selection is None else json_line(header_of(selection))
+        first = b""
+        if selection is not None:
+            about = {"trace": selection.fingerprint, "step": selection.step}
+            first = json_line({"format": FORMAT, "version": VERSION, **about})
         text = self._lines.resume(first)
         annotations = parse(path, text)
         if selection is not None:
@@ -214,16 +217,6 @@ class AnnotationWriter(Closing):
 
     def close(self) -> None:
         self._lines.close()
-
-
-def header_of(selection: Selection) -> dict[str, Any]:
-    """The first line of a file about `selection`."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "trace": selection.fingerprint,
-        "step": selection.step,
-    }
 
 
 def parse(path: Path, text: bytes) -> Annotations:
