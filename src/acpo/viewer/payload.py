@@ -162,20 +162,18 @@ def chat_template(prompts: Collection[str]) -> tuple[str, str]:
     """What all prompts begin and end with, cut back to whole lines and markers."""
     if len(prompts) < 2:
         return "", ""
-    first, last = min(prompts), max(prompts)  # they share what all share
-    before = first[: _shared(first, last)]
+    before = _beginning(prompts)
     before = before[: max(before.rfind(mark) for mark in _BOUNDARY) + 1]
     room = min(map(len, prompts)) - len(before)
-    reverse = [prompt[::-1] for prompt in prompts]
-    first, last = min(reverse), max(reverse)
-    after = first[: min(_shared(first, last), room)][::-1]
+    after = _beginning([prompt[::-1] for prompt in prompts])[:room][::-1]
     starts = [place for mark in "\n<[" if (place := after.find(mark)) >= 0]
     return before, after[min(starts) :] if starts else ""
 
 
-def _shared(first: str, second: str) -> int:
-    pairs = zip(first, second, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+def _beginning(texts: Collection[str]) -> str:
+    first, last = min(texts), max(texts)  # they share what all share
+    pairs = zip(first, last, strict=False)
+    return first[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(first))]
 
 
 def last_user_turn(prompt: str) -> tuple[str, str]:
