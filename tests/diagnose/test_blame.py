@@ -11,7 +11,6 @@ from acpo.annotate.annotations import Annotations
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
 from acpo.diagnose.blame import REGIONS, Shares, _rows, blame
-from acpo.diagnose.clusters import effect
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, group_advantages
 from acpo.records import Trace, TraceWriter
@@ -171,7 +170,7 @@ def test_chance_is_that_of_the_completions_a_method_blames():
     even = Shares(*(np.array(x) for x in ([0.5, 0.1], [0.3, 0.1], [0.2, 0.8])))
     some = Shares(*(np.array(x) for x in ([0.4, np.nan], [0.4, np.nan], [0.2, np.nan])))
     key = ("acpo", "update")
-    rows = _rows({key: some}, {key: effect(some.at - even.at, ["a", "b"])}, even, ["a", "b"])
+    rows = _rows({key: some}, even, ["a", "b"])
     assert [row["chance"] for row in rows] == [0.5, 0.3, 0.2]
     assert [row["completions"] for row in rows] == [1, 1, 1]
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from acpo.annotate.annotations import Annotations
 from acpo.annotate.evidence import Accept, Place, error_places
 from acpo.annotate.pairs import Trajectory, select
-from acpo.diagnose.clusters import Effect, cluster_means, effect, interval
+from acpo.diagnose.clusters import cluster_means, effect, interval
 from acpo.diagnose.figures import letter, look, panels
 from acpo.diagnose.geometry import TokenScalars, local_norm2
 from acpo.diagnose.report import Finding, Table, percent
@@ -55,9 +55,8 @@ def blame(trace: Trace, annotations: Annotations, *, accept: Accept = Accept.SOU
     chance = region_shares(np.ones(len(trace)), wrong)  # what mass spread evenly gives
     if not shares:
         raise ACPOError(f"{trace.path}: no method updates these completions: {missing}")
-    excess = {key: effect(found.at - chance.at, prompts) for key, found in shares.items()}
-    rows = _rows(shares, excess, chance, prompts)
-    facts = _facts(shares, excess, rows, prompts, missing)
+    rows = _rows(shares, chance, prompts)
+    facts = _facts(shares, rows, prompts, missing)
     return Finding(
         name="blame",
         headline=facts[1],
@@ -127,25 +126,22 @@ def region_shares(mass: np.ndarray, wrong: Wrong) -> Shares:
 
 
 def _rows(
-    shares: Mapping[tuple[str, str], Shares],
-    excess: Mapping[tuple[str, str], Effect],
-    chance: Shares,
-    prompts: Sequence[str],
+    shares: Mapping[tuple[str, str], Shares], chance: Shares, prompts: Sequence[str]
 ) -> list[dict[str, Any]]:
     """One row per method, quantity and region; whether a share is chance is tested at the error."""
     rows = []
     for key, found in shares.items():
+        excess = effect(found.at - chance.at, prompts)
         for region, values, even in zip(REGIONS, found, chance, strict=True):
             low, high = interval(values, prompts)
             even = np.where(np.isfinite(values), even, np.nan)
             share, chances = (float(cluster_means(x, prompts).mean()) for x in (values, even))
             row: dict[str, Any] = {"method": key[0], "quantity": key[1], "region": region}
             row |= {"share": share, "low": low, "high": high, "chance": chances}
-            own = excess[key]
             if region == "at":
-                row |= {"excess": own.mean, "excess_low": own.low, "excess_high": own.high}
-                row |= {"p_value": own.p_value}
-            row |= {"completions": int(np.isfinite(values).sum()), "prompts": own.prompts}
+                row |= {"excess": excess.mean, "excess_low": excess.low, "excess_high": excess.high}
+                row |= {"p_value": excess.p_value}
+            row |= {"completions": int(np.isfinite(values).sum()), "prompts": excess.prompts}
             rows.append(row)
     return rows
 
@@ -174,39 +170,37 @@ def _completion_rows(
 
 def _facts(
     shares: Mapping[tuple[str, str], Shares],
-    excess: Mapping[tuple[str, str], Effect],
     rows: Sequence[Mapping[str, Any]],
     prompts: Sequence[str],
     missing: Mapping[str, str],
 ) -> list[str]:
     updates = [row for row in rows if row["quantity"] == "update"] or list(rows)
-    by = {(row["method"], row["region"]): row for row in updates}
+    by = {(row["method"], row["quantity"], row["region"]): row for row in rows}
     facts = [
         f"{len(prompts)} wrong completions of {len(set(prompts))} prompts. Chance: "
         + ", ".join(f"{percent(row['chance'], 1)} {row['region']}" for row in updates[:3])
         + " the error."
     ]
     for method in ("acpo", "sapo", "grpo"):
-        test = excess.get((method, "update"))
-        if test is None:
+        at = by.get((method, "update", "at"))
+        if at is None:
             continue
         verdict = "chance is not excluded"
-        if test.p_value < 0.05:
-            verdict = "more than chance" if test.mean > 0 else "less than chance"
+        if at["p_value"] < 0.05:
+            verdict = "more than chance" if at["excess"] > 0 else "less than chance"
         facts.append(
-            f"{method}: {_ends(by[method, 'at'])} of its negative update falls on the error "
-            f"({verdict}, p = {test.p_value:.2g}), {_ends(by[method, 'before'])} before it."
+            f"{method}: {_ends(at)} of its negative update falls on the error ({verdict}, "
+            f"p = {at['p_value']:.2g}), {_ends(by[method, 'update', 'before'])} before it."
         )
-        lengths = [r for r in rows if (r["method"], r["quantity"]) == (method, "gradient")]
-        if lengths:
-            facts[-1] += f" Of the gradient's length {_ends(lengths[1])} falls on it."
+        if (length := by.get((method, "gradient", "at"))) is not None:
+            facts[-1] += f" Of the gradient's length {_ends(length)} falls on it."
     if {("acpo", "update"), ("sapo", "update")} <= shares.keys():
         gap = effect(shares["acpo", "update"].at - shares["sapo", "update"].at, prompts)
         facts.append(
             f"acpo less sapo, at the error: {100 * gap.mean:+.1f} points [{100 * gap.low:+.1f}, "
             f"{100 * gap.high:+.1f}], p = {gap.p_value:.2g}."
         )
-    order = sorted((row["share"], method) for (method, region), row in by.items() if region == "at")
+    order = sorted((row["share"], row["method"]) for row in updates if row["region"] == "at")
     facts.append(
         f"Most at the error: {order[-1][1]} ({percent(order[-1][0], 1)}); least: {order[0][1]} "
         f"({percent(order[0][0], 1)}), of {len(order)} methods."
