@@ -10,7 +10,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,16 +50,14 @@ def render_page(
     """
     style = "".join(_source(name) for name in styles)
     script = '"use strict";\n(() => {\n' + "".join(_source(name) for name in scripts) + "})();\n"
-    return (
-        _environment()
-        .get_template(template)
-        .render(
-            title=title,
-            policy=content_security_policy(style=style, script=script, live=live),
-            style=Markup(style),
-            script=Markup(script),
-            blocks={name: Markup(to_json(value)) for name, value in blocks.items()},
-        )
+    loader = PackageLoader("acpo.viewer", "page")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    return environment.get_template(template).render(
+        title=title,
+        policy=content_security_policy(style=style, script=script, live=live),
+        style=Markup(style),
+        script=Markup(script),
+        blocks={name: Markup(to_json(value)) for name, value in blocks.items()},
     )
 
 
@@ -108,12 +105,5 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@cache
-def _environment() -> Environment:
-    loader = PackageLoader("acpo.viewer", "page")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-
-
-@cache
 def _source(name: str) -> str:
     return (files("acpo.viewer") / "page" / name).read_text(encoding="utf-8")
