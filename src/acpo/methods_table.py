@@ -142,7 +142,7 @@ def print_method(name: str, as_json: bool) -> None:
     console.print(escape("; ".join(filter(None, rest))))
     for title, text in (
         ("rule", row["formula"]),
-        ("options", _options(method.options, SHARED)),
+        ("options", ", ".join(f"{k}={v}" for k, v in method.options.items() if k not in SHARED)),
         ("of every row", ", ".join(SHARED)),
         ("constants", row["constants"]),
         ("from", f"{row['reference']}{_address(row['reference'])}"),
@@ -155,10 +155,6 @@ def print_method(name: str, as_json: bool) -> None:
         for label, values in (("A > 0", curve.positive), ("A < 0", curve.nonpositive)):
             ends = f"{min(values):.2f} to {max(values):.2f}"
             console.print(f"  {label}  {curve.at[0]:g} {_bars(values)} {curve.at[-1]:g}   {ends}")
-
-
-def _options(options: Any, shared: Any) -> str:
-    return ", ".join(f"{k}={v}" for k, v in options.items() if k not in shared)
 
 
 def _address(reference: str) -> str:
