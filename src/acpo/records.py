@@ -137,12 +137,8 @@ def write_trace(
 ) -> None:
     """Write a trace that has its name once it is whole; one of the same header is replaced.
 
-    Until then it is called `PATH.partial`: a trace that lacks parts looks like any other.
-
-    Args:
-        path: The folder.
-        header: What the trace is.
-        parts: Completions, token columns and step of each part, as `TraceWriter.append` takes them.
+    Until then it is called `PATH.partial`: a trace that lacks parts looks like any other. A part
+    is completions, token columns and step, as `TraceWriter.append` takes them.
 
     Raises:
         TraceError: The folder holds something else, or there is no part.
