@@ -64,7 +64,8 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     method = method if isinstance(method, Method) else traced_method(trace, method)
     columns = _columns(trace)
     rollout = {"old_entropy", "old_log_pmax"} & set(method.shaping.group_needs)
-    if rollout and not _on_policy(columns):
+    on_policy = (columns["logp"] == columns["old_logp"]) | columns["logp"].isnan()
+    if rollout and not on_policy.all():
         raise ACPOError(
             f"method {method.name!r} needs the mode or entropy of the policy that sampled, and "
             f"{trace.path} was scored with another: leave it out of --methods"
@@ -103,10 +104,6 @@ def _columns(trace: Trace) -> dict[str, Tensor]:
     }
     columns.setdefault("old_logp", columns["logp"])
     return columns
-
-
-def _on_policy(columns: dict[str, Tensor]) -> bool:
-    return bool(((columns["logp"] == columns["old_logp"]) | columns["logp"].isnan()).all())
 
 
 def _groups_by_step(trace: Trace) -> dict[int, list[list[int]]]:
