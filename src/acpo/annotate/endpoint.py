@@ -107,7 +107,8 @@ class Endpoint:
                 last = failure
                 if not failure.passing:
                     break
-                self._hold(failure.pause)
+                with self._lock:
+                    self._resume_at = max(self._resume_at, time.monotonic() + failure.pause)
             else:
                 self._failed_in_a_row = 0
                 return reply
@@ -125,10 +126,6 @@ class Endpoint:
             raise RequestFailure(Status.UNAVAILABLE, detail, passing=False)
         while (left := self._resume_at - time.monotonic()) > 0:
             time.sleep(left)
-
-    def _hold(self, seconds: float) -> None:
-        with self._lock:
-            self._resume_at = max(self._resume_at, time.monotonic() + seconds)
 
     def _adapted(self, system: str, message: str) -> ChatReply:
         """One attempt, without the options that this server turns out not to know.
