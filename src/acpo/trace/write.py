@@ -120,10 +120,8 @@ def choose_questions(
 
 
 def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
-    if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
     text = as_text(prompt, tokenizer)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
 
 
 def _sampled(
