@@ -54,7 +54,6 @@ class TracePayload:
         errors: Mapping[int, Place] | None = None,
         shown: Collection[str] = ("piece", *NUMBERS, *TOPS),
     ) -> None:
-        self.trace = trace
         self.methods = methods or {}
         self.errors = errors or {}
         self.rollouts = {
