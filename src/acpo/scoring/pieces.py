@@ -62,7 +62,9 @@ class Pieces:
         word = self._tokenizer.convert_ids_to_tokens(token)
         if word is None:  # models have more rows than their tokenizers have tokens
             return b""
-        return self._convert(token, word)
+        if self._convert is None:
+            return bytes(self._tokenizer.decode([token]).encode("utf-8", "replace"))
+        return self._convert(word)
 
 
 def place(pieces: Sequence[bytes]) -> Placed:
@@ -103,18 +105,12 @@ def _invalid_length(data: bytes) -> int:
     raise AssertionError(f"{data!r} is valid UTF-8")
 
 
-Converter = Callable[[int, str], bytes]
-
-
-def _converter(tokenizer: Any) -> Converter:
-    """How this vocabulary writes bytes, from the decoder that would join its tokens."""
-
-    def decoded(token: int, word: str) -> bytes:
-        return bytes(tokenizer.decode([token]).encode("utf-8", "replace"))
-
+def _converter(tokenizer: Any) -> Callable[[str], bytes] | None:
+    """How this vocabulary writes bytes, from the decoder that would join its tokens; None where
+    only the tokenizer can say."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        return decoded
+        return None
     parts = _parts(json.loads(backend.to_str())["decoder"])
     kinds = {part["type"] for part in parts}
     if "ByteLevel" in kinds:
@@ -122,15 +118,15 @@ def _converter(tokenizer: Any) -> Converter:
     if kinds & {"ByteFallback", "Metaspace", "Replace"}:
         return _sentencepiece
     if not parts:  # joined by spaces
-        return lambda token, word: f" {word}".encode()
+        return lambda word: f" {word}".encode()
     if kinds == {"Fuse"}:
-        return lambda token, word: word.encode()
+        return lambda word: word.encode()
     if kinds == {"WordPiece"}:
         prefix = parts[0]["prefix"]
-        return lambda token, word: (
+        return lambda word: (
             word.removeprefix(prefix) if word.startswith(prefix) else f" {word}"
         ).encode()
-    return decoded
+    return None
 
 
 def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -145,14 +141,14 @@ _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 """From the characters that byte-level vocabularies write to the bytes they stand for."""
 
 
-def _byte_level(token: int, word: str) -> bytes:
+def _byte_level(word: str) -> bytes:
     try:
         return bytes(_BYTES[character] for character in word)
     except KeyError:
         return word.encode("utf-8", "replace")
 
 
-def _sentencepiece(token: int, word: str) -> bytes:
+def _sentencepiece(word: str) -> bytes:
     byte = _BYTE_TOKEN.fullmatch(word)
     if byte is not None:
         return bytes([int(byte[1], 16)])
