@@ -16,8 +16,6 @@ from acpo.head.products import (
     compute_statistics,
     gradient_pass,
     run_pass,
-    spread_gradients,
-    spread_rows,
     unless_all,
 )
 from acpo.head.rows import RowStats, Sparsity, missing_sequence_mean, row_coefficients
@@ -225,7 +223,7 @@ class _FusedLoss(torch.autograd.Function):
         head = settings.head(hidden, weight, bias)
         compute = _two_passes if _needs_statistics_first(terms) else _one_pass
         value, stats, result = compute(head, terms, rows, wanted, sparse)
-        ctx.gradients = result.cast(hidden, weight, bias) if wanted.any() else None
+        ctx.gradients = result.cast(hidden, weight, bias) if any(wanted) else None
         terms.stats = stats.tokens()
         terms.nonfinite = (terms.computed & terms.active() & ~stats.finite()).sum()
         return value.sum()
@@ -264,7 +262,7 @@ def _one_pass(
     weight = local.row_weight()
     stats = RowStats.empty(weight.shape[0], weight.device, weight.dtype)
     value = torch.empty_like(weight)
-    needs_gradient = wanted.any()
+    needs_gradient = any(wanted)
     sparsity = None if sparse is None else Sparsity(sparse, weight)
 
     def step(raw: Tensor, span: slice) -> Any:
@@ -278,8 +276,8 @@ def _one_pass(
         value[span] = c.value
         return gradient
 
-    gradients = run_pass(part, step, wanted, sparse=sparse is not None)
-    result = spread_gradients(gradients, rows, terms.tokens.shape[0])
+    result = run_pass(part, step, wanted, sparse=sparse is not None)
+    result = result.spread(rows, terms.tokens.shape[0])
     return value, _everywhere(stats, rows, terms), result
 
 
@@ -306,11 +304,9 @@ def _two_passes(
     c = row_coefficients(stats, local, mean)
     sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
     result = InputGradients(None, None, None)
-    if wanted.any():
+    if any(wanted):
         result = gradient_pass(part, tokens, stats, c, wanted, sparsity)
-        if rows is not None and result.hidden is not None:
-            spread = spread_rows(result.hidden, rows, terms.tokens.shape[0])
-            result = result._replace(hidden=spread)
+        result = result.spread(rows, terms.tokens.shape[0])
     return c.value, _everywhere(stats, rows, terms), result
 
 

@@ -34,16 +34,12 @@ def default_logits_bytes(device: torch.device) -> int:
 RowStep = Callable[[Tensor, slice], Tensor | SparseGradient | None]
 
 
-@dataclass
-class Wanted:
+class Wanted(NamedTuple):
     """Which gradients a pass accumulates."""
 
     hidden: bool
     weight: bool
     bias: bool
-
-    def any(self) -> bool:
-        return self.hidden or self.weight or self.bias
 
 
 @dataclass
@@ -145,7 +141,28 @@ class Gradients:
             self.bias.index_add_(0, columns, values.sum(0, dtype=self.bias.dtype))
 
 
-def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> Gradients:
+class InputGradients(NamedTuple):
+    """Gradients for the inputs as the caller passed them."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def spread(self, rows: Tensor | None, total: int) -> "InputGradients":
+        """Those of the computed rows back among all rows, zeros elsewhere; None means all."""
+        if self.hidden is None or rows is None:
+            return self
+        whole = self.hidden.new_zeros(total, self.hidden.shape[1])
+        return self._replace(hidden=whole.index_copy_(0, rows, self.hidden))
+
+    def cast(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        pairs = zip(self, (hidden, weight, bias), strict=True)
+        return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in pairs)
+
+
+def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> InputGradients:
     """Apply `step` to every chunk and gather the gradients it returns."""
     gradients = Gradients(head, wanted, sparse=sparse)
     # The dtypes are fixed; autocast would narrow sums that have to be wide.
@@ -154,7 +171,9 @@ def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False)
             gradient = step(raw, span)
             if gradient is not None:
                 gradients.add(span, gradient)
-    return gradients
+    if gradients.weight is None and wanted.weight:
+        gradients.weight = torch.zeros_like(head.weight)
+    return InputGradients(gradients.hidden, gradients.weight, gradients.bias)
 
 
 def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats:
@@ -216,31 +235,6 @@ class HeadSettings:
         )
 
 
-class InputGradients(NamedTuple):
-    """Gradients for the inputs as the caller passed them."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def cast(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        pairs = zip(self, (hidden, weight, bias), strict=True)
-        return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in pairs)
-
-
-def spread_gradients(gradients: Gradients, rows: Tensor | None, total: int) -> InputGradients:
-    """Put the hidden-state gradients of the computed rows back among all rows."""
-    dh = gradients.hidden
-    if dh is not None and rows is not None:
-        dh = spread_rows(dh, rows, total)
-    dw = gradients.weight
-    if dw is None and gradients.wanted.weight:
-        dw = torch.zeros_like(gradients.head.weight)
-    return InputGradients(dh, dw, gradients.bias)
-
-
 def gradient_pass(
     head: Head,
     tokens: Tensor,
@@ -268,15 +262,10 @@ def gradient_pass(
             sparsity and sparsity.at(span),
         )
 
-    return spread_gradients(run_pass(head, step, wanted, sparse=sparsity is not None), rows, total)
+    return run_pass(head, step, wanted, sparse=sparsity is not None).spread(rows, total)
 
 
 def unless_all(mask: Tensor) -> Tensor | None:
     """Indices of the true rows, or None if that is every row."""
     rows = mask.nonzero()[:, 0]
     return None if rows.numel() == mask.numel() else rows
-
-
-def spread_rows(values: Tensor, rows: Tensor, total: int) -> Tensor:
-    """Rows of a matrix back at their places among `total`, zeros elsewhere."""
-    return values.new_zeros(total, values.shape[1]).index_copy_(0, rows, values)
