@@ -24,6 +24,7 @@ from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats
 from acpo.objectives.gates import GATES, SequenceMean, segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
+from acpo.objectives.method import entropy_maximum
 
 
 def fused_policy_loss(
@@ -169,9 +170,8 @@ def loss_from_stats(
     """The loss by autograd through differentiable statistics; every term of it."""
     assert terms.advantages is not None and terms.weights is not None
     method, entropy_max = terms.method, terms.entropy_max
-    if entropy_max is None and method.credit.signal == "entropy":
-        valid = terms.weights != 0
-        entropy_max = torch.where(valid, stats.entropy.detach(), 0.0).max().clamp_min(1e-8)
+    if entropy_max is None:
+        entropy_max = entropy_maximum(method, stats.entropy, terms.weights != 0)
     old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
     gated, credit = evaluate_tokens(
         method,
@@ -295,10 +295,8 @@ def _two_passes(
     stats = compute_statistics(part, tokens, terms.align_tol)
     assert local.weights is not None
     valid = (local.weights != 0) & stats.finite()
-    if local.method.credit.signal == "entropy" and local.entropy_max is None:
-        highest = torch.where(valid, stats.entropy, 0.0).max() if len(tokens) else 1.0
-        highest = torch.as_tensor(highest, device=tokens.device).clamp_min(1e-8)
-        local = local.with_columns(entropy_max=highest)
+    if local.entropy_max is None:
+        local = local.with_columns(entropy_max=entropy_maximum(local.method, stats.entropy, valid))
     ids = local.sequence_ids
     mean = missing_sequence_mean if ids is None else segment_mean(ids, valid)
     c = row_coefficients(stats, local, mean)

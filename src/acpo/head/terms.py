@@ -103,8 +103,8 @@ class TokenTerms:
         found = {name: getattr(self, name) for name in self.COLUMNS}
         return {name: x for name, x in found.items() if x is not None}
 
-    def with_columns(self, **columns: Tensor) -> "TokenTerms":
-        """The same loss with some columns replaced."""
+    def with_columns(self, **columns: Any) -> "TokenTerms":
+        """The same loss with some columns, or other parts, replaced."""
         other = copy.copy(self)
         for name, value in columns.items():
             setattr(other, name, value)
