@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from acpo.head import default_logits_bytes
-from acpo.objectives.shaping import spread
 
 Layout = Literal["packed", "padded"]
 
@@ -219,11 +218,6 @@ class MiniBatch:
         rows = find_rows(attended=attended, targets=mask)
         return cls(ids, first, mask, rows, columns, advantages, judged, num_tokens)
 
-    @property
-    def token_advantages(self) -> Tensor:
-        """`[B, C]` advantages before shaping."""
-        return spread(self.advantages, self.mask)
-
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over each row's trained tokens, `[B, 1]`."""
         total = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
@@ -268,7 +262,8 @@ def free_bytes(
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     pending = 0
     for parameter in model.parameters():
-        size = _local_bytes(parameter) // shards
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        size = local.nbytes // shards
         if parameter.requires_grad and not optimizer_started:
             pending += 3 * size  # its gradient and Adam's two moments
         if parameter.requires_grad and whole_gradients:
@@ -286,8 +281,3 @@ def pack_budget(free: int, per_token: int, device: torch.device) -> int:
     fitting = int(free * share) // per_token
     most = MOST_TOKENS.get(device.type, MOST_TOKENS["cpu"])
     return max(256, min(fitting, most) // 256 * 256)
-
-
-def _local_bytes(parameter: torch.Tensor) -> int:
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.numel() * local.element_size()

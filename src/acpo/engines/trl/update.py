@@ -26,7 +26,7 @@ from acpo.objectives.gates import GATES, MAX_LOG_RATIO, segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, sequence_divisors
 from acpo.objectives.method import entropy_maximum
 from acpo.objectives.metrics import tally_tokens
-from acpo.objectives.shaping import Shaped
+from acpo.objectives.shaping import Shaped, spread
 
 LEAST_LOG_RATIO = math.log(1e-8)
 """TRL's bound of a correction of 0, whose token it leaves out."""
@@ -148,8 +148,7 @@ class PackedUpdate:
             live = live & moved.any(1)
         chosen = live.nonzero()[:, 0].tolist()
         packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
-        report = self._report(batch, chosen, packs)
-        report.tallies.add_broken(broken)
+        report = self._report(batch, chosen, packs, broken)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
             pack = pack.on(batch.device)
@@ -243,7 +242,9 @@ class PackedUpdate:
             sampled = batch.columns.get("sampling_logp", old_logp)
             drift = batch.sequence_mean((sampled - stats.logp).nan_to_num(0.0))
             drifted = drift > self.settings.off_policy_threshold
-            advantages = advantages.masked_fill(drifted & (batch.token_advantages < 0), 0.0)
+            advantages = advantages.masked_fill(
+                drifted & (spread(batch.advantages, batch.mask) < 0), 0.0
+            )
         if stats is not None:  # of which a shaping may have made a plain 0
             advantages = torch.where(stats.entropy.isfinite(), advantages, torch.nan)
         return torch.where(batch.mask, advantages, 0.0)
@@ -295,7 +296,9 @@ class PackedUpdate:
         with self.autocast():
             return model(**inputs, policy=terms)
 
-    def _report(self, batch: MiniBatch, chosen: list[int], packs: list[Pack]) -> UpdateReport:
+    def _report(
+        self, batch: MiniBatch, chosen: list[int], packs: list[Pack], broken: Tensor
+    ) -> UpdateReport:
         used = [pack for pack in packs if pack.rows.numel()]
         tokens = sum(pack.tokens for pack in used)
         capacity = sum(len(pack.source) for pack in used)
@@ -303,7 +306,7 @@ class PackedUpdate:
             assert self.settings.budget is not None
             capacity = self.settings.budget * len(used)
         return UpdateReport(
-            TokenTallies(batch.device),
+            TokenTallies(broken),
             rows_skipped=len(batch) - len(chosen),
             tokens_skipped=sum(batch.rows.length) - tokens,
             tokens=tokens,
@@ -313,24 +316,21 @@ class PackedUpdate:
 
 
 class TokenTallies:
-    """Totals and counts over the tokens of an update, added pack by pack and read once."""
+    """Totals and counts over the tokens of an update, added pack by pack and read once.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Those that reach no pack, because a number of theirs is not finite, are the first `nonfinite`.
+    """
+
+    def __init__(self, nonfinite: Tensor) -> None:
         self.names: list[str] = []
-        self._sums = torch.zeros(0, 2, device=device)
-        self._highest_ratio = torch.full((), -torch.inf, device=device)
-        self._nonfinite = torch.zeros((), device=device)
-        self._loss = torch.zeros((), device=device)
-
-    def add_broken(self, tokens: Tensor) -> None:
-        """Count tokens that reach no pack because a number of theirs is not finite."""
-        self._nonfinite += tokens
+        self._nonfinite = nonfinite.float()
+        self._sums = self._loss = torch.zeros_like(self._nonfinite)
+        self._highest_ratio = torch.full_like(self._nonfinite, -torch.inf)
 
     def add(self, terms: TokenTerms) -> None:
         """Count the tokens of one pack, once its loss has been computed."""
-        self._loss += terms.loss
-        self._nonfinite += terms.nonfinite
+        self._loss = self._loss + terms.loss
+        self._nonfinite = self._nonfinite + terms.nonfinite
         counted = terms.computed & terms.stats.logp.isfinite() & terms.stats.entropy.isfinite()
         where = counted.nonzero()[:, 0]
         here = terms.at(where)
@@ -364,14 +364,8 @@ class TokenTallies:
         if where.numel():
             highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
             self._highest_ratio = torch.maximum(self._highest_ratio, highest)
-        self._accumulate(sums)
-
-    def _accumulate(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
-        if not self.names:
-            self.names = list(sums)
-            self._sums = torch.zeros(len(sums), 2, device=self.device)
         pairs = [torch.stack([total.float(), number.float()]) for total, number in sums.values()]
-        self._sums += torch.stack(pairs)
+        self.names, self._sums = list(sums), self._sums + torch.stack(pairs)
 
     def means(self, ranks: Ranks) -> dict[str, float]:
         """Means over all packs and processes; NaN where nothing was counted."""
