@@ -100,8 +100,9 @@ class Rollouts:
         _replace_last(trainer._logs["advantages"], advantages.tolist())
         metrics = trainer._metrics["train" if training else "eval"]
         # TRL's number knows neither penalties nor our advantages.
-        moved = (rollout["advantages"] != 0).view(count, -1).any(1).float()
-        metrics["frac_reward_zero_std"][-1] = silent_share(gather(moved), size)
+        moved = gather((rollout["advantages"] != 0).view(count, -1).any(1).float())
+        informative = len(informative_groups(moved, size)) * size / len(moved)
+        metrics["frac_reward_zero_std"][-1] = 1 - informative
         self._shape(rollout, size)
         if "old_per_token_logps" in rollout and self.stats is not None:
             self._watch(rollout, self.stats, size, metrics)
@@ -339,24 +340,17 @@ def join_rollouts(parts: Sequence[Tensors], *, pad_token_id: int) -> Tensors:
         if tensors[0].dim() == 2:
             width = max(x.shape[1] for x in tensors)
             value = pad_token_id if name.endswith("_ids") else 0
-            tensors = [_widen(x, width, value, left=name in LEFT_PADDED) for x in tensors]
+            for index, x in enumerate(tensors):
+                missing = width - x.shape[1]
+                sides = (missing, 0) if name in LEFT_PADDED else (0, missing)
+                tensors[index] = F.pad(x, sides, value=value)
         joined[name] = torch.cat(tensors)
     return joined
-
-
-def _widen(x: Tensor, width: int, value: int, *, left: bool) -> Tensor:
-    missing = width - x.shape[1]
-    return F.pad(x, (missing, 0) if left else (0, missing), value=value)
 
 
 def informative_groups(advantages: Tensor, group_size: int) -> list[int]:
     """Indices of the groups with any non-zero advantage."""
     return (advantages.view(len(advantages) // group_size, -1) != 0).any(1).nonzero()[:, 0].tolist()
-
-
-def silent_share(advantages: Tensor, group_size: int) -> float:
-    """The share of groups whose advantages are all 0."""
-    return 1 - len(informative_groups(advantages, group_size)) * group_size / len(advantages)
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
