@@ -275,14 +275,9 @@ class Staging:
     _shown: bool = False
 
     @contextmanager
-    def of(self, trainer: Any, folder: Path) -> Iterator[None]:
-        """Write inside; the checkpoint of the trainer's step is in `folder` afterwards."""
-        name = f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-        with writing(folder, name), self._staged(trainer, folder, name):
-            yield
-
-    @contextmanager
-    def _staged(self, trainer: Any, folder: Path, name: str) -> Iterator[None]:
+    def of(self, trainer: Any, final: Path) -> Iterator[None]:
+        """Write inside; the checkpoint of the trainer's step is at `final` afterwards."""
+        folder, name = final.parent, final.name
         staging, accelerator = folder / STAGING, trainer.accelerator
         each_node = trainer.args.save_on_each_node
         writes = accelerator.is_local_main_process if each_node else accelerator.is_main_process
@@ -298,11 +293,11 @@ class Staging:
         best = trainer.state.best_model_checkpoint
         is_best = trainer.watch.is_best(trainer.args, trainer.state)
         if is_best or (best is not None and Path(best).parent == staging):
-            trainer.state.best_model_checkpoint = str(folder / name)
+            trainer.state.best_model_checkpoint = str(final)
             if trainer.args.should_save:
                 trainer.state.save_to_json(str(staging / name / TRAINER_STATE_NAME))
         if writes:
-            self._show(trainer, publish(staging / name, folder / name))
+            self._show(trainer, publish(staging / name, final))
             keep, step = trainer.state.best_model_checkpoint, trainer.state.global_step
             forget_old(folder, trainer.args.save_total_limit, step=step, keep=keep)
         accelerator.wait_for_everyone()

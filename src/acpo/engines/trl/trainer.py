@@ -21,6 +21,7 @@ from accelerate.utils import broadcast_object_list, is_peft_model
 from datasets import IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
@@ -370,11 +371,12 @@ class ACPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial))
-        with self._staging.of(self, folder):
+        final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        with checkpoint.writing(folder, final.name), self._staging.of(self, final):
             super()._save_checkpoint(model, trial)
         if self._staging.unpushed:
             self._staging.unpushed = False
-            self._push_from_checkpoint(str(folder / f"checkpoint-{self.state.global_step}"))
+            self._push_from_checkpoint(str(final))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Uploads run in the background, so they wait until the folder has its final name."""
