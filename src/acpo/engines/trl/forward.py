@@ -80,7 +80,7 @@ def answer(model: Any, hidden: Tensor, terms: TokenTerms, options: HeadOptions) 
         return hidden.new_zeros(())
 
 
-class Attention:
+class Attention(NamedTuple):
     """Which layout a model's update uses, and the attention function that goes with it.
 
     Attributes:
@@ -90,8 +90,9 @@ class Attention:
             model's own.
     """
 
-    def __init__(self, layout: Layout, reason: str, implementation: str | None = None) -> None:
-        self.layout, self.reason, self.implementation = layout, reason, implementation
+    layout: Layout
+    reason: str
+    implementation: str | None = None
 
     def __str__(self) -> str:
         return f"update layout: {self.layout} ({self.reason})"

@@ -164,8 +164,7 @@ class ACPOTrainer(GRPOTrainer):
             safety.probe_head(policy)
             if attention.layout == "packed" and not self._unprobed:
                 attention = safety.probed_attention(self, attention)
-        told = [attention.layout, attention.reason, attention.implementation]
-        attention = Attention(*broadcast_object_list(told))
+        attention = Attention(*broadcast_object_list(list(attention)))
         logger.info(str(attention))
         compiles = args.compile_layers
         if compiles is None:
