@@ -13,7 +13,6 @@ from acpo.objectives.methods import get_method
 from acpo.objectives.shaping import Reducer, Sequences, Shaped, spread
 from acpo.objectives.tokens import TokenStats
 
-STATISTICS = ("entropy", "log_pmax", "logp")
 ROLLOUT = ("tokens", "group_size", "old_entropy", "old_log_pmax")
 
 
@@ -75,12 +74,12 @@ def prepare_batch(
     if beta and ref_logp is None:
         raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
     group_size = rollout.pop("group_size", None)
-    past = {"tokens": tokens, "old_logp": old_logp, **rollout}
-    _check_columns(advantages, mask, {**stats._asdict(), **past, "ref_logp": ref_logp})
+    columns = {**stats._asdict(), "tokens": tokens, "old_logp": old_logp, **rollout}
+    _check_columns(advantages, mask, {**columns, "ref_logp": ref_logp})
     mask, dtype = mask.bool(), stats.logp.dtype
     if not shaped:
-        now = {name: getattr(stats, name) for name in STATISTICS}
-        advantages, _, marks = _shape(method, advantages.to(dtype), mask, now, past, group_size)
+        del columns["is_mode"]
+        advantages, _, marks = _shape(method, advantages.to(dtype), mask, columns, group_size)
     elif method.shaping.marks and marks is None:
         raise ACPOError(
             f"marks is missing: the gate of method {method.name!r} reads them; pass those of "
@@ -134,55 +133,37 @@ def shape_tokens(
         **options: the method's options.
     """
     method = get_method(method, **options)
-    now = {"entropy": entropy, "log_pmax": log_pmax, "logp": logp}
-    past = {"tokens": tokens, "old_entropy": old_entropy}
-    past |= {"old_logp": old_logp, "old_log_pmax": old_log_pmax}
-    _check_columns(advantages, mask, now | past)
-    return _shape(method, advantages, mask.bool(), now, past, group_size)
+    columns = {"tokens": tokens, "entropy": entropy, "log_pmax": log_pmax, "logp": logp}
+    columns |= {"old_entropy": old_entropy, "old_log_pmax": old_log_pmax, "old_logp": old_logp}
+    _check_columns(advantages, mask, columns)
+    return _shape(method, advantages, mask.bool(), columns, group_size)
 
 
 def _shape(
     method: Method,
     advantages: Tensor,
     mask: Tensor,
-    now: dict[str, Tensor | None],
-    past: dict[str, Tensor | None],
+    columns: dict[str, Tensor | None],
     group_size: int | None,
 ) -> Shaped:
     """`shape_tokens` of columns that have been checked."""
-    _refuse_missing(method, now | past)
+    for name in (*method.needs, *method.shaping.group_needs):
+        if columns.get(name) is None:
+            raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
     if not mask.numel():
         nothing = spread(advantages, mask)
         return Shaped(nothing, mask, nothing if method.shaping.marks else None)
-    column = None
+    batch = sequences(method, advantages, mask, **columns)
     if method.shaping.group_needs:
-        column = _group_column(method, advantages, mask, group_size, past)
-    read = {name: past[name] for name in ("tokens", "old_logp")}
-    return method.shape(sequences(method, advantages, mask, group=column, **read, **now), Reducer())
-
-
-def _refuse_missing(method: Method, given: dict[str, Tensor | None]) -> None:
-    for name in (*method.needs, *method.shaping.group_needs):
-        if given.get(name) is None:
-            raise ACPOError(f"{name} is missing: method {method.name!r} cannot do without it")
-
-
-def _group_column(
-    method: Method,
-    advantages: Tensor,
-    mask: Tensor,
-    group_size: int | None,
-    rollout: dict[str, Tensor | None],
-) -> Tensor:
-    """What the row's shaping finds in whole groups."""
-    if group_size is None:
-        raise ACPOError(f"group_size is missing: method {method.name!r} compares completions")
-    if group_size < 1 or len(advantages) % group_size:
-        raise ACPOError(
-            f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
-        )
-    groups = Sequences(advantages, mask, method.options, group_size=group_size, **rollout)
-    return method.shaping.of_group(groups)
+        if group_size is None:
+            raise ACPOError(f"group_size is missing: method {method.name!r} compares completions")
+        if group_size < 1 or len(advantages) % group_size:
+            raise ACPOError(
+                f"group_size={group_size} does not divide the batch of {len(advantages)} sequences"
+            )
+        found = method.shaping.of_group(batch._replace(group_size=group_size))
+        batch = batch._replace(group=found)
+    return method.shape(batch, Reducer())
 
 
 def sequences(
