@@ -122,20 +122,18 @@ def uncertainty(
     entropy_max: Tensor | float | None,
 ) -> tuple[Tensor, Tensor]:
     """The signal S and where gradient flows through it."""
-    everywhere = torch.ones_like(stats.is_mode)
+    live = torch.ones_like(stats.is_mode)
     if rule.signal == "entropy":
         assert entropy_max is not None
         signal = stats.entropy / entropy_max
-        live = everywhere
         if not isinstance(options["entropy_norm"], str):
             live = signal.detach() <= 1
             signal = signal.clamp(max=1.0)
-    elif rule.routed:
-        live = stats.is_mode
-        signal = -torch.expm1(torch.where(live, stats.logp, stats.log_pmax.detach()))
     else:
-        live = everywhere
-        signal = -torch.expm1(torch.where(stats.is_mode, stats.logp, stats.log_pmax))
+        log_pmax = stats.log_pmax
+        if rule.routed:
+            live, log_pmax = stats.is_mode, log_pmax.detach()
+        signal = -torch.expm1(torch.where(stats.is_mode, stats.logp, log_pmax))
     if rule.detached:
-        return signal.detach(), ~everywhere
+        return signal.detach(), torch.zeros_like(live)
     return signal, live
