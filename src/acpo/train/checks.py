@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
@@ -27,21 +27,13 @@ GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
 
 
-class Material(NamedTuple):
-    """What a run is made of, once nothing is found wrong with it."""
-
-    name: str
-    tokenizer: "PreTrainedTokenizerBase"
-    data: TrainingData
-
-
 def gather(
     recipe: Recipe,
     *,
     choose: Callable[[TrainingData], TrainingData] | None = None,
     elsewhere: bool = False,
-) -> Material:
-    """Read what a recipe names, and raise for whatever would stop the run later.
+) -> tuple[str, "PreTrainedTokenizerBase", TrainingData]:
+    """The model's name, its tokenizer and the data; raises for whatever would stop the run later.
 
     Args:
         recipe: what to train.
@@ -82,7 +74,7 @@ def gather(
         # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
         config.shuffle_dataset = False
         data.train.info.description = f"{STREAM}{data.stream}"
-    return Material(name, tokenizer, data)
+    return name, tokenizer, data
 
 
 def resumption(config: Any) -> str | bool | None:
