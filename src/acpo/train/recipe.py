@@ -49,9 +49,8 @@ class TaskArguments:
         "Dotted paths, my_rewards.py:NAME. Unset: the task's grader."
     )
     report: bool = _option("Write curves.png and report.json, and print a summary.", True)
-    try_next: list[str] | None = field(
-        default=None,
-        metadata={"help": "Commands to suggest at the end: the first that has not been run."},
+    try_next: list[str] | None = _option(  # noqa: RUF009
+        "Commands to suggest at the end: the first that has not been run."
     )
 
     def __post_init__(self) -> None:
