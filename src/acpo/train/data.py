@@ -74,7 +74,7 @@ def build_data(
     task = recipe_task(arguments)
     _check_arguments(task, arguments)
     notes: list[str] = []
-    prompt = prompt_maker(arguments, tokenizer)
+    prompt = _prompt_maker(task, arguments, tokenizer)
 
     def lengths(problems: Sequence[Problem]) -> list[int]:
         return prompt_lengths([prompt(one.row) for one in problems], tokenizer, template_options)
@@ -134,14 +134,19 @@ def recipe_task(arguments: TaskArguments) -> Task:
     return get_task(f"chain?steps={steps}" if arguments.task == "chain" else arguments.task)
 
 
-def prompt_maker(
-    arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase"
+def _prompt_maker(
+    task: Task, arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase"
 ) -> Callable[[Row], Prompt]:
     """From a problem's row to the prompt of the recipe."""
-    task = recipe_task(arguments)
     template = get_template(arguments.template or task.template)
-    chat = _uses_chat(task, arguments, tokenizer)
-    return lambda row: _prompt(fill(template, row), chat, arguments.system_prompt)
+    chat, said = _uses_chat(task, arguments, tokenizer), arguments.system_prompt
+    system = [{"role": "system", "content": said}] if said else []
+
+    def prompt(row: Row) -> Prompt:
+        text = fill(template, row)
+        return [*system, {"role": "user", "content": text}] if chat else text
+
+    return prompt
 
 
 def _row(problem: Problem, prompt: Prompt, graded: bool) -> dict[str, Any]:
@@ -320,13 +325,6 @@ def _uses_chat(task: Task, arguments: TaskArguments, tokenizer: "PreTrainedToken
     if arguments.system_prompt and not chat:
         raise ACPOError("system_prompt is set, but prompts are plain text; set chat: true")
     return chat
-
-
-def _prompt(text: str, chat: bool, system_prompt: str | None) -> Prompt:
-    if not chat:
-        return text
-    system = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    return [*system, {"role": "user", "content": text}]
 
 
 def prompt_lengths(
