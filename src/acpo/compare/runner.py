@@ -108,7 +108,7 @@ def progress(study: Study, results: Mapping[str, Result], only: Sequence[str] = 
     pending = pending_updates = 0
     for task in study.tasks:
         runs, unknown = plan.known_runs(study, task, results)
-        known += [run for run in runs if _fits(run.name, only)]
+        known += [run for run in runs if any(fnmatch(run.name, one) for one in only)]
         if "*" in only:
             pending, pending_updates = pending + unknown, pending_updates + unknown * task.updates
     ready = [run for run in known if store.result_of(results, run) is None]
@@ -173,10 +173,6 @@ def _end(part: Progress, whole: Progress) -> str:
         others = whole.runs - whole.done
         return f"the runs of --only are done; {others} others of the study are left"
     return "all runs done"
-
-
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch(name, one) for one in patterns)
 
 
 def _keep(
