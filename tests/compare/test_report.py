@@ -65,7 +65,7 @@ def results(study):
     for task in study.tasks:
         runs += [*plan.sweep_runs(study, task, {}), *plan.start_runs(study, task)]
         for row in task.rows:
-            runs += [run for _, run in plan.study_runs(study, task, row, 1e-4)]
+            runs += plan.study_runs(study, task, row, 1e-4)
     return {run.name: result(run) for run in runs}
 
 

@@ -370,10 +370,7 @@ def test_a_matched_row_keeps_its_own_seeds(tmp_path):
     again = next(row for row in task.rows if row.name == "again")
     base = {f"main/study/sapo-seed{seed}": {"step_lengths": [0.1 + seed]} for seed in (0, 1)}
     runs = list(matched_runs(study, task, again, base))
-    assert [(place, run.seed, run.step_lengths) for place, run in runs] == [
-        (0, 1000, [0.1]),
-        (1, 1001, [1.1]),
-    ]
+    assert [(run.seed, run.step_lengths) for run in runs] == [(1000, [0.1]), (1001, [1.1])]
 
 
 def test_steps_get_the_length_asked_for(tmp_path):

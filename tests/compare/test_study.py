@@ -50,7 +50,7 @@ def test_shipped_studies_are_sound(path, tmp_path):
     for task in study.tasks:
         names = [row.name for row in task.rows]
         assert {"sapo", "acpo"} <= set(names)
-        runs = [run for row in task.rows for _, run in study_runs(study, task, row, 1e-5)]
+        runs = [run for row in task.rows for run in study_runs(study, task, row, 1e-5)]
         assert len({run.name for run in runs}) == len(task.rows) * len(task.seeds)
         for run in (runs[0], next(start_runs(study, task)), *list(sweep_runs(study, task, {}))[:1]):
             options = {**run.recipe, "bf16": False, "use_vllm": False, "use_cpu": True}
@@ -67,7 +67,7 @@ def test_tiny_has_every_published_row_and_enough_seeds():
     assert sorted(names) == sorted(METHODS.keys() - {"score_normalised", "score_baseline"})
     later = {row.name for row in PUBLISHED}
     sweeps = list(sweep_runs(study, task, {}))
-    runs = [run for row in task.rows for _, run in study_runs(study, task, row, 1e-5)]
+    runs = [run for row in task.rows for run in study_runs(study, task, row, 1e-5)]
     counts = [sum(run.row in later for run in part) for part in (sweeps, runs)]
     assert counts == [120, 120] and len([*sweeps, *runs, *start_runs(study, task)]) == 584
     assert len(study.tasks[0].seeds) >= 5

@@ -100,7 +100,7 @@ def test_compare_takes_it(model, tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     read = read_study(file)
-    _, run = next(study_runs(read, read.tasks[0], read.tasks[0].rows[0], None))
+    run = next(study_runs(read, read.tasks[0], read.tasks[0].rows[0], None))
     result = execute(run, tmp_path / "out", threads=1)
     assert result["failed"] is None and result["accuracy"]["problems"] == 4
 

@@ -1,9 +1,9 @@
 """What a study consists of: its settings, the runs they ask for, the learning rates they choose."""
 
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,29 +134,27 @@ def _sweep_runs_at(study: Study, task: StudyTask, row: StudyRow, rate: float) ->
 
 def study_runs(
     study: Study, task: StudyTask, row: StudyRow, learning_rate: float | None
-) -> Iterator[tuple[int, StudyRun]]:
-    """A row's runs at its learning rate, each with the place of its seed in the list."""
-    for place, seed in enumerate(task.seeds):
+) -> Iterator[StudyRun]:
+    """A row's runs at its learning rate, in the order of the study's seeds."""
+    for seed in task.seeds:
         seed += row.seed_offset
-        yield place, _run(study, task, STUDY, row, seed, learning_rate, updates=task.updates)
+        yield _run(study, task, STUDY, row, seed, learning_rate, updates=task.updates)
 
 
 def matched_runs(
     study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
-) -> Iterator[tuple[int, StudyRun]]:
+) -> Iterator[StudyRun]:
     """A row's runs with updates as long as the baseline's, where the baseline's run is there."""
     if row.name not in study.matched:
         return
-    for place, theirs in baseline_runs(study, task, results):
+    for theirs in baseline_runs(study, task, results):
         if lengths := step_lengths(results.get(theirs.name)):
             seed, rate = theirs.seed + row.seed_offset, theirs.learning_rate
             run = _run(study, task, MATCHED, row, seed, rate, updates=task.updates)
-            yield place, replace(run, step_lengths=lengths)
+            yield replace(run, step_lengths=lengths)
 
 
-def baseline_runs(
-    study: Study, task: StudyTask, results: Mapping[str, Result]
-) -> list[tuple[int, StudyRun]]:
+def baseline_runs(study: Study, task: StudyTask, results: Mapping[str, Result]) -> list[StudyRun]:
     """SAPO's tuned runs; none before its learning rate is chosen."""
     base = next(row for row in task.rows if row.name == BASELINE)
     choice = choose(study, task, base, results)
@@ -181,19 +179,17 @@ def known_runs(
     so that an interrupted study has whole seeds, which can be compared, rather than whole rows;
     then runs with matched updates.
     """
-    tuned: list[tuple[int, StudyRun]] = []
-    matched: list[tuple[int, StudyRun]] = []
-    for row in task.rows:
-        choice = choose(study, task, row, results)
-        if choice.finished:
-            tuned += study_runs(study, task, row, choice.learning_rate)
-        matched += matched_runs(study, task, row, results)
+    choices = [(row, choose(study, task, row, results)) for row in task.rows]
+    chosen = [(row, choice.learning_rate) for row, choice in choices if choice.finished]
+    tuned = [study_runs(study, task, row, rate) for row, rate in chosen]
+    again = [row for row in task.rows if row.name in study.matched]
+    matched = [matched_runs(study, task, row, results) for row in again]
     known = [*sweep_runs(study, task, results), *start_runs(study, task)]
     for part in (tuned, matched):
-        known += [run for _, run in sorted(part, key=itemgetter(0))]  # seed by seed
-    followed = sum(run.name in results for _, run in baseline_runs(study, task, results))
-    again = sum(row.name in study.matched for row in task.rows) * (len(task.seeds) - followed)
-    return known, len(task.seeds) * len(task.rows) - len(tuned) + again
+        known += itertools.chain(*zip(*part, strict=True))  # seed by seed
+    followed = sum(run.name in results for run in baseline_runs(study, task, results))
+    untuned, unmatched = len(task.rows) - len(tuned), len(task.seeds) - followed
+    return known, len(task.seeds) * untuned + len(again) * unmatched
 
 
 def _run(

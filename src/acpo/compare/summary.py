@@ -156,8 +156,8 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "rows": rows,
         "matched": again,
         "unmatched": [
-            task.seeds[place]
-            for place, run in plan.baseline_runs(study, task, results)
+            run.seed
+            for run in plan.baseline_runs(study, task, results)
             if study.matched and run.name in results and not plan.step_lengths(results[run.name])
         ],
     }
@@ -190,11 +190,11 @@ def _unlearnt(rows: Sequence[Mapping[str, Any]], least: float) -> list[str]:
 
 
 def _results_by_seed(
-    runs: Iterable[tuple[int, StudyRun]], row: StudyRow, results: Mapping[str, Result]
+    runs: Iterable[StudyRun], row: StudyRow, results: Mapping[str, Result]
 ) -> dict[int, Result]:
     """By the study's seed, whatever the row adds to it."""
     offset = row.seed_offset
-    return {run.seed - offset: results[run.name] for _, run in runs if run.name in results}
+    return {run.seed - offset: results[run.name] for run in runs if run.name in results}
 
 
 def _rows(
