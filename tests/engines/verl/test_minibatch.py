@@ -7,7 +7,12 @@ import torch
 
 from acpo.engines.verl import minibatch
 from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
-from acpo.engines.verl.minibatch import RolloutEntropy, _check_groups, _sequence_advantages
+from acpo.engines.verl.minibatch import (
+    _check_groups,
+    _sequence_advantages,
+    keep_entropy,
+    look_up_entropy,
+)
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from acpo.objectives.shaping import Reducer
@@ -50,11 +55,11 @@ def test_entropies_are_found_by_their_sequence():
     entropy = torch.nested.nested_tensor_from_jagged(
         torch.arange(12.0), data["input_ids"].offsets()
     )
-    kept = RolloutEntropy.of(data, entropy)
+    kept = keep_entropy(data, entropy)
     # The entropy at a position belongs to the token after it.
-    assert kept.look_up(data).tolist() == [[2.0, 3.0, 4.0], [8.0, 9.0, 10.0]]
+    assert look_up_entropy(kept, data).tolist() == [[2.0, 3.0, 4.0], [8.0, 9.0, 10.0]]
     with pytest.raises(ACPOError, match="was not in the log-probability pass"):
-        kept.look_up(batch(3))
+        look_up_entropy(kept, batch(3))
 
 
 class Seen(Exception):

@@ -24,6 +24,8 @@ from acpo.engines.verl.loss import MicroBatch, policy_loss, scored
 from acpo.engines.verl.margin import mode_margin, sharded_mode_margin
 from acpo.engines.verl.minibatch import (
     RolloutEntropy,
+    keep_entropy,
+    look_up_entropy,
     mini_batch_entropy_max,
     read_marks,
     shape_advantages,
@@ -83,7 +85,7 @@ class RowEngine:
         if actor is None:
             output = self._stock_batch(data, loss_function, forward_only)
             if self.keeps_rollout_entropy and "entropy" in output["model_output"]:
-                self._rollout_entropy = RolloutEntropy.of(data, output["model_output"]["entropy"])
+                self._rollout_entropy = keep_entropy(data, output["model_output"]["entropy"])
             return output
         row = configured_row(actor)
         entropy_max = None
@@ -109,7 +111,7 @@ class RowEngine:
                     "no log-probability pass was seen; set "
                     "algorithm.rollout_correction.bypass_mode=False"
                 )
-            seen["old_entropy"] = self._rollout_entropy.look_up(data)
+            seen["old_entropy"] = look_up_entropy(self._rollout_entropy, data)
         if row.shapes:
             shape_advantages(data, row, group_size=group_size, seen=seen, dp=group)
         if row.options.get("entropy_norm") != "batch_max":
@@ -122,14 +124,12 @@ class RowEngine:
         tu.assign_non_tensor(data, calculate_entropy=bool(asked or "entropy" in row.needs))
         output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)["model_output"]
         tu.assign_non_tensor(data, calculate_entropy=asked)
-        names = {"log_pmax": ("log_probs", MARGIN), "entropy": ("entropy",), "logp": ("log_probs",)}
-        wanted = {name for need in row.needs for name in names[need]}
-        seen = {name: no_padding_2_padding(output[name], data) for name in wanted}
-        logp, margin = seen.pop("log_probs", None), seen.pop(MARGIN, None)
-        if logp is not None:
-            seen["logp"] = logp
-        if margin is not None:
-            seen["log_pmax"] = MicroBatch(row, margin).stats(logp).log_pmax
+        seen = {"logp": no_padding_2_padding(output["log_probs"], data)}
+        if "entropy" in row.needs:
+            seen["entropy"] = no_padding_2_padding(output["entropy"], data)
+        if "log_pmax" in row.needs:
+            margin = no_padding_2_padding(output[MARGIN], data)
+            seen["log_pmax"] = MicroBatch(row, margin).stats(seen["logp"]).log_pmax
         return seen
 
 

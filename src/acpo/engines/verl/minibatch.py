@@ -23,35 +23,29 @@ from acpo.objectives.shaping import Sequences
 MARKS = "acpo_marks"
 
 
-class RolloutEntropy:
-    """Entropies of the rollout policy, kept from the pass that computed old log-probabilities.
+RolloutEntropy = dict[bytes, Tensor]
+"""Entropies of the rollout policy, by the tokens of a sequence: updates may order them anew."""
 
-    verl drops them before the update. A sequence is found by its tokens, so it does not matter how
-    the update orders them.
-    """
 
-    def __init__(self, rows: dict[bytes, Tensor]) -> None:
-        self._rows = rows
+def keep_entropy(data: TensorDict, entropy: Tensor) -> RolloutEntropy:
+    """Of the pass that computed old log-probabilities, since verl drops them before the update."""
+    padded = no_padding_2_padding(entropy, data).float().cpu()
+    return dict(zip(_sequences(data), padded, strict=True))
 
-    @classmethod
-    def of(cls, data: TensorDict, entropy: Tensor) -> "RolloutEntropy":
-        """From a log-probability pass over `data` and the entropies it gave."""
-        padded = no_padding_2_padding(entropy, data).float().cpu()
-        return cls(dict(zip(_sequences(data), padded, strict=True)))
 
-    def look_up(self, data: TensorDict) -> Tensor:
-        """`[B, T]` for the rows of a mini-batch."""
-        mask = _padded(data, "response_mask")
-        found = torch.zeros(mask.shape, device=mask.device)
-        for row, name in enumerate(_sequences(data)):
-            if name not in self._rows:
-                raise ACPOError(
-                    "a sequence of this mini-batch was not in the log-probability pass of its "
-                    "rollout; use trainer.v1.trainer_mode=sync"
-                )
-            known = self._rows[name][: mask.shape[1]]
-            found[row, : len(known)] = known.to(found)
-        return found
+def look_up_entropy(kept: RolloutEntropy, data: TensorDict) -> Tensor:
+    """`[B, T]` for the rows of a mini-batch."""
+    mask = _padded(data, "response_mask")
+    found = torch.zeros(mask.shape, device=mask.device)
+    for row, name in enumerate(_sequences(data)):
+        if name not in kept:
+            raise ACPOError(
+                "a sequence of this mini-batch was not in the log-probability pass of its "
+                "rollout; use trainer.v1.trainer_mode=sync"
+            )
+        known = kept[name][: mask.shape[1]]
+        found[row, : len(known)] = known.to(found)
+    return found
 
 
 def _sequences(data: TensorDict) -> list[bytes]:
