@@ -313,7 +313,5 @@ def _everywhere(stats: RowStats, rows: Tensor | None, terms: TokenTerms) -> RowS
     terms.computed = torch.ones_like(terms.tokens, dtype=torch.bool)
     if rows is None:
         return stats
-    whole = RowStats.empty(terms.tokens.shape[0], rows.device, stats.logp.dtype).fill_unknown()
-    whole.put(rows, stats)
     terms.computed = torch.zeros_like(terms.computed).index_fill_(0, rows, True)
-    return whole
+    return stats.spread(rows, terms.tokens.shape[0])

@@ -44,19 +44,17 @@ class RowStats(NamedTuple):
         mode = torch.empty(rows, device=device, dtype=torch.int64)
         return cls(logp, log_pmax, is_mode, entropy, top, log_total, mode)
 
-    def fill_unknown(self) -> "RowStats":
-        """Rows that nothing will be computed for read as NaN, never as a plausible number."""
-        for column in self:
-            column.fill_(torch.nan if column.is_floating_point() else 0)
-        return self
-
     def at(self, where: slice | Tensor) -> "RowStats":
         return RowStats(*(column[where] for column in self))
 
-    def put(self, where: Tensor, rows: "RowStats") -> None:
-        """Write `rows` to the given positions."""
-        for column, values in zip(self, rows, strict=True):
-            column[where] = values
+    def spread(self, rows: Tensor, total: int) -> "RowStats":
+        """These rows among `total`; the others read as NaN, never as a plausible number."""
+        whole = []
+        for column in self:
+            unknown = torch.nan if column.is_floating_point() else 0
+            whole.append(column.new_full((total,), unknown))
+            whole[-1][rows] = column
+        return RowStats(*whole)
 
     def tokens(self) -> TokenStats:
         return TokenStats(self.logp, self.log_pmax, self.is_mode, self.entropy)
