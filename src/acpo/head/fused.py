@@ -169,26 +169,16 @@ def loss_from_stats(
 ) -> Tensor:
     """The loss by autograd through differentiable statistics; every term of it."""
     assert terms.advantages is not None and terms.weights is not None
-    method, entropy_max = terms.method, terms.entropy_max
-    if entropy_max is None:
-        entropy_max = entropy_maximum(method, stats.entropy, terms.weights != 0)
-    old_logp = stats.logp.detach() if terms.old_logp is None else terms.old_logp
-    gated, credit = evaluate_tokens(
-        method,
-        stats=stats,
-        old_logp=old_logp,
-        advantages=terms.advantages,
-        sequence_mean=sequence_mean,
-        entropy_max=entropy_max,
-        marks=terms.marks,
-        top_logp=top_logp,
-    )
+    method, policy = terms.method, terms.policy(stats, sequence_mean)
+    if terms.entropy_max is None:
+        policy["entropy_max"] = entropy_maximum(method, stats.entropy, terms.weights != 0)
+    gated, credit = evaluate_tokens(method, **policy, top_logp=top_logp)
     value = objective_value(terms.advantages, gated, credit)
     if terms.beta:
         assert terms.ref_logp is not None
         kl = kl_penalty(stats.logp, terms.ref_logp)
         if terms.corrects_kl:
-            log_ratio = stats.logp - old_logp
+            log_ratio = stats.logp - policy["old_logp"]
             shared = GATES[method.gate].one_ratio
             kl = kl * (sequence_mean(log_ratio) if shared else log_ratio).exp()
         value = value - terms.beta * kl

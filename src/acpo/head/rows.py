@@ -147,24 +147,15 @@ def row_coefficients(
 
     All 0 where the row's logits are not finite.
     """
-    assert terms.advantages is not None and terms.weights is not None
+    assert terms.weights is not None
     finite = stats.finite()
     clean = stats.tokens()._replace(
         logp=torch.where(finite, stats.logp, 0.0),
         log_pmax=torch.where(finite, stats.log_pmax, 0.0),
         entropy=torch.where(finite, stats.entropy, 0.0),
     )
-    c = token_coefficients(
-        terms.method,
-        stats=clean,
-        old_logp=clean.logp if terms.old_logp is None else terms.old_logp,
-        advantages=terms.advantages,
-        sequence_mean=sequence_mean,
-        entropy_max=terms.entropy_max,
-        ref_logp=terms.ref_logp,
-        beta=terms.beta,
-        marks=terms.marks,
-    )
+    policy = terms.policy(clean, sequence_mean)
+    c = token_coefficients(terms.method, **policy, ref_logp=terms.ref_logp, beta=terms.beta)
     weights = torch.where(finite, terms.weights, 0.0)
     value, h = -weights * c.value, -weights * c.h
     if terms.entropy_weights is not None:

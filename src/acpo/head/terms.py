@@ -8,6 +8,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives import Method, TokenStats, get_method
+from acpo.objectives.gates import SequenceMean
 
 
 class TokenTerms:
@@ -127,6 +128,17 @@ class TokenTerms:
         """The same loss with no gradient from some tokens, so that they never reach a product."""
         weights = {k: v for k, v in self.columns().items() if k in ("weights", "entropy_weights")}
         return self.with_columns(**{k: v.masked_fill(rows, 0.0) for k, v in weights.items()})
+
+    def policy(self, stats: TokenStats, sequence_mean: SequenceMean) -> dict[str, Any]:
+        """What `evaluate_tokens` and `token_coefficients` read."""
+        return {
+            "stats": stats,
+            "old_logp": stats.logp.detach() if self.old_logp is None else self.old_logp,
+            "advantages": self.advantages,
+            "sequence_mean": sequence_mean,
+            "entropy_max": self.entropy_max,
+            "marks": self.marks,
+        }
 
     def row_weight(self) -> Tensor:
         """The scale of each token's gradient."""

@@ -335,17 +335,10 @@ class TokenTallies:
         where = counted.nonzero()[:, 0]
         here = terms.at(where)
         stats = TokenStats(*(column[where] for column in terms.stats))
-        old = stats.logp if here.old_logp is None else here.old_logp
         assert here.advantages is not None and here.sequence_ids is not None
-        gated, credit = evaluate_tokens(
-            terms.method,
-            stats=stats,
-            old_logp=old,
-            advantages=here.advantages,
-            sequence_mean=segment_mean(here.sequence_ids),
-            entropy_max=terms.entropy_max,
-            marks=here.marks,
-        )
+        policy = here.policy(stats, segment_mean(here.sequence_ids))
+        gated, credit = evaluate_tokens(terms.method, **policy)
+        old = policy["old_logp"]
         mask = torch.ones_like(here.advantages, dtype=torch.bool)
         tallies = tally_tokens(
             terms.method,
