@@ -25,7 +25,7 @@ from acpo.objectives.batch import sequences
 from acpo.objectives.gates import GATES, MAX_LOG_RATIO, segment_mean
 from acpo.objectives.loss import evaluate_tokens, kl_penalty, sequence_divisors
 from acpo.objectives.method import entropy_maximum
-from acpo.objectives.metrics import tally_tokens
+from acpo.objectives.metrics import Tally, tally_tokens
 from acpo.objectives.shaping import Shaped, spread
 
 LEAST_LOG_RATIO = math.log(1e-8)
@@ -340,7 +340,7 @@ class TokenTallies:
         gated, credit = evaluate_tokens(terms.method, **policy)
         old = policy["old_logp"]
         mask = torch.ones_like(here.advantages, dtype=torch.bool)
-        tallies = tally_tokens(
+        sums = tally_tokens(
             terms.method,
             stats=stats,
             old_logp=old,
@@ -349,11 +349,10 @@ class TokenTallies:
             gated=gated,
             credit=credit,
         )
-        sums = {name: (tally.total, tally.number) for name, tally in tallies.items()}
         log_ratio = stats.logp - old
-        sums["ratio_overflow"] = ((log_ratio.abs() > MAX_LOG_RATIO).sum(), mask.sum())
+        sums["ratio_overflow"] = Tally((log_ratio.abs() > MAX_LOG_RATIO).sum(), mask.sum())
         if here.ref_logp is not None:
-            sums["kl"] = (kl_penalty(stats.logp, here.ref_logp).sum(), mask.sum())
+            sums["kl"] = Tally(kl_penalty(stats.logp, here.ref_logp).sum(), mask.sum())
         if where.numel():
             highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
             self._highest_ratio = torch.maximum(self._highest_ratio, highest)
