@@ -33,25 +33,15 @@ MOST_DRAWN = 20
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run reads.
-
-    Attributes:
-        task: the task.
-        train: rows with `prompt`, `answer` and every column of the data.
-        held_out: likewise, never trained on; None when the recipe holds nothing out.
-        rewards: the reward functions, correctness first.
-        notes: what happened to the data, one sentence each.
-        template_options: `chat_template_kwargs` of the run, with which prompts are laid out.
-        stream: of problems made as the run needs them, the stream they are the beginning of.
-    """
+    """What a run reads."""
 
     task: Task
-    train: "Dataset"
-    held_out: "Dataset | None"
-    rewards: list[Callable[..., Any]]
-    notes: list[str]
-    template_options: Mapping[str, Any] = field(default_factory=dict)
-    stream: str | None = None
+    train: "Dataset"  # rows with `prompt`, `answer` and every column of the data
+    held_out: "Dataset | None"  # likewise, never trained on; None when the recipe holds nothing out
+    rewards: list[Callable[..., Any]]  # the reward functions, correctness first
+    notes: list[str]  # what happened to the data, one sentence each
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # `chat_template_kwargs`
+    stream: str | None = None  # of problems made to order, the stream they are the beginning of
 
 
 def build_data(

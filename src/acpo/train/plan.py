@@ -10,25 +10,15 @@ from acpo.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How completions become updates.
+    """How completions become updates."""
 
-    Attributes:
-        rollout: completions sampled at a time, over all processes.
-        prompts: prompts they belong to.
-        per_update: completions behind one optimizer step.
-        updates_per_rollout: optimizer steps taken on one rollout.
-        updates: optimizer steps in all.
-        rollouts: rollouts in all.
-        epochs: how often every problem is used.
-    """
-
-    rollout: int
-    prompts: int
-    per_update: int
-    updates_per_rollout: int
-    updates: int
-    rollouts: int
-    epochs: float
+    rollout: int  # completions sampled at a time, over all processes
+    prompts: int  # prompts they belong to
+    per_update: int  # completions behind one optimizer step
+    updates_per_rollout: int  # optimizer steps taken on one rollout
+    updates: int  # optimizer steps in all
+    rollouts: int  # rollouts in all
+    epochs: float  # how often every problem is used
 
 
 def plan_batches(recipe: Recipe, problems: int) -> BatchPlan:

@@ -22,17 +22,11 @@ from acpo.sampling.cache import unusual_attention, unusual_layers
 
 
 class HeadOptions(NamedTuple):
-    """How the head computes.
+    """How the head computes."""
 
-    Attributes:
-        float32: in float32, outside autocast (TRL's `cast_lm_head_to_fp32`).
-        logits_bytes: memory for a chunk of logits; the head's default if None.
-        sparse: gradient entries below this share of their row's weight are left out.
-    """
-
-    float32: bool = False
-    logits_bytes: int | None = None
-    sparse: float | None = None
+    float32: bool = False  # in float32, outside autocast (TRL's `cast_lm_head_to_fp32`)
+    logits_bytes: int | None = None  # memory for a chunk of logits; the head's default if None
+    sparse: float | None = None  # leave out gradient entries below this share of their row's weight
 
 
 def add_policy_forward(model: Any, options: HeadOptions = HeadOptions()) -> None:  # noqa: B008
@@ -81,18 +75,11 @@ def answer(model: Any, hidden: Tensor, terms: TokenTerms, options: HeadOptions) 
 
 
 class Attention(NamedTuple):
-    """Which layout a model's update uses, and the attention function that goes with it.
+    """Which layout a model's update uses, and the attention function that goes with it."""
 
-    Attributes:
-        layout: "packed" or "padded".
-        reason: why, in words for the log.
-        implementation: the registered function to install during the update; None keeps the
-            model's own.
-    """
-
-    layout: Layout
-    reason: str
-    implementation: str | None = None
+    layout: Layout  # "packed" or "padded"
+    reason: str  # why, in words for the log
+    implementation: str | None = None  # to install during the update; None keeps the model's own
 
     def __str__(self) -> str:
         return f"update layout: {self.layout} ({self.reason})"

@@ -26,46 +26,26 @@ SAFE_SHARE = 0.6
 
 
 class Rows(NamedTuple):
-    """The sequences of a mini-batch as spans of an id matrix.
+    """The sequences of a mini-batch as spans of an id matrix."""
 
-    Attributes:
-        start: first column of each row's prompt.
-        length: tokens of each row that go through the backbone. The last target predicts nothing,
-            so it is not among them.
-        targets: per row, the columns whose tokens are predicted.
-    """
-
-    start: list[int]
-    length: list[int]
-    targets: list[Tensor]
+    start: list[int]  # first column of each row's prompt
+    length: list[int]  # tokens through the backbone: not the last target, which predicts nothing
+    targets: list[Tensor]  # per row, the columns whose tokens are predicted
 
 
 class Pack(NamedTuple):
-    """One forward pass, as indices into a mini-batch.
+    """One forward pass, as indices into a mini-batch."""
 
-    Attributes:
-        shape: rows and columns of the backbone's input.
-        tokens: those that are not padding.
-        longest: tokens of the longest sequence.
-        source: `[rows * columns]` flat indices into the id matrix; padding points at index 0.
-        positions: `[rows * columns]` position of each token in its sequence.
-        valid: `[rows * columns]`, false at padding.
-        boundaries: cumulative sequence lengths.
-        states: `[n]` flat indices of the states that predict each target.
-        rows: `[n]` mini-batch row of each target; a sequence's targets are consecutive.
-        columns: `[n]` column of each target in the id matrix.
-    """
-
-    shape: tuple[int, int]
-    tokens: int
-    longest: int
-    source: Tensor
-    positions: Tensor
-    valid: Tensor
-    boundaries: Tensor
-    states: Tensor
-    rows: Tensor
-    columns: Tensor
+    shape: tuple[int, int]  # rows and columns of the backbone's input
+    tokens: int  # those that are not padding
+    longest: int  # tokens of the longest sequence
+    source: Tensor  # `[rows * columns]` flat indices into the id matrix; padding points at index 0
+    positions: Tensor  # `[rows * columns]` position of each token in its sequence
+    valid: Tensor  # `[rows * columns]`, false at padding
+    boundaries: Tensor  # cumulative sequence lengths
+    states: Tensor  # `[n]` flat indices of the states that predict each target
+    rows: Tensor  # `[n]` mini-batch row of each target; a sequence's targets are consecutive
+    columns: Tensor  # `[n]` column of each target in the id matrix
 
     def on(self, device: torch.device) -> "Pack":
         """The same with its tensors on a device."""
@@ -161,27 +141,16 @@ def _pack(members: list[int], rows: Rows, width: int, layout: Layout) -> Pack:
 
 @dataclass
 class MiniBatch:
-    """The sequences of one optimizer step on one process.
+    """The sequences of one optimizer step on one process."""
 
-    Attributes:
-        ids: `[B, L]`, prompts left-padded, completions right-padded.
-        first: the column at which completions begin.
-        mask: `[B, C]`, true at completion tokens that are trained on.
-        rows: where the sequences are.
-        columns: per-token tensors, `[B, C]` each: old_logp, ref_logp, ...
-        advantages: `[B]`, or `[B, C]` if reward functions gave some per token.
-        judged: `[B]`, false where a completion has no verdict and is not trained on.
-        num_tokens: trained tokens of an average optimizer step, over all processes.
-    """
-
-    ids: Tensor
-    first: int
-    mask: Tensor
-    rows: Rows
-    columns: dict[str, Tensor]
-    advantages: Tensor
-    judged: Tensor
-    num_tokens: Tensor
+    ids: Tensor  # `[B, L]`, prompts left-padded, completions right-padded
+    first: int  # the column at which completions begin
+    mask: Tensor  # `[B, C]`, true at completion tokens that are trained on
+    rows: Rows  # where the sequences are
+    columns: dict[str, Tensor]  # per-token tensors, `[B, C]` each: old_logp, ref_logp, ...
+    advantages: Tensor  # `[B]`, or `[B, C]` if reward functions gave some per token
+    judged: Tensor  # `[B]`, false where a completion has no verdict and is not trained on
+    num_tokens: Tensor  # trained tokens of an average optimizer step, over all processes
 
     @property
     def device(self) -> torch.device:

@@ -36,46 +36,27 @@ Backward = Callable[[Tensor], None]
 
 @dataclass
 class UpdateSettings:
-    """What an update does, apart from the data.
+    """What an update does, apart from the data."""
 
-    Attributes:
-        method: the row of the table, options set.
-        temperature: rollout temperature.
-        budget: most tokens in a pack; None until `measure_budget` of the update is asked.
-        beta: weight of the KL penalty.
-        corrects_kl: multiply the KL estimate by the importance ratio (TRL's
-            `use_bias_correction_kl`).
-        entropy_coef: weight of the entropy bonus.
-        off_policy_threshold: TRL's `off_policy_mask_threshold`.
-    """
-
-    method: Method
-    temperature: float
-    budget: int | None = None
-    beta: float = 0.0
-    corrects_kl: bool = False
-    entropy_coef: float = 0.0
-    off_policy_threshold: float | None = None
+    method: Method  # the row of the table, options set
+    temperature: float  # rollout temperature
+    budget: int | None = None  # most tokens in a pack; None until `measure_budget` is asked
+    beta: float = 0.0  # weight of the KL penalty
+    corrects_kl: bool = False  # multiply the KL estimate by the ratio (`use_bias_correction_kl`)
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    off_policy_threshold: float | None = None  # TRL's `off_policy_mask_threshold`
 
 
 @dataclass
 class UpdateReport:
-    """What one update did, on this process.
+    """What one update did, on this process."""
 
-    Attributes:
-        tallies: token sums.
-        rows_skipped, tokens_skipped: left out before the backbone.
-        tokens: went through the backbone.
-        capacity: would have fitted in the packs.
-        packs: how many.
-    """
-
-    tallies: "TokenTallies"
-    rows_skipped: int
-    tokens_skipped: int
-    tokens: int
-    capacity: int
-    packs: int
+    tallies: "TokenTallies"  # token sums
+    rows_skipped: int  # left out before the backbone
+    tokens_skipped: int  # likewise
+    tokens: int  # went through the backbone
+    capacity: int  # would have fitted in the packs
+    packs: int  # how many
 
 
 class PackedUpdate:

@@ -23,21 +23,13 @@ LOGGED = ("aligned", "delta", "saturated", "ratio")
 
 
 class MicroBatch(NamedTuple):
-    """What the engine knows of a micro-batch beside log-probabilities, `[B, T]` each.
+    """What the engine knows of a micro-batch beside log-probabilities, `[B, T]` each."""
 
-    Attributes:
-        row: the method, options set.
-        margin: z_y / T - z_max / T, 0 where the sampled token is the mode.
-        entropy: where verl computed it.
-        entropy_max: H_max of the whole mini-batch (Shannon rows).
-        marks: what the row's shaping left for its gate.
-    """
-
-    row: Method
-    margin: Tensor
-    entropy: Tensor | None = None
-    entropy_max: float | None = None
-    marks: Tensor | None = None
+    row: Method  # options set
+    margin: Tensor  # z_y / T - z_max / T, 0 where the sampled token is the mode
+    entropy: Tensor | None = None  # where verl computed it
+    entropy_max: float | None = None  # H_max of the whole mini-batch (Shannon rows)
+    marks: Tensor | None = None  # what the row's shaping left for its gate
 
     def stats(self, logp: Tensor) -> TokenStats:
         """Token statistics; log p_max = log p_y - margin needs no second softmax.
