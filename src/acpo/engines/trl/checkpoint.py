@@ -263,15 +263,10 @@ def writing(folder: Path, what: str) -> Iterator[None]:
 
 
 class Staging:
-    """Where a trainer's checkpoint is written before it gets its name.
+    """Where a trainer's checkpoint is written before it gets its name."""
 
-    Attributes:
-        folder: the staging folder while a checkpoint is being written, else None.
-        unpushed: whether an upload waits for the checkpoint's final name.
-    """
-
-    folder: Path | None = None
-    unpushed: bool = False
+    folder: Path | None = None  # the staging folder while a checkpoint is being written
+    unpushed: bool = False  # whether an upload waits for the checkpoint's final name
     _shown: bool = False
 
     @contextmanager

@@ -10,19 +10,13 @@ from acpo.errors import NonFiniteError
 
 
 class NonFiniteGuard(TrainerCallback):
-    """Drops the gradient of a non-finite step, counts it, and stops a run that stays broken.
-
-    Attributes:
-        in_a_row: consecutive steps skipped.
-        total: steps skipped since the run began.
-        loss_is_finite: set by the trainer before each optimizer step.
-    """
+    """Drops the gradient of a non-finite step, counts it, and stops a run that stays broken."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.in_a_row = 0
-        self.total = 0
-        self.loss_is_finite = True
+        self.in_a_row = 0  # consecutive steps skipped
+        self.total = 0  # steps skipped since the run began
+        self.loss_is_finite = True  # set by the trainer before each optimizer step
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any

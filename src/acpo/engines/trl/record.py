@@ -26,12 +26,7 @@ Traced = tuple[SampledCompletion, float, dict[str, np.ndarray]]
 
 
 class RolloutRecorder:
-    """Appends every n-th rollout of a trainer's run to the trace in its output folder.
-
-    Attributes:
-        kept: some groups of the rollout in use, if it is recorded; they are scored again before
-            each later update on it.
-    """
+    """Appends every n-th rollout of a trainer's run to the trace in its output folder."""
 
     def __init__(self, trainer: Any) -> None:
         args, config = trainer.args, trainer.policy.config
@@ -50,6 +45,7 @@ class RolloutRecorder:
         usual, used = METHODS[args.method].options, args.objective.options
         if own := {name: value for name, value in used.items() if value != usual[name]}:
             self.header["method_options"] = own
+        # Some groups of the rollout in use, scored again before each later update on it.
         self.kept: Tensors | None = None
         self._sources: list[tuple[str | None, float | None]] = []
         self._pieces = Pieces(trainer._tokenizer)

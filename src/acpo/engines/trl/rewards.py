@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,16 +125,11 @@ def _token_values(name: str, values: list[Any], completion_ids: Any) -> list[lis
     return rows
 
 
-class TokenRewards:
-    """What reward functions gave per token: advantages, to be added to those of the groups.
+class TokenRewards(NamedTuple):
+    """What reward functions gave per token: advantages, to be added to those of the groups."""
 
-    Attributes:
-        rows: of every completion of this process, the weighted sum over the functions.
-        columns: `[K]`, which functions answered per token, on any process.
-    """
-
-    def __init__(self, rows: list[list[float]], columns: Tensor) -> None:
-        self.rows, self.columns = rows, columns
+    rows: list[list[float]]  # of each completion of this process, weighted sums over functions
+    columns: Tensor  # `[K]`, which functions answered per token, on any process
 
     @classmethod
     def read(cls, trainer: Any, completion_ids: Any) -> "TokenRewards | None":

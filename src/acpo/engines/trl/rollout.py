@@ -34,28 +34,20 @@ Tensors = dict[str, Any]
 
 
 class Rollouts:
-    """What becomes of a trainer's samples before the first update.
-
-    Attributes:
-        fresh_prompts: where dynamic sampling draws from.
-        per_function: `[N, K]` rewards of the last rollout, of all processes.
-        token_rewards: what reward functions gave per token, if any did.
-        lengths: `[N]` tokens of its completions.
-        stats: what TRL's first pass over it found: the rollout policy's, where it has old
-            log-probabilities.
-        measured: options of the method that the first rollout decided.
-    """
+    """What becomes of a trainer's samples before the first update."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         data = trainer.train_dataset
         size = len(data) if hasattr(data, "__len__") else 1
-        self.fresh_prompts = PromptStream(size, trainer.args.seed)
-        self.per_function: Tensor
-        self.token_rewards: TokenRewards | None = None
-        self.lengths: Tensor
+        self.fresh_prompts = PromptStream(size, trainer.args.seed)  # for dynamic sampling
+        self.per_function: Tensor  # `[N, K]` rewards of the last rollout, of all processes
+        self.token_rewards: TokenRewards | None = None  # what they gave per token, if any did
+        self.lengths: Tensor  # `[N]` tokens of its completions
+        # What TRL's first pass over it found: the rollout policy's, where it has old
+        # log-probabilities.
         self.stats: TokenStats | None = None
-        self.measured: dict[str, float] = {}
+        self.measured: dict[str, float] = {}  # options of the method that the first one decided
         self._sampler: StaticSampler | None = None
         self._drawn: dict[bool, tuple[int, int]] = {}
 

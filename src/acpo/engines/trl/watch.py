@@ -108,15 +108,12 @@ class Watch(TrainerCallback):
 
     Args:
         stops: whether to stop a collapsed run and keep its best checkpoint.
-
-    Attributes:
-        finished: whether the run had no step left to take when it began.
-        stopped: whether it was stopped.
     """
 
     def __init__(self, *, stops: bool = False) -> None:
         self.stops = stops
-        self.finished = self.stopped = False
+        self.finished = False  # whether the run had no step left to take when it began
+        self.stopped = False  # whether it was stopped
         self._log = RunLog()
         self._forget()
 
