@@ -1,7 +1,7 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,7 +148,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "updates": task.updates,
         "sweep_of": task.sweep_of,
         "options": dict(task.options),
-        "start": _mean_accuracy(_accuracies(starts)),
+        "start": _mean_accuracy(_accuracies(starts).values()),
         **_kinds(study, task, results),
         "comparisons": sum(row["p_holm"] is not None for row in rows),
         "unlearnt": unlearnt,
@@ -241,11 +241,11 @@ def _row(
         "failed": len(runs) - len(whole),
         "collapsed": sum(collapsed(result) for result in whole),
         "values": {str(seed): value for seed, value in sorted(values.items())},
-        "accuracy": _mean_accuracy(values),
+        "accuracy": _mean_accuracy(values.values()),
         "gain": difference(runs, starts),
         "difference": difference(runs, found[BASELINE]) if row.name != BASELINE else None,
         "to_control": difference(runs, found[CONTROL]) if controlled else None,
-        "area": _mean_accuracy(dict(enumerate(a for r in whole if (a := area(r)) is not None))),
+        "area": _mean_accuracy([a for r in whole if (a := area(r)) is not None]),
         "pass_at": pass_at_each(whole),
         "ends": {name: _end(whole, name) for name in ENDS},
         "tokens": sum(result.get("tokens") or 0 for result in runs.values()),
@@ -272,9 +272,8 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     }
     if not pairs:
         return None
-    values = [
-        round(a[seed] - b[seed], 12) for seed in pairs
-    ]  # else equal ones differ, and 0 is not
+    # Rounded: else equal ones differ, and 0 is not.
+    values = [round(a[seed] - b[seed], 12) for seed in pairs]
     areas = [(area(x), area(y)) for x, y in pairs.values()]
     known = [x - y for x, y in areas if x is not None and y is not None]
     return {
@@ -348,17 +347,11 @@ def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
             values = [pass_probability(len(group), sum(group), k) for group in groups]
             found.setdefault(str(k), []).append(math.fsum(values) / len(values))
             k *= 2
-    return {
-        k: mean_over_seeds(values).within(0.0, 1.0)._asdict()
-        for k, values in found.items()
-        if len(values) == len(runs)
-    }
+    return {k: _mean_accuracy(each) for k, each in found.items() if len(each) == len(runs)}
 
 
-def _mean_accuracy(values: Mapping[int, float]) -> dict[str, Any] | None:
-    if not values:
-        return None
-    return mean_over_seeds(list(values.values())).within(0.0, 1.0)._asdict()
+def _mean_accuracy(values: Collection[float]) -> dict[str, Any] | None:
+    return mean_over_seeds(list(values)).within(0.0, 1.0)._asdict() if values else None
 
 
 def verdict(difference: Mapping[str, Any] | None, p_holm: float | None) -> str:
