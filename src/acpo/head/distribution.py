@@ -65,13 +65,11 @@ def distribution_stats(
     head = LanguageModelHead.of(head)
     check_shapes(hidden, head, tokens)
     check_values(tokens, head.weight.shape[0], {})
-    projection = head.projection(temperature)
-    settings = HeadSettings.make(
-        hidden, tokens, projection, logits_bytes=logits_bytes, align_tol=align_tol
-    )
+    settings = HeadSettings.make(hidden, head.projection(temperature), logits_bytes)
+    tokens = tokens.contiguous()  # kernels read it with stride 1
     with torch.autocast(hidden.device.type, enabled=False):
         ready = settings.head(hidden, head.weight, head.bias)
-        return _distribution(ready, settings.tokens, align_tol, top_k)
+        return _distribution(ready, tokens, align_tol, top_k)
 
 
 def _distribution(head: Head, tokens: Tensor, align_tol: float, top_k: int) -> TokenDistribution:

@@ -61,14 +61,8 @@ def fused_policy_loss(
     local, n_broken, rows = _usable(hidden, head, terms.wide(wide))
     if terms.beta and terms.corrects_kl:
         return _autograd_loss(hidden, head, terms, local, logits_bytes)
-    settings = HeadSettings.make(
-        hidden,
-        local.tokens,
-        head.projection(terms.temperature),
-        logits_dtype=logits_dtype,
-        logits_bytes=logits_bytes,
-        align_tol=terms.align_tol,
-    )
+    projection = head.projection(terms.temperature)
+    settings = HeadSettings.make(hidden, projection, logits_bytes, logits_dtype)
     # Inside `apply` gradients are always off, and parameters require them all the same.
     differentiated = torch.is_grad_enabled()
     loss = _FusedLoss.apply(

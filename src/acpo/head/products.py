@@ -190,29 +190,24 @@ def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats
 
 @dataclass
 class HeadSettings:
-    """Everything of one call that is not differentiated.
+    """How one call computes its logits.
 
     The dtypes are fixed here, once: a backward pass that runs outside the forward's autocast must
     still see the same logits.
     """
 
-    tokens: Tensor
     projection: Projection
     dtype: torch.dtype
     logits_dtype: torch.dtype
     logits_bytes: int | None
-    align_tol: float
 
     @classmethod
     def make(
         cls,
         hidden: Tensor,
-        tokens: Tensor,
         projection: Projection,
-        *,
-        logits_dtype: torch.dtype | None = None,
         logits_bytes: int | None,
-        align_tol: float,
+        logits_dtype: torch.dtype | None = None,
     ) -> "HeadSettings":
         """Fix the dtypes of a call from its hidden states, the device and autocast."""
         device, dtype = hidden.device.type, hidden.dtype
@@ -221,8 +216,7 @@ class HeadSettings:
         logits = logits_dtype_for(dtype, logits_dtype)
         if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
             dtype = logits = torch.float32  # CPU half products round the logits
-        # Kernels read the columns of a call with stride 1.
-        return cls(tokens.contiguous(), projection, dtype, logits, logits_bytes, align_tol)
+        return cls(projection, dtype, logits, logits_bytes)
 
     def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
         return Head(

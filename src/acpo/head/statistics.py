@@ -44,11 +44,12 @@ def token_stats(
     head = LanguageModelHead.of(head)
     check_shapes(hidden, head, tokens)
     check_values(tokens, head.weight.shape[0], {})
-    projection = head.projection(temperature)
-    settings = HeadSettings.make(
-        hidden, tokens, projection, logits_bytes=logits_bytes, align_tol=align_tol
+    settings = HeadSettings.make(hidden, head.projection(temperature), logits_bytes)
+    tokens = tokens.contiguous()  # kernels read it with stride 1
+    columns = _Statistics.apply(
+        hidden, head.weight, head.bias, tokens, settings, align_tol, differentiable
     )
-    return TokenStats(*_Statistics.apply(hidden, head.weight, head.bias, settings, differentiable))
+    return TokenStats(*columns)
 
 
 class _Statistics(torch.autograd.Function):
@@ -58,13 +59,15 @@ class _Statistics(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
+        tokens: Tensor,
         settings: HeadSettings,
+        align_tol: float,
         differentiable: tuple[str, ...],
     ) -> tuple[Tensor, ...]:
         head = settings.head(hidden, weight, bias)
-        stats = compute_statistics(head, settings.tokens, settings.align_tol)
+        stats = compute_statistics(head, tokens, align_tol)
         ctx.save_for_backward(hidden, weight, bias)
-        ctx.settings, ctx.stats = settings, stats
+        ctx.tokens, ctx.settings, ctx.stats = tokens, settings, stats
         # Copies: the caller may write into what it gets, the backward pass needs what it was.
         outputs = TokenStats(*(x.clone() for x in stats.tokens()))
         ctx.mark_non_differentiable(
@@ -87,5 +90,5 @@ class _Statistics(torch.autograd.Function):
         coefficients = RowCoefficients(zero, usable(g_logp), usable(g_log_pmax), usable(g_entropy))
         wanted = Wanted(*ctx.needs_input_grad[:3])
         head = ctx.settings.head(hidden, weight, bias)
-        result = gradient_pass(head, ctx.settings.tokens, stats, coefficients, wanted, None)
-        return *result.cast(hidden, weight, bias), None, None
+        result = gradient_pass(head, ctx.tokens, stats, coefficients, wanted, None)
+        return *result.cast(hidden, weight, bias), *(None,) * 4
