@@ -26,35 +26,22 @@ CURVES = {
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        recipe: the recipe's path.
-        model: what was trained, as the recipe names it.
-        method: the objective.
-        seed: of the run.
-        updates: optimizer steps taken.
-        timed_updates: how many of them were made since the run was last resumed.
-        train_seconds: wall-clock time of those alone, without measuring accuracy.
-        train_cpu_seconds: CPU time of the same, summed over threads.
-        before: held-out accuracy of the model as it came, the share of completions whose first
-            reward is 1 or more; None when nothing was held out or judged, or when a resumed run
-            holds out other problems than the run began with.
-        after: held-out accuracy of the trained model.
-        problems: held-out problems.
-    """
-
-    recipe: str
-    model: str
-    method: str
-    seed: int
-    updates: int
-    timed_updates: int
-    train_seconds: float
-    train_cpu_seconds: float
+    recipe: str  # the recipe's path
+    model: str  # what was trained, as the recipe names it
+    method: str  # the objective
+    seed: int  # of the run
+    updates: int  # optimizer steps taken
+    timed_updates: int  # how many of them were made since the run was last resumed
+    train_seconds: float  # wall-clock time of those alone, without measuring accuracy
+    train_cpu_seconds: float  # CPU time of the same, summed over threads
+    # Held-out accuracy of the model as it came, the share of completions whose first reward is 1
+    # or more; None when nothing was held out or judged, or when a resumed run holds out other
+    # problems than the run began with.
     before: Estimate | None = None
-    after: Estimate | None = None
-    problems: int = 0
+    after: Estimate | None = None  # held-out accuracy of the trained model
+    problems: int = 0  # held-out problems
 
     @classmethod
     def read(cls, folder: Path) -> "Report | None":
