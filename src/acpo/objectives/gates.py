@@ -43,44 +43,27 @@ def segment_mean(ids: Tensor, valid: Tensor | None = None) -> SequenceMean:
 
 
 class Gated(NamedTuple):
-    """A gate's output, per token.
+    """A gate's output, per token."""
 
-    Attributes:
-        value: f, differentiable in logp.
-        slope: ∂f/∂logp. For the sequence-level gates, |y| times it: the token's share.
-        saturated: where the gate clips, caps, or leaves less than a tenth of the gradient.
-        penalty: what is taken from A · f · c whatever the advantage, differentiable in logp.
-        penalty_slope: ∂penalty/∂logp.
-        top_slope: ∂f/∂ the mean log-probability of the likeliest tokens.
-    """
-
-    value: Tensor
-    slope: Tensor
-    saturated: Tensor
-    penalty: Tensor | None = None
-    penalty_slope: Tensor | None = None
-    top_slope: Tensor | None = None
+    value: Tensor  # f, differentiable in logp
+    slope: Tensor  # ∂f/∂logp. For the sequence-level gates, |y| times it: the token's share
+    saturated: Tensor  # where the gate clips, caps, or leaves less than a tenth of the gradient
+    penalty: Tensor | None = None  # taken from A · f · c whatever the advantage, differentiable
+    penalty_slope: Tensor | None = None  # ∂penalty/∂logp
+    top_slope: Tensor | None = None  # ∂f/∂ the mean log-probability of the likeliest tokens
 
 
 class GateInputs(NamedTuple):
-    """What a gate may read, per token.
+    """What a gate may read, per token."""
 
-    Attributes:
-        logp, old_logp: log-probabilities of the sampled token.
-        advantages: A, after shaping.
-        sequence_mean: averages over sequences.
-        options: the method's.
-        marks: what the row's shaping left for its gate; log π_old/μ for one `to_sampler`.
-        top_logp: mean log-probability of the method's `candidates` likeliest tokens, where f is to
-            be differentiated.
-    """
-
-    logp: Tensor
-    old_logp: Tensor
-    advantages: Tensor
-    sequence_mean: SequenceMean
-    options: Mapping[str, Any]
-    marks: Tensor | None = None
+    logp: Tensor  # log-probability of the sampled token
+    old_logp: Tensor  # likewise, under the rollout policy
+    advantages: Tensor  # A, after shaping
+    sequence_mean: SequenceMean  # averages over sequences
+    options: Mapping[str, Any]  # the method's
+    marks: Tensor | None = None  # left by the row's shaping; log π_old/μ for one `to_sampler`
+    # Mean log-probability of the method's `candidates` likeliest tokens, where f is to be
+    # differentiated.
     top_logp: Tensor | None = None
 
     @property
@@ -352,24 +335,16 @@ def _in_range(gate: GateInputs) -> Tensor:
 
 
 class RatioGate(NamedTuple):
-    """A gate as the table of methods names it.
+    """A gate as the table of methods names it."""
 
-    Attributes:
-        apply: f and its slope.
-        title: in a few words.
-        averages: whether it looks at the other tokens of the sequence.
-        one_advantage: whether it takes one advantage per sequence only.
-        one_ratio: whether all tokens of a sequence have its mean ratio, which then corrects the KL
-            estimate, too (TRL's `use_bias_correction_kl`).
-        to_sampler: whether a sampler's correction is part of its ratio, not a factor.
-    """
-
-    apply: Callable[[GateInputs], Gated]
-    title: str
-    averages: bool = False
-    one_advantage: bool = False
+    apply: Callable[[GateInputs], Gated]  # f and its slope
+    title: str  # in a few words
+    averages: bool = False  # whether it looks at the other tokens of the sequence
+    one_advantage: bool = False  # whether it takes one advantage per sequence only
+    # Whether all tokens of a sequence have its mean ratio, which then corrects the KL estimate,
+    # too (TRL's `use_bias_correction_kl`).
     one_ratio: bool = False
-    to_sampler: bool = False
+    to_sampler: bool = False  # whether a sampler's correction is part of its ratio, not a factor
 
 
 GATES: dict[str, RatioGate] = {

@@ -86,17 +86,11 @@ class Sequences(NamedTuple):
 
 
 class Shaped(NamedTuple):
-    """What a shaping makes of a mini-batch, `[B, T]` each.
+    """What a shaping makes of a mini-batch, `[B, T]` each."""
 
-    Attributes:
-        advantages: of every token.
-        trained: which tokens are trained on at all.
-        marks: numbers for the row's gate, where it reads them.
-    """
-
-    advantages: Tensor
-    trained: Tensor
-    marks: Tensor | None = None
+    advantages: Tensor  # of every token
+    trained: Tensor  # which tokens are trained on at all
+    marks: Tensor | None = None  # numbers for the row's gate, where it reads them
 
 
 def spread(advantages: Tensor, mask: Tensor) -> Tensor:
