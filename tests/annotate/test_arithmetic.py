@@ -149,14 +149,14 @@ def test_degenerate_numbers_are_not_looked_at():
 
 def test_long_texts_take_no_time():
     for hostile in (
-        "1+" * 200_000,
-        "1,1" * 100_000 + "=",
-        " x " * 100_000,
-        "9" * 200_000 + "=1",
-        "1,111" * 50_000,
-        "1 + 1" + " " * 200_000,
-        "1+1=" * 50_000,
-        "a" * 200_000,
+        "1+" * 50_000,
+        "1,1" * 25_000 + "=",
+        " x " * 25_000,
+        "9" * 50_000 + "=1",
+        "1,111" * 12_000,
+        "1 + 1" + " " * 50_000,
+        "1+1=" * 12_000,
+        "a" * 50_000,
     ):
         assert not [e for e in equations(hostile) if not e.holds]
 

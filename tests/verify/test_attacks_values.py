@@ -1,10 +1,12 @@
 """Attacks 27 to 30: odd values, odd text, odd places for the code."""
 
+from dataclasses import replace
+
 import pytest
 
 from acpo.verify.code import CodePool, judge_code
 from acpo.verify.verdict import Outcome
-from verify.sandboxed import ADD, backend, judge
+from verify.sandboxed import ADD, SHORT, backend, judge
 
 pytestmark = pytest.mark.sandbox
 
@@ -127,7 +129,7 @@ def test_neighbours_of_an_attack_are_not_touched():
         jobs.append((f"```python\n{HONEST}\n```", ADD))
         if index % 10 == 0:
             jobs.append((f"```python\n{hostile[index // 10]}\n```", ADD))
-    with CodePool(2, backend()) as pool:
+    with CodePool(2, backend(replace(SHORT, wall_seconds=15.0))) as pool:
         verdicts = pool.verify_all(jobs)
     honest = [v.outcome for v, (text, _) in zip(verdicts, jobs, strict=True) if HONEST in text]
     assert honest == [Outcome.CORRECT] * 30

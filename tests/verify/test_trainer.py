@@ -46,15 +46,11 @@ def earned(built, rows, texts) -> int:
     return int((values[:, 0] == 1.0).sum())
 
 
-def rewards_of(built, rows, completions, kinds=SHAPES) -> dict[str, int]:
-    return {
-        shape: earned(built, rows, [completion[shape] for completion in completions])
-        for shape in kinds
-    }
-
-
-def all_right(rows) -> dict[str, int]:
-    return dict.fromkeys(SHAPES, len(rows))
+def turns(rows):
+    """References, each in another shape at every turn; of many problems, one turn."""
+    completions = [shapes(row) for row in rows]
+    for turn in range(3 if len(rows) < 20 else 1):
+        yield [made[SHAPES[(place + turn) % 3]] for place, made in enumerate(completions)]
 
 
 def problems(request) -> list[dict]:
@@ -69,22 +65,22 @@ humaneval = pytest.fixture(problems, params=["own", pytest.param("shared", marks
 
 @pytest.mark.sandbox
 def test_through_the_trainer(tmp_path, humaneval):
-    completions = [shapes(row) for row in humaneval]
     built = trainer(tmp_path, Dataset.from_list(humaneval), code_correct)
-    assert rewards_of(built, humaneval, completions) == all_right(humaneval)
-    wrong = [shapes({**row, "canonical_solution": "    return 'no'\n"}) for row in humaneval]
-    assert rewards_of(built, humaneval, wrong, ["body"]) == {"body": 0}
+    for some in turns(humaneval):
+        assert earned(built, humaneval, some) == len(humaneval)
+    wrong = [{**row, "canonical_solution": "    return 'no'\n"} for row in humaneval]
+    assert earned(built, humaneval, next(turns(wrong))) == 0
 
 
 @pytest.mark.sandbox
 def test_prompts_with_words_around_the_code(tmp_path):
     require_tool(shutil.which("bwrap") is not None, "bubblewrap")
     rows = own_problems()[:4]
-    completions = [shapes(row) for row in rows]
     for wrap in (ASKED.format, lambda code: [{"role": "user", "content": f"Go on:\n\n{code}"}]):
         asked = [{**row, "prompt": wrap(row["prompt"])} for row in rows]
         built = trainer(tmp_path, Dataset.from_list(asked), code_correct, chat=True)
-        assert rewards_of(built, asked, completions) == all_right(rows)
+        for texts in turns(rows):
+            assert earned(built, asked, texts) == len(rows)
 
 
 @pytest.mark.sandbox
@@ -105,10 +101,7 @@ def test_through_a_recipe(tmp_path, humaneval):
         name: value for name, value in humaneval[0].items() if name != "prompt"
     }
     built = trainer(tmp_path, data.train, data.rewards, chat=True)
-    completions = [shapes(row) for row in humaneval]
-    for turn in range(3 if len(rows) < 20 else 1):  # many problems: one shape each
-        kinds = [SHAPES[(place + turn) % 3] for place in range(len(rows))]
-        texts = [made[kind] for made, kind in zip(completions, kinds, strict=True)]
+    for texts in turns(humaneval):
         assert earned(built, rows, texts) == len(rows)
 
 
