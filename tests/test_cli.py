@@ -28,6 +28,18 @@ def test_import_and_help_are_light():
     assert not loaded & {"torch", "transformers", "trl", "numpy", "sympy"}
 
 
+def test_a_trace_of_plain_prompts_does_without_trl():
+    words = "trace", "package:acpo/tasks/checkpoints/chain", "--task", "chain", "--n", "1"
+    options = "--group", "2", "--max-tokens", "4", "--device", "cpu", "--output", "trace"
+    loaded = modules_loaded_by(
+        "import os, sys, tempfile\n"
+        "from acpo.cli import app\n"
+        "os.chdir(tempfile.mkdtemp())\n"
+        f"app({[*words, *options]!r}, standalone_mode=False)"
+    )
+    assert "torch" in loaded and "trl" not in loaded
+
+
 def test_what_the_system_refuses_is_one_line(tmp_path):
     commands = typer.Typer(cls=OneLineErrors)
     commands.command("list")(lambda: print(list((tmp_path / "nothing").iterdir())))

@@ -113,6 +113,26 @@ def test_a_task_made_in_memory_says_what_to_do():
     assert reward_function(here)(["?"], ["x"], **{ROW: ["{}"]}) == [1.0]
 
 
+def test_tasks_made_in_memory_share_no_grader():
+    """Whether or not their graders are equal, or can be hashed, or a pool has their name."""
+
+    @dataclasses.dataclass
+    class Table:
+        right: dict = dataclasses.field(compare=False)
+
+        def __call__(self, completion, row):
+            return self.right[completion]
+
+    with Judges(1) as judges:
+        for right in (True, False):
+            task = Task(grader=Table({"x": right}), in_process=True, name="t")
+            assert judges.verify(task, "x", {}).result().correct is right
+        assert judges.verify(get_task("math"), "\\boxed{1}", {"answer": "1"}).result().correct
+        for name in ("t", "math"):
+            with pytest.raises(ACPOError, match="made in memory"):
+                judges.prepare(dataclasses.replace(task, in_process=False, name=name))
+
+
 def test_a_changed_grader_does_not_keep_old_verdicts(model, tmp_path):
     file = tmp_path / "own.py"
     text = "from acpo.tasks import Task\nt = Task(problems=[{'n': 1}, {'n': 2}], template='{n}', "

@@ -110,8 +110,8 @@ def run_eval(
 
     chat = prompt_format == "chat"
     sampling = Sampling(temperature, top_p, max_tokens, tuple(stop), chat, system)
-    _check_sampling(sampling, k)
     chosen, options = _backend(context, backend or ("openai" if base_url else "transformers"))
+    _check_sampling(sampling, k)
     plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
     folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from hashlib import sha256
 from pathlib import Path
@@ -94,7 +94,7 @@ class Judges(Closing):
     ) -> None:
         self._workers = workers
         self._code_backend = code_backend
-        self._pools: dict[Hashable, Any] = {}
+        self._pools: dict[str, Any] = {}
 
     def prepare(self, task: Task) -> Any:
         """The grader of a task; asked for early, one that cannot work is known before sampling.
@@ -103,11 +103,17 @@ class Judges(Closing):
             SandboxUnavailableError: code has to be judged and there is no place to run it.
             ACPOError: a grader that its processes could not find again.
         """
-        # Tasks made in memory may share a name.
-        key: Hashable = task.judge if task.reference else task.grader
-        if key not in self._pools:
-            self._pools[key] = self._started(task)
-        return self._pools[key]
+        if callable(task.grader) and task.in_process:
+            return InProcess(task)  # nothing to keep, and tasks made in memory may share a name
+        if callable(task.grader) and not task.reference:
+            raise ACPOError(
+                "this task was made in memory, where its grader's processes cannot find it: "
+                "declare it in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or "
+                "set in_process"
+            )
+        if task.judge not in self._pools:
+            self._pools[task.judge] = self._started(task)
+        return self._pools[task.judge]
 
     def verify(self, task: Task, text: str, row: Row) -> Future[Verdict]:
         """The verdict on a completion."""
@@ -119,14 +125,6 @@ class Judges(Closing):
             return MathPool(self._workers)
         if task.grader == CODE:
             return CodePool(self._workers, self._code_backend() if self._code_backend else None)
-        if task.in_process:
-            return InProcess(task)
-        if not task.reference:
-            raise ACPOError(
-                "this task was made in memory, where its grader's processes cannot find it: "
-                "declare it in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or "
-                "set in_process"
-            )
         return GraderPool(task, self._workers)
 
     def close(self) -> None:

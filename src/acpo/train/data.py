@@ -335,9 +335,11 @@ def as_text(
     template_options: Mapping[str, Any] | None = None,
 ) -> str:
     """A prompt as the model reads it."""
+    if isinstance(prompt, str):
+        return prompt
     from acpo.engines.trl.safety import rendered
 
-    return prompt if isinstance(prompt, str) else rendered(prompt, tokenizer, template_options)
+    return rendered(prompt, tokenizer, template_options)
 
 
 def _drop_long(
