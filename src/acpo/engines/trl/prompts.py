@@ -14,14 +14,19 @@ class PromptStream:
 
     def take(self, count: int) -> list[int]:
         """The next `count` indices; every pass over the data is shuffled anew."""
-        taken: list[int] = []
-        while len(taken) < count:
-            lap, place = divmod(self.position + len(taken), self.size)
-            generator = torch.Generator().manual_seed(self.seed + 1 + lap)
-            order = torch.randperm(self.size, generator=generator)[place:].tolist()
-            taken += order[: count - len(taken)]
+        taken = []
+        for position in range(self.position, self.position + count):
+            lap, place = divmod(position, self.size)
+            taken.append(self._order(lap)[place])
         self.position += count
         return taken
+
+    def _order(self, lap: int) -> list[int]:
+        if getattr(self, "_lap", None) != lap:
+            generator = torch.Generator().manual_seed(self.seed + 1 + lap)
+            self._lap = lap
+            self._permutation = torch.randperm(self.size, generator=generator).tolist()
+        return self._permutation
 
 
 class EpochSampler(RepeatSampler):
