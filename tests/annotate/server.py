@@ -85,7 +85,7 @@ class AnnotatingHandler(Handler):
         if fault == "drip":
             self.raw(b"Transfer-Encoding: chunked\r\n\r\n")
             with contextlib.suppress(OSError):
-                for _ in range(100):
+                for _ in range(1000):
                     self.wfile.write(b"1\r\n \r\n")
                     self.wfile.flush()
                     time.sleep(0.05)

@@ -214,7 +214,8 @@ def test_one_question_without_a_reply(selection, tmp_path, fault, status):
         return Fault(fault) if asked == doomed[0] else annotate_chain(message, number)
 
     with annotating(behave) as server:
-        annotator = model_at(server, tmp_path, timeout=1.0)
+        patience = 3.0 if status is Status.TIMEOUT else 60.0  # honest replies wait their turn, too
+        annotator = model_at(server, tmp_path, timeout=patience)
         errors, others, _ = ask(selection, annotator, tmp_path, concurrency=1)
         assert errors == {status: 1, Status.LOCATED: 5}
         assert others == {Status.NOT_ASKED: 2, Status.LOCATED: 10}
