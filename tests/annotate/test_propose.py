@@ -44,7 +44,7 @@ def model_at(server, tmp_path, name="m", **options):
         server.url,
         model="tiny",
         form=SCHEMA,
-        **{"timeout": 5.0, "retries": 1, "first_pause": 0.01, **options},
+        **{"timeout": 60.0, "retries": 1, "first_pause": 0.01, **options},
     )
     return ModelAnnotator(name, endpoint, cache=tmp_path / "cache")
 
