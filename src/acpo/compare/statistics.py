@@ -8,12 +8,11 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from acpo.intervals import LEVEL, student_probability, student_quantile
-
-if TYPE_CHECKING:
-    import numpy as np
 
 NO_WIDTH = 1e-9
 """Accuracies come in steps: that seeds fell on the same one is no measure of chance."""
@@ -96,8 +95,6 @@ def effect_size(differences: Sequence[float]) -> float | None:
 
 def bootstrap(differences: Sequence[Sequence[float]], *, draws: int = 4000) -> SeedEstimate:
     """Percentile interval of the mean of [seeds, problems], both drawn anew with replacement."""
-    import numpy as np
-
     table = np.asarray(differences)
     seeds, problems = table.shape
     of_seeds, of_problems = _times_drawn(seeds, problems, draws)
@@ -107,10 +104,8 @@ def bootstrap(differences: Sequence[Sequence[float]], *, draws: int = 4000) -> S
 
 
 @functools.lru_cache(maxsize=2)
-def _times_drawn(seeds: int, problems: int, draws: int) -> tuple["np.ndarray", "np.ndarray"]:
+def _times_drawn(seeds: int, problems: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
     """How often each seed, [draws, seeds], and each problem, [draws, problems], is drawn."""
-    import numpy as np
-
     rng = np.random.default_rng(0)
     of_seeds = rng.multinomial(seeds, [1 / seeds] * seeds, size=draws)
     return of_seeds, rng.multinomial(problems, [1 / problems] * problems, size=draws)
