@@ -138,7 +138,12 @@ def seconds_of_a_step(r):
         "acpo-static": "acpo, `sampler: static`",
     }
     parts = ("sampling", "scoring", "rewards", "update")
-    return [
+    rows = {row["engine"]: row for row in r["rows"]}
+    here, stock = (
+        rows[name]["seconds"] - rows[name]["parts"]["sampling"]
+        for name in ("acpo-vllm", "trl-vllm")
+    )
+    return [f"all else takes {here:.1f} s here and {stock:.1f} s in stock TRL"] + [
         f"| {names[row['engine']].format(trl=row['environment']['packages']['trl'][:-2])} | "
         + " | ".join(f"{row['parts'][part]:.1f}" for part in parts)
         + f" | {row['seconds']:.1f} |"
@@ -408,18 +413,18 @@ def cost_in_verl(r):
 
 @claim("docs/vllm.md", "results/vllm_rollout.json")
 def rollouts_on_vllm(r):
-    rates = {name: r[name]["tokens_per_second"] for name in ("vllm", "static")}
-    (row,) = MEASURED_ROLLOUTS
-    assert row.parameters == r["parameters"] and row.gpu.endswith(r["environment"]["gpu"][-4:])
-    assert (row.vllm, row.static) == tuple(int(sum(rate) / len(rate)) for rate in rates.values())
-    cells = [f"{min(rate):,} to {max(rate):,}" for rate in rates.values()]
-    late = [min(r[name]["seconds"][1:]) for name in rates]
-    first = r["seconds_to_first_rollout"]
-    return [
-        f"| tokens per second | {' | '.join(cells)} |",
-        f"| seconds of a rollout | {late[0]:.1f} | {late[1] + 0.05:.1f} |",
-        f"first rollout | {first['vllm']:.0f} | {first['static']:.0f} |",
-    ]
+    larger = json.loads((ROOT / "results/vllm_rollout_1.5b.json").read_text())
+    both, cells = list(zip((r, larger), MEASURED_ROLLOUTS, strict=True)), ([], [], [])
+    for r, row in both:
+        assert row.parameters == r["parameters"] and row.gpu.endswith(r["environment"]["gpu"][-4:])
+        for name in ("vllm", "static"):
+            rates = r[name]["tokens_per_second"]
+            assert getattr(row, name) == int(sum(rates) / len(rates))
+            cells[0].append(f"{min(rates):,} to {max(rates):,}")
+            cells[1].append(f"{max(r[name]['seconds'][1:]):.1f}")
+            cells[2].append(f"{r['seconds_to_first_rollout'][name]:.0f}")
+    names = "tokens per second", "seconds of a rollout", "end of the first rollout"
+    return [f"{name} | {' | '.join(row)} |" for name, row in zip(names, cells, strict=True)]
 
 
 @claim("docs/vllm.md", "results/vllm_gap.json")

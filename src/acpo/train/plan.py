@@ -71,7 +71,10 @@ class MeasuredRollout(NamedTuple):
     gpu: str
 
 
-MEASURED_ROLLOUTS = (MeasuredRollout(494_032_768, static=131_132, vllm=25_894, gpu="an H200"),)
+MEASURED_ROLLOUTS = (
+    MeasuredRollout(494_032_768, static=131_132, vllm=25_894, gpu="an H200"),
+    MeasuredRollout(1_543_714_304, static=74_287, vllm=12_855, gpu="an H200"),
+)
 """One row for each results/vllm_rollout*.json; where there is none, nothing is recommended."""
 
 
