@@ -411,20 +411,22 @@ def cost_in_verl(r):
     return said
 
 
-@claim("docs/vllm.md", "results/vllm_rollout.json")
 def rollouts_on_vllm(r):
-    larger = json.loads((ROOT / "results/vllm_rollout_1.5b.json").read_text())
-    both, cells = list(zip((r, larger), MEASURED_ROLLOUTS, strict=True)), ([], [], [])
-    for r, row in both:
-        assert row.parameters == r["parameters"] and row.gpu.endswith(r["environment"]["gpu"][-4:])
-        for name in ("vllm", "static"):
-            rates = r[name]["tokens_per_second"]
-            assert getattr(row, name) == int(sum(rates) / len(rates))
-            cells[0].append(f"{min(rates):,} to {max(rates):,}")
-            cells[1].append(f"{max(r[name]['seconds'][1:]):.1f}")
-            cells[2].append(f"{r['seconds_to_first_rollout'][name]:.0f}")
-    names = "tokens per second", "seconds of a rollout", "end of the first rollout"
-    return [f"{name} | {' | '.join(row)} |" for name, row in zip(names, cells, strict=True)]
+    (row,) = (row for row in MEASURED_ROLLOUTS if row.parameters == r["parameters"])
+    assert row.gpu.endswith(r["environment"]["gpu"][-4:])
+    lines = []
+    for name, words in (("vllm", "vLLM"), ("static", "`sampler: static`")):
+        rates = r[name]["tokens_per_second"]
+        assert getattr(row, name) == int(sum(rates) / len(rates))
+        lines.append(
+            f"| {words}, {r['parameters'] / 1e9:.1f}B | {min(rates):,} to {max(rates):,} | "
+            f"{max(r[name]['seconds'][1:]):.1f} | {r['seconds_to_first_rollout'][name]:.0f} |"
+        )
+    return lines
+
+
+claim("docs/vllm.md", "results/vllm_rollout.json")(rollouts_on_vllm)
+claim("docs/vllm.md", "results/vllm_rollout_1.5b.json")(rollouts_on_vllm)
 
 
 @claim("docs/vllm.md", "results/vllm_gap.json")
