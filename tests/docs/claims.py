@@ -425,6 +425,18 @@ def rollouts_on_vllm(r):
     return lines
 
 
+@claim("docs/vllm.md", "results/vllm_resumed.json")
+def killed_and_resumed(r):
+    gaps = [f"{row['sampling/sampling_logp_difference/mean']:.4f}" for row in r["curve"]]
+    assert r["sleep"] and len(gaps) * r["updates_per_rollout"] == r["updates"] == 16
+    before, after = " and ".join(gaps[:2]), " and ".join(gaps[2:])
+    return [
+        f"update {r['resumed_at']} and its checkpoint",
+        f"before is {before}, of the two after",
+        after,
+    ]
+
+
 claim("docs/vllm.md", "results/vllm_rollout.json")(rollouts_on_vllm)
 claim("docs/vllm.md", "results/vllm_rollout_1.5b.json")(rollouts_on_vllm)
 
