@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from acpo import ACPOTrainer
 from acpo.cli import app
 from acpo.compare import runner, store
-from acpo.compare.execute import StepLengths, curve, measured, own_problems
+from acpo.compare.execute import StepLengths, curve, examples, measured, own_problems
 from acpo.compare.plan import matched_runs
 from acpo.compare.report import write_report
 from acpo.compare.runner import Progress, _told, gpu_share, progress, run_missing
@@ -136,6 +136,15 @@ def test_verdicts_stand_in_the_order_of_the_problems():
         found = measured(order, prompts)
         assert unpack_verdicts(found["verdicts"]) == [[True, True], [False, False], []]
         assert (found["value"], found["problems"], found["samples"]) == (0.5, 2, 4)
+
+
+def test_some_answers_are_kept_as_text():
+    """A wrong judge shows in no number: 504 + 766 was right where 1270 was asked for."""
+    prompts = [[{"role": "user", "content": name}] for name in "abcdefgh"]
+    samples = [Sample(name, name * 2000 + "$", name == "b") for name in "hgedcbab"]
+    assert examples(samples, prompts) == [
+        {"ends": name * 999 + "$", "correct": name == "b"} for name in "abcd"
+    ]
 
 
 def test_entries_between_rollouts_are_kept():
@@ -318,6 +327,7 @@ def test_updates_of_a_matched_row_are_as_long_as_the_baselines(tmp_path, inline)
     assert len(sapo["step_lengths"]) == 4 and min(sapo["step_lengths"]) > 0
     assert matched["curve"] != free["curve"] or matched["accuracy"] != free["accuracy"]
     assert sapo["pass_at"]["samples"] == 80 and sapo["accuracy"]["samples"] == 40
+    assert [type(one["ends"]) for one in sapo["examples"]] == [str] * 4
     table = summarise(study, results)["tasks"]["main"]
     assert [row["name"] for row in table["matched"]] == ["sapo", "grpo"]
     assert set(table["rows"][0]["pass_at"]) == {"1", "2", "4", "8"}

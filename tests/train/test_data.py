@@ -258,3 +258,14 @@ def test_half_a_mapping(tmp_path):
 def test_options_that_make_no_sense(tmp_path, options, message):
     with pytest.raises(ACPOError, match=message):
         build(tmp_path, **options)
+
+
+def test_a_sum_is_no_answer_to_itself_in_a_task_of_arithmetic(tmp_path):
+    data = build(tmp_path, task="arithmetic", held_out=10)
+    row = {name: data.train[name][:1] for name in data.train.column_names if name != "prompt"}
+    (reward,) = data.rewards
+
+    def rewarded(answer):
+        return reward(data.train["prompt"][:1], [f"\\boxed{{{answer}}}"], **row)
+
+    assert rewarded(row["answer"][0]) == [1.0] and rewarded(f"{row['answer'][0]} + 0") == [0.0]

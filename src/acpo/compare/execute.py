@@ -42,6 +42,9 @@ CURVES = {
 }
 """What is kept of every log entry, and TRL's or our name for it."""
 
+EXAMPLES, LONGEST = 4, 1000
+"""Held-out completions that are kept as text, and how many letters of each."""
+
 VERSIONS = ("torch", "transformers", "trl", "numpy")
 
 
@@ -127,7 +130,9 @@ def _train(run: StudyRun, recipe: Path, folder: Path, outcome: dict[str, Any]) -
         if not prepared.clock.first:  # else part of the time is not known any more
             outcome["train_seconds"] = round(prepared.clock.seconds, 2)
     if probe is not None:
-        outcome["accuracy"] = measured(probe.measure(), probe.held_out["prompt"])
+        samples, prompts = probe.measure(), probe.held_out["prompt"]
+        outcome["accuracy"] = measured(samples, prompts)
+        outcome["examples"] = examples(samples, prompts)
     if probe is not None and run.pass_at:
         problems, trainer.num_generations_eval = run.pass_at
         probe.held_out = probe.held_out.select(range(min(problems, len(probe.held_out))))
@@ -225,6 +230,17 @@ def measured(samples: Sequence[Sample], prompts: Iterable[Any]) -> dict[str, Any
         "correct": sum(sample.correct for sample in samples),
         "verdicts": pack_verdicts(groups.values()),
     }
+
+
+def examples(samples: Sequence[Sample], prompts: Iterable[Any]) -> list[dict[str, Any]]:
+    """How the first problems were answered, once each: what a number does not show, a text does."""
+    first = {sample.prompt: sample for sample in reversed(samples)}
+    asked = [question(prompt) for prompt in prompts][:EXAMPLES]
+    return [
+        {"ends": first[one].completion[-LONGEST:], "correct": bool(first[one].correct)}
+        for one in asked
+        if one in first
+    ]
 
 
 def fingerprint(model: Any) -> str:

@@ -16,6 +16,7 @@ import yaml
 
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
+from acpo.tasks.arithmetic import arithmetic_task
 from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
 from acpo.tasks.gym import gym_task
@@ -63,6 +64,7 @@ _ENTRIES = (
         held_out_split="test",
     ),
     Task(name="custom", title="Your own problems"),
+    arithmetic_task(),
     *(Task(**fields) for name, fields in _PINNED.items() if name != "gsm8k"),
 )
 TASKS: dict[str, Task] = {
