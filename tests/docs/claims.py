@@ -633,24 +633,26 @@ SUMS = "results/compare/qwen2.5-0.5b-chain-sum"
 
 
 @claim("docs/results.md", f"{SUMS}/summary.json")
-def sweeps_of_sums(r):
-    lines = []
-    for row in r["tasks"]["sums"]["rows"]:
-        cells = []
-        for rate in ("3e-07", "1e-06", "3e-06", "1e-05"):
-            text = f"{100 * row['sweep'][rate]:.1f}" if rate in row["sweep"] else ""
-            best = row["learning_rate"] == float(rate)
-            cells.append(f"**{text}**" if best else text)
-        lines.append(f"| `{row['name']}` | {' | '.join(cells)} |".replace("|  |", "| |"))
-    return [*lines, f"{r['runs']} runs of two to four minutes"]
+def sums_by_value(r):
+    task = r["tasks"]["sums"]
+    lines = [f"from {interval(task['start'])}", f"{r['runs']} of 37 runs"]
+    for row in task["rows"]:
+        seeds = [f"{100 * value:.1f}" for value in row["values"].values()]
+        missing = ["missing"] * (len(task["seeds"]) - len(seeds))
+        rate = f"{row['learning_rate']:.0e}".replace("e-0", "e-")
+        lines.append(f"| `{row['name']}` | {rate} | {', '.join(seeds + missing)} |")
+    return lines
 
 
 @claim("docs/results.md", f"{SUMS}/runs.jsonl")
-def length_of_sweeps_of_sums(runs):
-    assert all(100 < run["seconds"] < 260 for run in runs)
-    (grpo,) = (r for r in runs if r["run"] == "sums/sweep/grpo-lr1e-05-seed100")
-    curve = [entry["accuracy"] for entry in grpo["curve"]]
-    return [f"GRPO's at 1e-5 to {100 * min(curve):.0f}% and then to {100 * max(curve):.0f}%"]
+def lowest_of_sums(runs):
+    lowest = {}
+    for run in sorted(runs, key=lambda run: run["run"]):
+        if run["spec"]["phase"] == "study":
+            rollouts = [entry["accuracy"] for entry in run["curve"]][10:]
+            lowest.setdefault(run["spec"]["row"], []).append(f"{100 * min(rollouts):.0f}")
+    assert len(lowest) == 4
+    return [f"| {', '.join(values)} |" for values in lowest.values()]
 
 
 @claim("docs/results.md", "results/starts.json")
