@@ -56,7 +56,20 @@ def test_outcomes_are_logged():
         "verify/limit": 0.0,
         "verify/unparseable_gold": 0.25,
         "verify/infra_error": 0.0,
+        "verify/left_undone": 0.0,
     }
+
+
+def test_right_answers_that_are_left_undone_are_counted():
+    answers = ["12", "10 + 2", "\\frac{24}{2}", "13 + 1", "12 eggs", "x + 1", "x+1", "\\frac12"]
+    golds = ["12", "12", "#### 12", "12", "12", "1 + x", "x+1", "\\frac{1}{2}"]
+    logged = {}
+    completions = [f"So \\boxed{{{answer}}}" for answer in answers]
+    found = rewards.math_correct(
+        ["?"] * 8, completions, answer=golds, log_metric=logged.__setitem__
+    )
+    assert found == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert logged["verify/left_undone"] == 2 / 8
 
 
 def test_a_missing_column_is_named():

@@ -39,6 +39,7 @@ CURVES = {
     "ratio_max": "ratio_max",
     "grad_norm": "grad_norm",
     "silent_groups": "frac_reward_zero_std",
+    "left_undone": "verify/left_undone",
 }
 """What is kept of every log entry, and TRL's or our name for it."""
 

@@ -4,15 +4,10 @@ The math judge compares values: to it `504 + 766 + 149` is as right as 1419, so 
 an answer to itself, and training finds that out.
 """
 
-import re
-from fractions import Fraction
-
 from acpo.tasks.task import Row, Task
+from acpo.verify.digits import in_digits
 from acpo.verify.extract import extract_answer, extract_gold
-from acpo.verify.normalise import normalise, oversized
 from acpo.verify.verdict import Outcome, Verdict
-
-_NUMBER = re.compile(r"([+-]?) ?(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})", re.ASCII)
 
 
 def arithmetic_task() -> Task:
@@ -29,25 +24,20 @@ def arithmetic_task() -> Task:
 
 def grade(completion: str, row: Row) -> Verdict:
     """Whether the answer is the row's number, in digits, with a unit or commas as people write."""
-    gold = _number(extract_gold(str(row.get("answer", ""))))
+    gold = in_digits(extract_gold(str(row.get("answer", ""))))
     if gold is None:
         detail = f"the gold answer {str(row.get('answer', ''))[:80]!r} is not a number in digits"
         return Verdict(Outcome.UNPARSEABLE_GOLD, detail)
     answer = extract_answer(completion)
     if answer is None:
         return Verdict(Outcome.INCORRECT, "no answer found")
-    value = _number(answer)
+    value = in_digits(answer)
     if value is None:
         return Verdict(Outcome.INCORRECT, "the answer is not a number in digits")
     outcome = Outcome.CORRECT if value == gold else Outcome.INCORRECT
     return Verdict(outcome, "equal exactly" if value == gold else "not equal exactly")
 
 
-def _number(text: str) -> Fraction | None:
-    match = None if oversized(text) else _NUMBER.fullmatch(normalise(text))
-    return Fraction(match[1] + match[2]) if match else None
-
-
 def _answered(completion: str) -> str | None:
-    value = _number(extract_answer(completion) or "")
+    value = in_digits(extract_answer(completion) or "")
     return None if value is None else str(value)

@@ -1,7 +1,8 @@
 """Reward functions `f(prompts, completions, **columns) -> list[float | None]`, as TRL calls them.
 
 `None` marks a sample that was not judged; it has to leave its group, not earn 0. Where the
-trainer passes `log_metric`, the share of every outcome is logged as `verify/<outcome>`; a reference
+trainer passes `log_metric`, the share of every outcome is logged as `verify/<outcome>`, and that of
+answers which are right but no number, where one is asked for, as `verify/left_undone`; a reference
 that cannot be read is named once in the log. `required_columns` of a function are the sets of
 columns of which the data must have one, so that a trainer can say what is missing at the start.
 """
@@ -17,6 +18,7 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.verify import code, math
+from acpo.verify.digits import left_undone
 from acpo.verify.extract import THINK_CLOSERS, THINK_OPENERS, extract_answer
 from acpo.verify.pool import Pool
 from acpo.verify.problem import PROBLEM_COLUMNS, code_in_prompt
@@ -160,6 +162,7 @@ def _rewards(
     verdicts: Sequence[Verdict], pairs: Pairs, wrong: float, columns: dict[str, Any]
 ) -> list[float | None]:
     log_outcomes(verdicts, columns.get("log_metric"))
+    _log_undone(verdicts, pairs, columns.get("log_metric"))
     for verdict, (_, reference) in zip(verdicts, pairs, strict=True):
         if verdict.outcome is Outcome.UNPARSEABLE_GOLD:
             _name_once(_row_name(reference), verdict.detail)
@@ -172,6 +175,16 @@ def log_outcomes(verdicts: Sequence[Verdict], log_metric: Callable[..., Any] | N
         counts = Counter(verdict.outcome for verdict in verdicts)
         for outcome in Outcome:
             log_metric(f"verify/{outcome}", counts[outcome] / len(verdicts))
+
+
+def _log_undone(
+    verdicts: Sequence[Verdict], pairs: Pairs, log_metric: Callable[..., Any] | None
+) -> None:
+    """Log the share of completions that are right and left the arithmetic to the judge."""
+    if log_metric is not None and pairs and isinstance(pairs[0][1], str):
+        judged = zip(verdicts, pairs, strict=True)
+        undone = sum(verdict.correct and left_undone(*pair) for verdict, pair in judged)
+        log_metric("verify/left_undone", undone / len(pairs))
 
 
 def _row_name(reference: Any) -> str:

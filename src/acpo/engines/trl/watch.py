@@ -25,6 +25,7 @@ ENTROPY_FALL, ENTROPY_RISE = 0.1, 2.0
 
 RATIO, RATIO_MAX = (0.8, 1.25), 50.0
 SILENT = 0.99
+UNDONE = 0.1
 REWARD_FALL, REWARD_COLLAPSE = 0.5, 0.25
 """Times the best reward so far."""
 
@@ -46,8 +47,8 @@ class Sign(NamedTuple):
 COLLAPSED = Sign(
     "reward",
     lambda value, first, best: best > 0 and value < REWARD_COLLAPSE * best,
-    "the run has collapsed: reward {value:.3g}, under a quarter of its best ({best:.3g}). It does "
-    "not come back by itself. Start again from the model at a third of learning_rate (on "
+    "the run has collapsed: reward {value:.3g}, under a quarter of its best ({best:.3g}). It "
+    "seldom comes back. Start again from the model at a third of learning_rate (on "
     "Qwen2.5-Coder-0.5B and GSM8K, ACPO collapses at 3e-6 and learns at 1e-6), or with "
     "method='acpo_balanced' if update/positive_share was low; stop_on_collapse=True ends such runs",
 )
@@ -92,6 +93,13 @@ SIGNS = (
         "answers are all wrong, look at some (acpo doctor, log_completions=True), at "
         "max_completion_length and at the reward; if all right, take harder problems. "
         "dynamic_sampling=True replaces such groups",
+    ),
+    Sign(
+        "verify/left_undone",
+        lambda value, first, best: value > UNDONE,
+        "{value:.1%} of the completions are right and leave the arithmetic to the judge, which "
+        "takes 10 + 2 for 12. Look at some (log_completions=True); where a problem can be copied "
+        "as its own answer, task=arithmetic takes numbers in digits only",
     ),
     Sign(
         "reward",
