@@ -9,6 +9,9 @@ import json
 import re
 import sys
 
+from acpo.compare.runner import progress
+from acpo.compare.statistics import mean_over_seeds
+from acpo.compare.study_file import read_study
 from acpo.objectives import METHODS
 from acpo.train.plan import MEASURED_ROLLOUTS
 from docs.pages import ROOT
@@ -554,43 +557,171 @@ def tiny_study(r):
     ]
 
 
+LAW = "results/compare/law-0.1m"
+SCORE_ROWS = ("score_normalised", "score_baseline")
+NUMBERS = ("none", "one", "two", "three", "four", "five")
+SURE_HEAD = """\
+| start's entropy | `acpo` | `fixed` | `global_sg_x3` | `grpo` | `score_baseline` (ours) \
+| `score_normalised` (ours) |
+|---|---|---|---|---|---|---|
+"""
+
+
 @claim("docs/results.md", "results/law/law.md")
 def sure_starts(text):
-    """The benefits of every setting, and what varies within groups."""
-    table = re.findall(r"^\| law-0.1m \| e([\d.]+) \| eight \|(.*)\|$", text, re.M)
-    cells = [(entropy, [cell.strip() for cell in rest.split("|")]) for entropy, rest in table]
-    whole = [(entropy, row) for entropy, row in cells if all("+-" in cell for cell in row[5:])]
-    variation = {row[-1]: float(row[4]) for _, row in whole}
-    best = max(variation, key=lambda cell: float(cell.split()[0]))
-    assert variation[best] == min(variation.values())
+    """The benefits of every setting, what varies within groups, and the registered claims."""
+    eight, four = (
+        [
+            (entropy, [cell.strip() for cell in rest.split("|")])
+            for entropy, rest in re.findall(
+                rf"^\| law-0.1m \| e(\S+) \| {of} \|(.*)\|$", text, re.M
+            )
+        ]
+        for of in ("eight", "four")
+    )
+    cells = eight + four
+    assert len(cells) == 10 and all("+-" in cell for _, row in cells for cell in row[5:])
+    tables = [
+        "\n".join(f"| {entropy} | {' | '.join(row[5:])} |" for entropy, row in half)
+        for half in (eight, four)
+    ]
+    variation = {row[-1]: float(row[4]) for _, row in cells}
+    gains = sorted(variation, key=lambda cell: float(cell.split()[0]))
+    least = {f"{variation[cell]:.2f}" for cell in gains[-2:]}
+    assert least == {f"{min(variation.values()):.2f}"} and min(variation.values()) >= 0.2
+    above = {f"{float(row[1]):.2f}" for _, row in cells if float(row[1]) >= 0.1}
+    lost = sorted(cells, key=lambda cell: float(cell[1][5].split()[0]))
+    assert all(float(row[1]) >= 0.1 for _, row in lost[:2])
+    count = re.search(
+        r"delta below 0.1: (\d) settings, (\d) below SAPO, 0 above, (\d) not told apart", text
+    )
+    assert "| acpo | fixed | global_sg_x3 | grpo | score_baseline | score_normalised |" in text
+    assert "delta from 0.1: 2 settings, 2 below SAPO" in text and len(above) == 1
+    ranks = dict(
+        re.findall(r"^- (\w+): benefit .* correlation (\S+, one-sided p \S+)\.$", text, re.M)
+    )
+    ours, other = (ranks[name].split(", one-sided p ") for name in SCORE_ROWS)
+    answers = re.findall(r"^\| \w+ \| no rule; .*\| (\d\.\d+) \|  \|  \|$", text, re.M)
+    assert len(answers) == 6
     return [
-        *(f"| {entropy} | {' | '.join(row[5:])} |" for entropy, row in whole),
-        f"smallest ({variation[best]:.2f}) where it gains most",
-        f"the one start above ({float(whole[-1][1][1]):.2f})",
+        f"8 updates per rollout:\n\n{SURE_HEAD}{tables[0]}\n\n4 updates per rollout, at the rates "
+        f"found at 8:\n\n{SURE_HEAD}{tables[1]}",
+        f"smallest ({min(least)}) where it gains most",
+        f"both settings of the one start above ({min(above)})",
+        f"of {count[1]} such settings {count[2]} are below SAPO and {count[3]} is not told apart",
+        f"correlation is {ours[0]} (one-sided p {ours[1]})",
+        f"for `score_baseline` {other[0]} ({other[1]})",
+        f"the smallest p is {min(answers)}",
     ]
 
 
-@claim("README.md", "results/law/law.md")
-def starts_in_short(text):
+def law_rows(r, name, ratio):
+    """By start: one row of study L."""
+    tasks = {task[1:].rpartition("-"): found for task, found in r["tasks"].items()}
+    return {
+        start: next(row for row in found["rows"] if row["name"] == name)
+        for (start, _, of), found in tasks.items()
+        if of == ratio
+    }
+
+
+def law_starts(r, name, ratio, side, *, holm=False):
+    """The starts at which a row's interval, or its verdict, lies on one side of SAPO."""
+    verdict, sign = {"above": ("better", 1), "below": ("worse", -1)}[side]
+    return [
+        start
+        for start, row in law_rows(r, name, ratio).items()
+        if min(sign * row["difference"]["low"], sign * row["difference"]["high"]) > 0
+        and (not holm or row["verdict"] == verdict)
+    ]
+
+
+@claim("docs/results.md", f"{LAW}/summary.json")
+def sure_starts_told(r):
+    """At which starts each row is above or below SAPO."""
+
+    def at(name, side, **kind):
+        return [law_starts(r, name, ratio, side, **kind) for ratio in ("eight", "four")]
+
+    def count(name, side, **kind):
+        return [NUMBERS[len(starts)] for starts in at(name, side, **kind)]
+
+    ours, baseline = SCORE_ROWS
+    below, settled = count("acpo", "below"), count("acpo", "below", holm=True)
+    assert settled == ["four", "four"] and count("acpo", "above") == ["none", "none"]
+    assert at(ours, "above")[0] == ["0.05", "0.1", "0.2", "0.5"]
+    assert at(ours, "above", holm=True) == [["0.5"], ["0.5"]]
+    assert at(baseline, "above", holm=True) == [at(baseline, "above")[1]] * 2
+    for name in (ours, baseline, "fixed"):
+        assert count(name, "below") == ["none", "none"]
+    assert count("global_sg_x3", "below") == ["five", "five"] and not at("grpo", "above")[0]
+    ends = law_rows(r, ours, "four")["0.02"]["values"].values()
+    lowest = min(law_rows(r, "sapo", "four")["0.02"]["values"].values())
+    rates = {name: law_rows(r, name, "four") for name in (ours, "sapo")}
+    high = {start for start, row in rates[ours].items() if row["learning_rate"] == 8e-4}
+    assert high == {"0.02", "0.2"}
+    assert [rates["sapo"][start]["learning_rate"] for start in sorted(high)] == [2e-4, 4e-4]
+    first, last = at(ours, "above")[1]
+    low, up = at(baseline, "above")[1]
+    scores, fixed, grpo = (count(name, "above") for name in (baseline, "fixed", "grpo"))
+    assert len(at("fixed", "above")[1]) > max(len(at(name, "above")[1]) for name in SCORE_ROWS)
+    under, at_four = count("grpo", "below"), at("grpo", "below")[1]
+    return [
+        f"below at {below[0]} starts at 8 updates per rollout and at all {below[1]} at 4; allowing "
+        f"for six rows (Holm), at {settled[0]} at either",
+        f"At 4 it is above at two, {first} and {last}, and not told apart at three",
+        f"{NUMBERS[sum(end < 0.6 for end in ends)]} of its eight seeds end below 60%, where SAPO's "
+        f"lowest is {100 * lowest:.1f}%",
+        f"its mean over both ratios is {interval(without_the_least_sure(r, ours), '+')}",
+        f"above at {scores[0]} starts at 8 and at {scores[1]} at 4, {low} and {up}",
+        f"`grpo`: below at {under[0]} starts at 8 and at {under[1]} at 4, {' and '.join(at_four)}; "
+        f"above at {grpo[1]} at 4, {at('grpo', 'above')[1][0]}",
+        f"above at {fixed[0]} starts at 8 and at {fixed[1]} at 4, more than either row of ours",
+        short_of_starts(r) + ", but allowing for the number of rows only at the least sure one; ",
+    ]
+
+
+def without_the_least_sure(r, name):
+    """A row's mean difference to SAPO over four starts and both ratios, over seeds."""
+    differences = []
+    for ratio in ("eight", "four"):
+        rows, base = law_rows(r, name, ratio), law_rows(r, "sapo", ratio)
+        differences += [
+            [row["values"][seed] - base[start]["values"][seed] for seed in row["values"]]
+            for start, row in rows.items()
+            if start != "0.5"
+        ]
+    assert len(differences) == 8
+    return mean_over_seeds([sum(seed) / 8 for seed in zip(*differences, strict=True)])._asdict()
+
+
+def short_of_starts(r):
+    eight, four = (
+        NUMBERS[len(law_starts(r, SCORE_ROWS[0], ratio, "above"))] for ratio in ("eight", "four")
+    )
+    return (
+        f"`score_normalised`, is above SAPO at {eight} with 8 updates per rollout and at {four} "
+        "with 4"
+    )
+
+
+@claim("README.md", f"{LAW}/summary.json")
+def starts_in_short(r):
     """At how many starts a row's interval lies above SAPO."""
-    names = [cell.strip() for cell in re.search(r"^\| study .*$", text, re.M)[0].split("|")]
-    rows = [line.split("|") for line in re.findall(r"^\| law-0.1m .*$", text, re.M)]
-    words = dict(enumerate(("none", "one", "two", "three", "four", "five")))
-
-    def above(name):
-        cells = [row[names.index(name)].replace("+-", " ").split() for row in rows]
-        return words[sum(float(mean) > float(half) for mean, half in cells)]
-
-    ours, theirs = above("score_normalised"), above("acpo")
+    acpo = {len(law_starts(r, "acpo", ratio, "above")) for ratio in ("eight", "four")}
     return [
-        f"From {words[len(rows)]} other starts",
-        f"`score_normalised`, is above SAPO at {ours}, and ACPO at {theirs}",
+        f"From {NUMBERS[len(law_rows(r, 'sapo', 'four'))]} other starts",
+        f"{short_of_starts(r)} (allowing for the number of rows, only at the least sure), and ACPO "
+        f"at {' or '.join(NUMBERS[count] for count in acpo)} with either",
     ]
 
 
-@claim("docs/results.md", "results/compare/law-0.1m/runs.jsonl")
+@claim("docs/results.md", f"{LAW}/runs.jsonl")
 def sure_starts_runs(runs):
-    return [f"({len(runs)} of 1,720 runs;"]
+    study = read_study(ROOT / "recipes/studies/law-0.1m.yaml", {})
+    whole = progress(study, {run["run"]: run for run in runs})
+    assert whole.done == len(runs)
+    return [f"({len(runs)} of {whole.runs:,} runs;"]
 
 
 @claim("docs/faq.md", TINY)
