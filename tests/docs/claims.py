@@ -819,7 +819,7 @@ def real_model(r):
         f"ahead in area by {100 * (grpo['area']['value'] - acpo['area']['value']):.1f} points",
         f"by {area['value']:.1f} points [{area['high']:.1f}, {area['low']:.1f}]",
         f"with {100 * share:.1f}% of the update on its positive branch",
-        f"{r['runs']} of the study's 136 runs",
+        f"{r['runs']} of the study's 148 runs",
         *in_short(r),
         f"ends {100 * apart['value']:.1f} points above SAPO "
         f"[{100 * apart['low']:+.1f}, {100 * apart['high']:+.1f}]",
