@@ -1,11 +1,12 @@
-"""The answer with which a completion votes."""
+"""Graders, and the answer with which a completion votes."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from acpo.tasks import get_task
-from acpo.tasks.grading import vote
+from acpo.tasks.grading import Judges, vote
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,18 @@ def test_oversized_answers_vote_for_themselves_alone():
     assert long != longer
     assert vote(task, "\\boxed{\\frac12}") == vote(task, "\\boxed{\\dfrac12}") == "\\frac12"
     assert vote(task, "nothing") is None
+
+
+def test_a_grader_that_two_threads_need_at_once_is_started_once(monkeypatch):
+    started = []
+
+    def slowly(self, task):
+        time.sleep(0.1)
+        started.append(task.judge)
+        return started
+
+    monkeypatch.setattr(Judges, "_started", slowly)
+    judges = Judges()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(judges.prepare, [get_task("math500")] * 4))
+    assert started == ["math"] and all(one is started for one in found)

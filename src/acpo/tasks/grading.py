@@ -1,6 +1,7 @@
 """From completions to verdicts, whatever the grader of a task is."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -95,6 +96,7 @@ class Judges(Closing):
         self._workers = workers
         self._code_backend = code_backend
         self._pools: dict[str, Any] = {}
+        self._starting = threading.Lock()
 
     def prepare(self, task: Task) -> Any:
         """The grader of a task; asked for early, one that cannot work is known before sampling.
@@ -111,9 +113,10 @@ class Judges(Closing):
                 "declare it in a file and take it from acpo.tasks.get_task('my_tasks.py:NAME'), or "
                 "set in_process"
             )
-        if task.judge not in self._pools:
-            self._pools[task.judge] = self._started(task)
-        return self._pools[task.judge]
+        with self._starting:
+            if task.judge not in self._pools:
+                self._pools[task.judge] = self._started(task)
+            return self._pools[task.judge]
 
     def verify(self, task: Task, text: str, row: Row) -> Future[Verdict]:
         """The verdict on a completion."""
