@@ -141,8 +141,9 @@ def test_verdicts_stand_in_the_order_of_the_problems():
 def test_some_answers_are_kept_as_text():
     """A wrong judge shows in no number: 504 + 766 was right where 1270 was asked for."""
     prompts = [[{"role": "user", "content": name}] for name in "abcdefgh"]
-    samples = [Sample(name, name * 2000 + "$", name == "b") for name in "hgedcbab"]
-    assert examples(samples, prompts) == [
+    samples = [Sample(name, name * 2000 + "$", name == "b") for name in "hgedcba"]
+    again = [Sample("b", "another", False)]
+    assert examples(samples + again, prompts) == [
         {"ends": name * 999 + "$", "correct": name == "b"} for name in "abcd"
     ]
 

@@ -764,26 +764,37 @@ SUMS = "results/compare/qwen2.5-0.5b-chain-sum"
 
 
 @claim("docs/results.md", f"{SUMS}/summary.json")
-def sums_by_value(r):
-    task = r["tasks"]["sums"]
-    lines = [f"from {interval(task['start'])}", f"{r['runs']} of 37 runs"]
-    for row in task["rows"]:
-        seeds = [f"{100 * value:.1f}" for value in row["values"].values()]
-        missing = ["missing"] * (len(task["seeds"]) - len(seeds))
-        rate = f"{row['learning_rate']:.0e}".replace("e-0", "e-")
-        lines.append(f"| `{row['name']}` | {rate} | {', '.join(seeds + missing)} |")
-    return lines
+def start_of_sums_by_value(r):
+    return [f"from {interval(r['tasks']['sums']['start'])}", f"{r['runs']} of 37 runs"]
 
 
 @claim("docs/results.md", f"{SUMS}/runs.jsonl")
-def lowest_of_sums(runs):
-    lowest = {}
-    for run in sorted(runs, key=lambda run: run["run"]):
+def sums_by_value(runs):
+    rows = {}
+    for run in runs:
         if run["spec"]["phase"] == "study":
-            rollouts = [entry["accuracy"] for entry in run["curve"]][10:]
-            lowest.setdefault(run["spec"]["row"], []).append(f"{100 * min(rollouts):.0f}")
-    assert len(lowest) == 4
-    return [f"| {', '.join(values)} |" for values in lowest.values()]
+            rows.setdefault(run["spec"]["row"], {})[run["spec"]["seed"]] = run
+
+    def line(row, found):
+        seeds, falls = [], []
+        for seed in range(4):
+            run = found.get(seed)
+            seeds.append(f"{100 * run['accuracy']['value']:.1f}" if run else "missing")
+            falls += [f"{100 * largest_fall(run):.0f}"] if run else []
+        rate = f"{found[0]['spec']['learning_rate']:.0e}".replace("e-0", "e-")
+        return f"| `{row}` | {rate} | {', '.join(seeds)} | {', '.join(falls)} |"
+
+    for run in rows["grpo"].values():
+        curve = [entry["accuracy"] for entry in run["curve"]]
+        low = max(place for place, value in enumerate(curve) if value < 0.5)
+        assert run["pass_at"]["correct"] == run["pass_at"]["samples"] == 64 * 64
+        assert min(curve[low + 3 :]) > 0.9, "three rollouts are a dozen updates"
+    return [line(row, found) for row, found in rows.items()]
+
+
+def largest_fall(run):
+    curve = [entry["accuracy"] for entry in run["curve"]]
+    return max(max(curve[: place + 1]) - value for place, value in enumerate(curve))
 
 
 @claim("docs/results.md", "results/starts.json")

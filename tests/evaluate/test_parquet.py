@@ -98,3 +98,10 @@ def test_the_paper_s_data(shared_data, tmp_path):
     code = [row for row in rows if row["extra_info"]["judge"] == "code"]
     assert len(code) == 164
     read_problem(json.loads(code[0]["reward_model"]["ground_truth"]))
+
+
+def test_what_judges_a_row_goes_with_it(small):
+    write_verl(small / "verl", task="arithmetic", data=str(small / "train.jsonl"), benchmarks=[])
+    first = pq.read_table(small / "verl" / "train.parquet").to_pylist()[0]
+    assert first["extra_info"]["judge"] == "digits"
+    assert first["reward_model"]["ground_truth"] == "2"

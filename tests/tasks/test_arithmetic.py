@@ -1,45 +1,46 @@
 """A number that is still to be worked out answers no question for a number."""
 
+import json
+
 import pytest
 
-from acpo.tasks import get_task
-from acpo.tasks.grading import Judges, vote
+from acpo.tasks import Task, get_task
+from acpo.tasks.grading import Judges, gold_completion, vote
+from acpo.tasks.questions import load_questions
 from acpo.verify import verify_math
 from acpo.verify.verdict import Outcome
 
-ROW = {"problem": "What is 504 + 766 + 149?", "answer": "1419"}
 ARITHMETIC = get_task("arithmetic")
 
 
-def judged(completion, row=ROW):
+def judged(completion, gold="1419"):
     with Judges() as judges:
-        return judges.verify(ARITHMETIC, completion, row).result()
+        return judges.verify(ARITHMETIC, completion, {"answer": gold}).result()
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        "1419",
-        "1,419",
-        "1{,}419",
-        "+1419",
-        "1419.0",
-        "1419.",
-        "1419 dollars",
-        "\\$1419",
-        "\\mathbf{1419}",
+        *("1419", "1,419", "1{,}419", "+1419", "1419.0", "1419.", "1419 dollars", "\\$1419"),
+        *("\\mathbf{1419}", "(1419)", "x = 1419", "504 + 766 + 149 = 1419", "= 1419"),
     ],
 )
 def test_a_number_in_digits_is_right(answer):
     assert judged(f"So \\boxed{{{answer}}}").correct
 
 
+@pytest.mark.parametrize("answer", ["-835", "- 835", "\u2212835", "(-835)"])
+def test_a_negative_number_too(answer):
+    assert judged(f"So \\boxed{{{answer}}}", "-835").correct
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         *("504 + 766 + 149", "1270 + 149", "1419 + 0", "1419^1", "\\frac{1419}{1}", "2838/2"),
-        *("504+766+149=1419", "1418=1419", "\\sqrt{2013561}", "1.419\\times 10^3", "--1419"),
-        *("1419, 1418", "1419 or 1418", "x", "", "1419" * 200, "{" * 9_000, "nan", "1_419"),
+        *("1418=1419", "1419=504+766+149", "\\sqrt{2013561}", "1.419\\times 10^3", "--1419"),
+        *("1419, 1418", "1419 or 1418", "(1419)(1)", "", "{" * 9_000, "1_419", "1419!"),
+        *("\uff11\uff14\uff11\uff19", "1418", "0" * 500 + "1419", "1419\\%"),
     ],
 )
 def test_what_is_to_be_worked_out_is_not(answer):
@@ -53,10 +54,28 @@ def test_the_math_judge_takes_the_sum_for_its_value():
 
 @pytest.mark.parametrize("gold", ["x + 1", "504 + 766", "", "7/2", None])
 def test_a_gold_that_is_no_number_judges_nothing(gold):
-    assert judged("\\boxed{3}", {"answer": gold}).outcome is Outcome.UNPARSEABLE_GOLD
-    assert judged("\\boxed{3}", {}).outcome is Outcome.UNPARSEABLE_GOLD
+    assert judged("\\boxed{3}", gold).outcome is Outcome.UNPARSEABLE_GOLD
 
 
-def test_equal_numbers_vote_alike():
-    assert vote(ARITHMETIC, "\\boxed{1,419.0}") == vote(ARITHMETIC, "\\boxed{1419}") == "1419"
-    assert vote(ARITHMETIC, "\\boxed{504 + 766}") is None
+def test_gold_and_votes_are_those_of_math():
+    assert judged(gold_completion(ARITHMETIC, {"answer": "1419"})).correct
+    assert vote(ARITHMETIC, "\\boxed{1,419}") == vote(ARITHMETIC, "\\boxed{1419}") == "1419"
+
+
+def test_questions_of_ones_own_are_judged_so_in_evaluations(tmp_path):
+    rows = [{"question": f"{n} + 1 =", "answer": n + 1} for n in range(4)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "own.yaml").write_text("sums: {problems: sums.jsonl, grader: digits}\n")
+    task = get_task(f"{tmp_path}/own.yaml:sums")
+    first = load_questions(task.reference).questions[0]
+    with Judges() as judges:
+        answers = ("\\boxed{1}", "\\boxed{0 + 1}")
+        assert [judges.verify(task, one, first.row).result().correct for one in answers] == [
+            True,
+            False,
+        ]
+    assert task.judge == "digits" and task.needs_gold
+    with pytest.raises(Exception, match=r"data file, which is judged by math, or an entry of"):
+        load_questions("arithmetic")
+    with pytest.raises(Exception, match="'digits', or a function"):
+        Task(grader="digit")

@@ -62,14 +62,17 @@ def test_outcomes_are_logged():
 
 def test_right_answers_that_are_left_undone_are_counted():
     answers = ["12", "10 + 2", "\\frac{24}{2}", "13 + 1", "12 eggs", "x + 1", "x+1", "\\frac12"]
+    answers += ["x = 12", "10 + 2 = 12", "(12)", "12\\%", "10 + 2"]
     golds = ["12", "12", "#### 12", "12", "12", "1 + x", "x+1", "\\frac{1}{2}"]
+    golds += ["12", "12", "12", "12", "12\\%"]
     logged = {}
     completions = [f"So \\boxed{{{answer}}}" for answer in answers]
-    found = rewards.math_correct(
-        ["?"] * 8, completions, answer=golds, log_metric=logged.__setitem__
-    )
-    assert found == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
-    assert logged["verify/left_undone"] == 2 / 8
+    prompts = ["?"] * len(golds)
+    found = rewards.math_correct(prompts, completions, answer=golds, log_metric=logged.__setitem__)
+    assert found == [1.0] * 3 + [0.0] + [1.0] * 9
+    assert logged["verify/left_undone"] == 3 / 13
+    strict = rewards.digits_correct(prompts[:5], completions[:5], answer=golds[:5])
+    assert strict == [1.0, 0.0, 0.0, 0.0, 1.0]
 
 
 def test_a_missing_column_is_named():

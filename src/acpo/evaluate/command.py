@@ -274,7 +274,9 @@ def _golds(rows: "list[Row]", field: str, *, given: bool) -> list[str] | None:
 @data_app.command("verl")
 def write_verl_data(
     folder: Path = typer.Argument(help="Where train.parquet and validation.parquet go."),
-    task: str = typer.Option("dapo_math", help="What to train on: dapo_math, gsm8k, math, custom."),
+    task: str = typer.Option(
+        "dapo_math", help="What to train on: dapo_math, gsm8k, math, custom, arithmetic."
+    ),
     data: str | None = typer.Option(None, help="Its file or hub id (default: the task's own)."),
     benchmarks: str = BENCHMARKS,
     data_dir: Path | None = DATA_DIR,

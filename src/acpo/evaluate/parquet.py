@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks import Cleaning, Problem, get_task, get_template, load_problems
 from acpo.tasks.questions import Questions, load_questions
-from acpo.tasks.task import CODE, MATH, Row, Task
+from acpo.tasks.task import Row, Task
 from acpo.tasks.templates import fill
 
 
@@ -59,7 +59,7 @@ def write_verl(
 def _require_known_judges(task: Task, benchmarks: Sequence[Questions]) -> None:
     """Refuse what verl could not judge, or would score under one name."""
     for judged in (task, *(benchmark.task for benchmark in benchmarks)):
-        if judged.grader not in (MATH, CODE):
+        if callable(judged.grader):
             raise ACPOError(f"{judged.reference!r} has a grader of its own, which verl cannot call")
     for name, count in Counter(benchmark.task.name for benchmark in benchmarks).items():
         if count > 1:
@@ -93,7 +93,7 @@ def _rows(task: Task, prompts: Sequence[tuple[str, Row]], split: str) -> list[di
             "ability": judge,
             "reward_model": {
                 "style": "rule",
-                "ground_truth": row["answer"] if task.grader == MATH else json.dumps(row),
+                "ground_truth": row["answer"] if task.needs_gold else json.dumps(row),
             },
             "extra_info": {"judge": judge, "split": split, "index": index},
         }

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
 from acpo.tasks.blame import told
-from acpo.tasks.task import CODE, MATH, Row, Task
+from acpo.tasks.task import CODE, DIGITS, MATH, Row, Task
 from acpo.verify.code import CodeBackend, CodePool
+from acpo.verify.digits import DigitsPool
 from acpo.verify.extract import extract_answer
 from acpo.verify.math import MathPool
 from acpo.verify.normalise import normalise, oversized
 from acpo.verify.pool import once_per_process
-from acpo.verify.rewards import completion_text, log_outcomes, math_correct
+from acpo.verify.rewards import completion_text, digits_correct, log_outcomes, math_correct
 from acpo.verify.spawner import ProcessPool, Spawner, WorkerProcess
 from acpo.verify.verdict import Outcome, Verdict
 
@@ -120,12 +121,14 @@ class Judges(Closing):
 
     def verify(self, task: Task, text: str, row: Row) -> Future[Verdict]:
         """The verdict on a completion."""
-        given = str(row["answer"]) if task.grader == MATH else row
+        given = str(row["answer"]) if task.needs_gold else row
         return self.prepare(task).verify(text, given)
 
     def _started(self, task: Task) -> Any:
         if task.grader == MATH:
             return MathPool(self._workers)
+        if task.grader == DIGITS:
+            return DigitsPool()
         if task.grader == CODE:
             return CodePool(self._workers, self._code_backend() if self._code_backend else None)
         return GraderPool(task, self._workers)
@@ -137,7 +140,7 @@ class Judges(Closing):
 
 def vote(task: Task, text: str) -> str | None:
     """The answer with which a completion votes; None where it states none, or there are none."""
-    if task.grader == MATH:
+    if task.needs_gold:
         answer = extract_answer(text)
         if answer and oversized(answer):
             return f"oversized {sha256(answer.encode(errors='replace')).hexdigest()}"
@@ -157,7 +160,7 @@ def gold_completion(task: Task, row: Row) -> str | None:
             if not isinstance(gold, str | None):
                 raise ACPOError(f"gold(row) returned {gold!r}; return a completion's text, or None")
         return gold
-    if task.grader == MATH:
+    if task.needs_gold:
         return f"\\boxed{{{row['answer']}}}"
     if task.grader != CODE:
         return str(row["answer"]) if row.get("answer") not in (None, "") else None
@@ -171,8 +174,8 @@ def gold_completion(task: Task, row: Row) -> str | None:
 
 def reward_function(task: Task) -> Callable[..., list[float | None]]:
     """The grader of a task as a reward function: 1, 0, or None for what could not be judged."""
-    if task.grader == MATH:
-        return math_correct
+    if task.needs_gold:
+        return math_correct if task.grader == MATH else digits_correct
 
     def graded(prompts: Any, completions: Any, **columns: Any) -> list[float | None]:
         verdicts = grade_all(task, [completion_text(c) for c in completions], columns[ROW])

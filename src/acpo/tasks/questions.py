@@ -10,7 +10,7 @@ from acpo.errors import ACPOError
 from acpo.tasks.problems import canonical, endless_problems, find_layout
 from acpo.tasks.registry import get_task
 from acpo.tasks.sources import DataError, mappings, read_pinned, read_rows
-from acpo.tasks.task import CODE, MATH, Pinned, Row, Task
+from acpo.tasks.task import CODE, Pinned, Row, Task
 from acpo.tasks.templates import fill, get_template
 
 ENDLESS_QUESTIONS = 200
@@ -73,7 +73,7 @@ def undeclared(loaded: Questions) -> str:
 def checksum(task: Task, rows: Sequence[Row]) -> str:
     """SHA-256 of what is asked and expected, in order, whatever the white space and field names."""
     fields: tuple[str, ...] = ()
-    if task.grader == MATH:
+    if task.needs_gold:
         fields = ("problem", "answer")
     elif isinstance(task.test, Pinned):
         fields = ("raw_problem", "new_problem", "test_code")
@@ -89,7 +89,10 @@ def _rows(task: Task, data_dir: Path | None) -> list[Row]:
     if isinstance(source, Pinned):
         return read_pinned(task.name, source, data_dir)
     if source is None:
-        raise DataError(f"{task.name!r} has no questions of its own: name a data file instead")
+        raise DataError(
+            f"{task.name!r} has no questions of its own: name a data file, which is judged by "
+            "math, or an entry of my_tasks.yaml with its problems and grader"
+        )
     if not isinstance(source, str):
         assert not callable(source)
         return mappings(source, f"task={task.reference!r}")

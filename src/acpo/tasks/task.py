@@ -23,7 +23,7 @@ Row = Mapping[str, Any]
 Stream = Callable[[int], Iterable[Row]]
 """From a seed to rows, which may never end; equal seeds give equal rows."""
 
-MATH, CODE = "math", "code"
+MATH, CODE, DIGITS = "math", "code", "digits"
 
 
 GOLD_FORMS = ("text", "boxed")
@@ -79,7 +79,8 @@ class Task:
             may go on for ever. None when a recipe has to name its `data`.
         template: the prompt, with `{column}` where a column of the row belongs, or a name of
             `acpo.tasks.TEMPLATES`.
-        grader: "math", "code", or a function of completion and row. It returns True or False, a
+        grader: "math", "code", "digits" (math, but a number in digits is what answers), or a
+            function of completion and row. It returns True or False, a
             `Verdict`, or a score of which 1 is right; it runs in a process that can be killed.
         columns: where question and gold are, tried in order. A grader of one's own needs neither.
         test: what evaluation asks, when it is not the problems themselves: a file, rows, or
@@ -121,9 +122,10 @@ class Task:
     reference: str = ""
 
     def __post_init__(self) -> None:
-        if not callable(self.grader) and self.grader not in (MATH, CODE):
+        if not callable(self.grader) and self.grader not in (MATH, CODE, DIGITS):
             raise ACPOError(
-                f"grader={self.grader!r}: use 'math', 'code', or a function of completion and row"
+                f"grader={self.grader!r}: use 'math', 'code', 'digits', or a function of "
+                "completion and row"
             )
         for name in ("problems", "test"):
             value = getattr(self, name)
@@ -153,7 +155,7 @@ class Task:
     @property
     def needs_gold(self) -> bool:
         """Whether a problem without a gold answer is no problem."""
-        return self.grader == MATH
+        return self.grader in (MATH, DIGITS)
 
     @property
     def judge(self) -> str:

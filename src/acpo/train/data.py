@@ -13,7 +13,7 @@ from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
 from acpo.tasks.registry import get_task, import_reward
 from acpo.tasks.sources import is_file
-from acpo.tasks.task import MATH, Columns, Row, Task
+from acpo.tasks.task import Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
 from acpo.verify.rewards import CODE_PROMPT, around
@@ -73,7 +73,7 @@ def build_data(
         training, held_out = _endless(task, arguments, seed, prompts, lengths, notes)
     else:
         training, held_out = _problems(task, arguments, notes)
-    graded = arguments.reward_funcs is None and task.grader != MATH
+    graded = arguments.reward_funcs is None and not task.needs_gold
 
     def dataset(problems: Sequence[Problem], what: str) -> "Dataset":
         rows = [_row(problem, prompt(problem.row), graded) for problem in problems]

@@ -17,8 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.verify import code, math
-from acpo.verify.digits import left_undone
+from acpo.verify import code, digits, math
 from acpo.verify.extract import THINK_CLOSERS, THINK_OPENERS, extract_answer
 from acpo.verify.pool import Pool
 from acpo.verify.problem import PROBLEM_COLUMNS, code_in_prompt
@@ -59,6 +58,15 @@ def math_reward(
     pairs = functools.partial(_math_pairs, gold_field)
     reward = _reward(math.shared_pool, pairs, wrong, asynchronous)
     return _named(reward, "math_correct", (frozenset({gold_field}),))
+
+
+def digits_reward(
+    *, gold_field: str = "answer", wrong: float = 0.0, asynchronous: bool = False
+) -> Reward:
+    """`math_reward` for answers that are numbers in digits: `10 + 2` is not 12."""
+    pairs = functools.partial(_math_pairs, gold_field)
+    reward = _reward(digits.shared_pool, pairs, wrong, asynchronous)
+    return _named(reward, "digits_correct", (frozenset({gold_field}),))
 
 
 def code_reward(*, wrong: float = 0.0, asynchronous: bool = False) -> Reward:
@@ -183,7 +191,7 @@ def _log_undone(
     """Log the share of completions that are right and left the arithmetic to the judge."""
     if log_metric is not None and pairs and isinstance(pairs[0][1], str):
         judged = zip(verdicts, pairs, strict=True)
-        undone = sum(verdict.correct and left_undone(*pair) for verdict, pair in judged)
+        undone = sum(verdict.correct and digits.left_undone(*pair) for verdict, pair in judged)
         log_metric("verify/left_undone", undone / len(pairs))
 
 
@@ -208,6 +216,7 @@ def _name_once(name: str, detail: str) -> None:
 math_correct = math_reward()
 math_correct_signed = math_reward(wrong=-1.0)
 math_correct_async = math_reward(asynchronous=True)
+digits_correct = digits_reward()
 code_correct = code_reward()
 code_correct_signed = code_reward(wrong=-1.0)
 code_correct_async = code_reward(asynchronous=True)

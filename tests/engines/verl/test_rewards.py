@@ -52,6 +52,12 @@ def test_math_is_judged():
     assert judged(solution_str="\\boxed{0.6}", wrong=-1.0, **row)["score"] == -1.0
 
 
+def test_a_number_in_digits_may_be_asked_for():
+    row = {"data_source": "sums", "ground_truth": "1270", "extra_info": {"judge": "digits"}}
+    assert judged(solution_str="So it is \\boxed{1270}.", **row)["score"] == 1.0
+    assert judged(solution_str="So it is \\boxed{504 + 766}.", **row)["score"] == 0.0
+
+
 def test_rows_from_elsewhere_are_math():
     row = {"data_source": "DAPO", "solution_str": "Answer: 34", "ground_truth": "34"}
     assert judged(**row)["score"] == judged(extra_info={}, **row)["score"] == 1.0

@@ -1,7 +1,8 @@
 """Says in words when a run leaves the range of runs that learn, and stops a collapsed one.
 
 The limits are those that told collapsed runs from healthy ones in the recorded studies: chain
-arithmetic with a 0.1 M model and GSM8K with Qwen2.5-Coder-0.5B (docs/results.md).
+arithmetic with a 0.1 M model and GSM8K with Qwen2.5-Coder-0.5B (docs/results.md). `UNDONE` is not:
+no study logged it.
 """
 
 import math

@@ -6,9 +6,10 @@ from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.verify import code, math
+from acpo.verify.digits import verify_digits
 from acpo.verify.verdict import Outcome, Verdict
 
-MATH, CODE = "math", "code"
+MATH, CODE, DIGITS = "math", "code", "digits"
 
 
 async def compute_score(
@@ -38,13 +39,15 @@ async def compute_score(
     judge = (extra_info or {}).get("judge", MATH)
     if judge == MATH:
         verdict = await math.shared_pool().verify_async(solution_str, str(ground_truth))
+    elif judge == DIGITS:
+        verdict = verify_digits(solution_str, str(ground_truth))
     elif judge == CODE:
         problem = _code_problem(data_source, ground_truth)
         verdict = await code.shared_pool().verify_async(solution_str, problem)
     else:
         raise ACPOError(
-            f"extra_info.judge={judge!r} of data_source={data_source!r} is unknown; use {MATH!r} "
-            f"or {CODE!r}"
+            f"extra_info.judge={judge!r} of data_source={data_source!r} is unknown; use {MATH!r}, "
+            f"{DIGITS!r} or {CODE!r}"
         )
     return _score(verdict, wrong)
 
