@@ -716,12 +716,21 @@ def starts_in_short(r):
     ]
 
 
-@claim("docs/results.md", f"{LAW}/runs.jsonl")
-def sure_starts_runs(runs):
-    study = read_study(ROOT / "recipes/studies/law-0.1m.yaml", {})
+def runs_of(name, runs):
+    study = read_study(ROOT / f"recipes/studies/{name}.yaml", {})
     whole = progress(study, {run["run"]: run for run in runs})
     assert whole.done == len(runs)
-    return [f"({len(runs)} of {whole.runs:,} runs;"]
+    return len(runs), f"{whole.runs:,} runs"
+
+
+@claim("docs/results.md", f"{LAW}/runs.jsonl")
+def sure_starts_runs(runs):
+    return ["({} of {};".format(*runs_of("law-0.1m", runs))]
+
+
+@claim("docs/results.md", f"{GSM8K}/runs.jsonl")
+def real_model_runs(runs):
+    return ["({} of the study's {}:".format(*runs_of("qwen2.5-0.5b-gsm8k", runs))]
 
 
 @claim("docs/faq.md", TINY)
@@ -765,7 +774,7 @@ SUMS = "results/compare/qwen2.5-0.5b-chain-sum"
 
 @claim("docs/results.md", f"{SUMS}/summary.json")
 def start_of_sums_by_value(r):
-    return [f"from {interval(r['tasks']['sums']['start'])}", f"{r['runs']} of 37 runs"]
+    return [f"from {interval(r['tasks']['sums']['start'])}"]
 
 
 @claim("docs/results.md", f"{SUMS}/runs.jsonl")
@@ -789,7 +798,8 @@ def sums_by_value(runs):
         low = max(place for place, value in enumerate(curve) if value < 0.5)
         assert run["pass_at"]["correct"] == run["pass_at"]["samples"] == 64 * 64
         assert min(curve[low + 3 :]) > 0.9, "three rollouts are a dozen updates"
-    return [line(row, found) for row, found in rows.items()]
+    made = "{} of {};".format(*runs_of("qwen2.5-0.5b-chain-sum", runs))
+    return [made, *(line(row, found) for row, found in rows.items())]
 
 
 def largest_fall(run):
@@ -830,7 +840,6 @@ def real_model(r):
         f"ahead in area by {100 * (grpo['area']['value'] - acpo['area']['value']):.1f} points",
         f"by {area['value']:.1f} points [{area['high']:.1f}, {area['low']:.1f}]",
         f"with {100 * share:.1f}% of the update on its positive branch",
-        f"{r['runs']} of the study's 148 runs",
         *in_short(r),
         f"ends {100 * apart['value']:.1f} points above SAPO "
         f"[{100 * apart['low']:+.1f}, {100 * apart['high']:+.1f}]",

@@ -11,7 +11,7 @@ from acpo.evaluate.samples import Key, read_samples, require_one_model
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.intervals import Estimate
 from acpo.tasks import BENCHMARKS, PAPER
-from acpo.tasks.task import DIGITS, MATH
+from acpo.tasks.task import GOLD_JUDGES
 from acpo.verify.verdict import UNDECIDED, Outcome
 
 Samples = dict[Key, dict[str, Any]]
@@ -108,7 +108,7 @@ def summarise_run(folder: Path, *, failed: str = "exclude") -> dict[str, Any]:
     model = ""
     for name, (settings, samples) in read_run(folder).items():
         model = settings.get("model", "")
-        votes = settings.get("judge") in (MATH, DIGITS) or any(
+        votes = settings.get("judge") in GOLD_JUDGES or any(
             sample.get("answer") is not None for sample in samples.values()
         )
         numbers = summarise(samples, votes=votes, failed=failed)

@@ -40,7 +40,7 @@ class StaticKV:
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)
         ]
         self.values = [torch.zeros_like(keys) for keys in self.keys]
-        self.slot_count, self.length, self.dtype = slots, length, dtype
+        self.length, self.dtype = length, dtype
         self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRET)
         self._slots = self._rows = torch.empty(0)
         self._reading = False

@@ -24,7 +24,8 @@ Stream = Callable[[int], Iterable[Row]]
 """From a seed to rows, which may never end; equal seeds give equal rows."""
 
 MATH, CODE, DIGITS = "math", "code", "digits"
-
+GOLD_JUDGES = (MATH, DIGITS)
+"""Those that compare the answer of a completion with a gold answer."""
 
 GOLD_FORMS = ("text", "boxed")
 """How a gold answer may stand in its column."""
@@ -80,8 +81,8 @@ class Task:
         template: the prompt, with `{column}` where a column of the row belongs, or a name of
             `acpo.tasks.TEMPLATES`.
         grader: "math", "code", "digits" (math, but a number in digits is what answers), or a
-            function of completion and row. It returns True or False, a
-            `Verdict`, or a score of which 1 is right; it runs in a process that can be killed.
+            function of completion and row. It returns True or False, a `Verdict`, or a score of
+            which 1 is right; it runs in a process that can be killed.
         columns: where question and gold are, tried in order. A grader of one's own needs neither.
         test: what evaluation asks, when it is not the problems themselves: a file, rows, or
             `Pinned`. Endless problems are asked from a seed that training never sees.
@@ -155,7 +156,7 @@ class Task:
     @property
     def needs_gold(self) -> bool:
         """Whether a problem without a gold answer is no problem."""
-        return self.grader in (MATH, DIGITS)
+        return self.grader in GOLD_JUDGES
 
     @property
     def judge(self) -> str:

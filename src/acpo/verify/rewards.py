@@ -52,21 +52,21 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def math_reward(
-    *, gold_field: str = "answer", wrong: float = 0.0, asynchronous: bool = False
+    *,
+    gold_field: str = "answer",
+    wrong: float = 0.0,
+    asynchronous: bool = False,
+    in_digits: bool = False,
 ) -> Reward:
-    """Correctness of math answers against the column `gold_field`: 1, `wrong`, or None."""
-    pairs = functools.partial(_math_pairs, gold_field)
-    reward = _reward(math.shared_pool, pairs, wrong, asynchronous)
-    return _named(reward, "math_correct", (frozenset({gold_field}),))
+    """Correctness of math answers against the column `gold_field`: 1, `wrong`, or None.
 
-
-def digits_reward(
-    *, gold_field: str = "answer", wrong: float = 0.0, asynchronous: bool = False
-) -> Reward:
-    """`math_reward` for answers that are numbers in digits: `10 + 2` is not 12."""
+    With `in_digits` only a number in digits is right: `10 + 2` is not 12.
+    """
     pairs = functools.partial(_math_pairs, gold_field)
-    reward = _reward(digits.shared_pool, pairs, wrong, asynchronous)
-    return _named(reward, "digits_correct", (frozenset({gold_field}),))
+    judge = digits if in_digits else math
+    reward = _reward(judge.shared_pool, pairs, wrong, asynchronous)
+    name = "digits_correct" if in_digits else "math_correct"
+    return _named(reward, name, (frozenset({gold_field}),))
 
 
 def code_reward(*, wrong: float = 0.0, asynchronous: bool = False) -> Reward:
@@ -216,7 +216,7 @@ def _name_once(name: str, detail: str) -> None:
 math_correct = math_reward()
 math_correct_signed = math_reward(wrong=-1.0)
 math_correct_async = math_reward(asynchronous=True)
-digits_correct = digits_reward()
+digits_correct = math_reward(in_digits=True)
 code_correct = code_reward()
 code_correct_signed = code_reward(wrong=-1.0)
 code_correct_async = code_reward(asynchronous=True)

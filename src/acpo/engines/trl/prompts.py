@@ -1,5 +1,6 @@
 """Which prompts a run sees: in an order that depends on the seed and a position alone."""
 
+import functools
 from typing import Any
 
 import torch
@@ -17,16 +18,14 @@ class PromptStream:
         taken = []
         for position in range(self.position, self.position + count):
             lap, place = divmod(position, self.size)
-            taken.append(self._order(lap)[place])
+            taken.append(_shuffled(self.size, self.seed + 1 + lap)[place])
         self.position += count
         return taken
 
-    def _order(self, lap: int) -> list[int]:
-        if getattr(self, "_lap", None) != lap:
-            generator = torch.Generator().manual_seed(self.seed + 1 + lap)
-            self._lap = lap
-            self._permutation = torch.randperm(self.size, generator=generator).tolist()
-        return self._permutation
+
+@functools.lru_cache(maxsize=1)
+def _shuffled(size: int, seed: int) -> list[int]:
+    return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 class EpochSampler(RepeatSampler):
