@@ -259,6 +259,9 @@ def verify_math(
     file: Path = FILE,
     text_field: str = TEXT_FIELD,
     gold_field: str = typer.Option("answer", help="Field of the gold answer."),
+    in_digits: bool = typer.Option(
+        False, "--in-digits", help="Right is the number in digits alone: 12, and not 5 + 7."
+    ),
     cpu_seconds: float = typer.Option(2.0, min=0.01, help="CPU limit of one comparison."),
     workers: int | None = WORKERS,
     output: Path | None = OUTPUT,
@@ -266,15 +269,16 @@ def verify_math(
     """Compare math answers with gold answers."""
     from acpo.jsonl import read_jsonl
     from acpo.verify import batch
+    from acpo.verify.digits import DigitsPool
     from acpo.verify.math import MathPool
 
     rows = read_jsonl(file)
     texts = batch.column(rows, text_field, "--text-field")
     golds = batch.column(rows, gold_field, "--gold-field")
-    judge = {"kind": "math", "cpu_seconds": cpu_seconds}
+    judge = {"kind": "digits" if in_digits else "math", "cpu_seconds": cpu_seconds}
     with (
         batch.Verdicts(rows, list(zip(texts, golds, strict=True)), judge, output) as verdicts,
-        MathPool(workers, cpu_seconds=cpu_seconds) as pool,
+        DigitsPool() if in_digits else MathPool(workers, cpu_seconds=cpu_seconds) as pool,
     ):
         verdicts.judge(pool.verify)
     verdicts.report()

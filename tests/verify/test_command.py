@@ -51,6 +51,15 @@ def test_math_file(tmp_path):
     assert written[0]["answer"] == "0.5"
 
 
+def test_math_file_in_digits(tmp_path):
+    """The same rows judged the other way are judged again: the judge is part of a verdict."""
+    rows = [{"completion": f"\\boxed{{{answer}}}", "answer": "12"} for answer in ("12", "5 + 7")]
+    source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    for options, rewards in ([], [1.0, 1.0]), (["--in-digits"], [1.0, 0.0]):
+        run("math", source, "--output", out, "--workers", 1, *options)
+        assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == rewards
+
+
 def test_the_output_is_rewritten_after_the_last_verdict_is_kept(tmp_path, monkeypatch):
     keep = Verdicts._add
 
