@@ -12,7 +12,7 @@ from acpo.engines.trl import checkpoint
 from acpo.engines.trl.watch import COLLAPSED, SIGNS, Watch
 from engines.tiny import recorded
 
-STUDY = Path(__file__).parents[2] / "results" / "compare" / "tiny" / "runs.jsonl"
+STUDIES = Path(__file__).parents[2] / "results" / "compare"
 LOGGED = {
     "accuracy": "reward",
     "entropy": "entropy",
@@ -91,23 +91,49 @@ def test_a_resumed_run_remembers_what_was_said_and_its_best(caplog):
     assert any("collapsed" in text for text in fallen)
 
 
-def test_recorded_runs_that_learnt_show_nothing_and_collapsed_ones_were_forewarned():
+def signs(study, phase="study"):
+    """Of every row's runs, the signs they show and the update of each."""
     shown: dict[str, list[dict]] = {}
-    for line in STUDY.read_text().splitlines():
+    for line in (STUDIES / study / "runs.jsonl").read_text().splitlines():
         run = json.loads(line)
-        if run["spec"]["phase"] == "study":
+        if run["spec"]["phase"] == phase:
             watch, first = Watch(), {}
             for entry in run["curve"]:
                 logs = {LOGGED[k]: v for k, v in entry.items() if k in LOGGED and v is not None}
                 for sign in watch._read(logs, entry["step"]):
                     first.setdefault(sign, entry["step"])
             shown.setdefault(run["spec"]["row"], []).append(first)
+    return shown
+
+
+SHARE, ENTROPY_FELL = SIGNS[:2]
+
+
+def test_recorded_runs_that_learnt_show_nothing_and_collapsed_ones_were_forewarned():
+    shown = signs("tiny")
     for row in ("sapo", "grpo", "dapo", "gspo", "cispo", "gmpo", "acpo_balanced"):
         assert shown[row] and not any(shown[row]), row
-    share = SIGNS[0]
+    assert len(shown["acpo"]) == 8 and all(SHARE in first for first in shown["acpo"])
     collapsed = [first for first in shown["acpo"] if COLLAPSED in first]
-    assert collapsed and all(first[share] < first[COLLAPSED] for first in collapsed)
+    assert collapsed and all(first[SHARE] < first[COLLAPSED] for first in collapsed)
     assert all(COLLAPSED in first or len(first) for first in shown["shannon"])
+
+
+@pytest.mark.parametrize(
+    ("study", "warned", "collapsed"),
+    [("qwen2.5-0.5b-gsm8k", 68, 112), ("qwen2.5-0.5b-arithmetic", 24, 96)],
+)
+def test_what_runs_of_a_real_model_show_is_what_the_page_says(study, warned, collapsed):
+    shown = signs(study)
+    assert not any(shown["sapo"] + shown["grpo"])
+    assert len(shown["acpo"]) == 4
+    assert all(SHARE in first and COLLAPSED not in first for first in shown["acpo"])
+    if study.endswith("arithmetic"):
+        assert all(ENTROPY_FELL in first for first in shown["acpo"] + shown["score_normalised"])
+    high = [first for first in signs(study, "sweep")["acpo"] if SHARE in first]
+    assert {(first[SHARE], first[COLLAPSED]) for first in high if COLLAPSED in first} == {
+        (warned, collapsed)
+    }
 
 
 def test_a_collapsed_run_stops_with_its_best_weights_and_keeps_that_checkpoint(tmp_path):

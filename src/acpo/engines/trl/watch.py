@@ -1,8 +1,8 @@
 """Says in words when a run leaves the range of runs that learn, and stops a collapsed one.
 
-The limits are those that told collapsed runs from healthy ones in the recorded studies: chain
-arithmetic with a 0.1 M model and GSM8K with Qwen2.5-Coder-0.5B (docs/results.md). `UNDONE` is not:
-no study logged it.
+The limits come from the recorded studies (docs/results.md): no run of SAPO or GRPO that learnt at its
+best rate passes one, and collapsed runs do. ACPO's pass `POSITIVE_SHARE` and learn as well. `UNDONE`
+comes from no study: those that logged it have a judge that refuses such answers.
 """
 
 import math
@@ -58,15 +58,16 @@ SIGNS = (
         "update/positive_share",
         lambda value, first, best: value < POSITIVE_SHARE,
         "update/positive_share is {value:.1%}: nearly all of the update lowers tokens of bad "
-        "answers and little raises those of good ones, which precedes collapse. Try a third of "
-        "learning_rate, or method='acpo_balanced', which gives both branches their share",
+        "answers and little raises those of good ones. With ACPO that is usual, and most such runs "
+        "go on learning; where the reward falls as well, try a third of learning_rate, or "
+        "method='acpo_balanced', which gives both branches their share",
     ),
     Sign(
         "entropy",
         lambda value, first, best: value < ENTROPY_FALL * first,
         "entropy fell from {first:.3g} to {value:.3g}: completions of a prompt become the same, "
-        "and groups stop differing. Try a lower learning_rate, beta=0.001, entropy_coef=0.001 or a "
-        "higher temperature",
+        "and groups stop differing. Where nearly all are right, that is the end of learning; else "
+        "try a lower learning_rate, beta=0.001, entropy_coef=0.001 or a higher temperature",
     ),
     Sign(
         "entropy",
