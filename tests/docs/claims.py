@@ -802,7 +802,7 @@ def sums(r):
     assert not task["unlearnt"] and all(row["collapsed"] == 0 for row in rows.values())
     assert all(row["verdict"] in ("", "not told apart") for row in rows.values())
     acpo, grpo, ours = (rows[name] for name in ("acpo", "grpo", "score_normalised"))
-    entropies = (row["ends"]["entropy"]["value"] for row in (ours, rows["sapo"]))
+    entropies = (row["ends"]["entropy"]["value"] for row in (acpo, ours, rows["sapo"]))
     return [
         *map(final_line, rows.values()),
         *sweep_lines(task, ("sapo", "grpo", "score_normalised", "acpo")),
@@ -812,7 +812,7 @@ def sums(r):
         f"{interval(ours['difference'], '+')}",
         f"in area ({interval(acpo['difference']['area'], '+').replace(' ', ' points ', 1)}",
         f"Holm's p for its accuracy is {acpo['p_holm']:.3f}",
-        "({:.3f} against {:.3f})".format(*entropies),
+        "(entropy {:.3f} and {:.3f} against {:.3f})".format(*entropies),
     ]
 
 
