@@ -103,7 +103,7 @@ def test_extract_code_prefers_the_block_with_the_entry_point():
         ("50\\%", "51", False),
         ("6:8", "3:4", True),
         ("0:5", "0:3", False),
-        ("0:2:3", "0:1:5", None),
+        ("0:2:3", "0:1:5", False),
         ("0:0", "3:4", False),
         ("0 : 5", "0:5", True),
     ],

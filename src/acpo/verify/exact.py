@@ -13,7 +13,9 @@ from acpo.verify.shape import Shape, same, shape
 _DIGITS = re.compile(r"[+-]?\d{1,400}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]? ?\d*\.(\d+)", re.ASCII)
 _PERCENT = re.compile(r"(.*?) ?(\\%)")
-_RATIO = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
+_COLONS = re.compile(r"\d+(?: ?: ?\d+)+", re.ASCII)
+# No term of a ratio begins with 0: 3:05 is a time, 3:0 a score.
+_RATIO = re.compile(r"[1-9]\d*(?: ?: ?[1-9]\d*)+", re.ASCII)
 _BASED = re.compile(r"\(?(-?[0-9A-Z]+)\)?_\{?(\d+)\}?", re.ASCII)
 _CLOCK = re.compile(r"(\d+(?::\d\d)+) ?\\text\{([ap]m)\}", re.ASCII)
 _CONGRUENCE = re.compile(r"([+-]?\d+) ?\\pmod\{(\d+)\}", re.ASCII)
@@ -41,8 +43,10 @@ def decide(answer: str, gold: str) -> bool | None:
 
 
 def _plain(gold: Shape) -> bool:
-    """Whether every part of `gold` is a word or a rational number."""
+    """Whether every part of `gold` is a word, a rational number, or numbers between colons."""
     if gold.kind == "part":
+        if _COLONS.fullmatch(gold.text):
+            return True
         return _rational(gold.text) is not None or _words(gold.text) is not None
     return all(map(_plain, gold.items))
 
@@ -94,10 +98,10 @@ def _notation(answer: str, gold: str) -> bool | None:
             sides.append((match[1], match[2]) if match else (text, ""))
         if sides[0][1] or sides[1][1]:
             return same_number(*sides)
-    ratios = [text for text in (answer, gold) if _RATIO.fullmatch(text)]
-    if len(ratios) == 2:
+    colons = [text for text in (answer, gold) if _COLONS.fullmatch(text)]
+    if len(colons) == 2:
         return _proportional(answer, gold)
-    return False if ratios and _rational(ratios[0]) is None else None
+    return False if colons and _rational(colons[0]) is None else None
 
 
 def _same_percent(answer: tuple[str, str], gold: tuple[str, str]) -> bool | None:
@@ -131,19 +135,18 @@ _NOTATIONS = (
 
 
 def _proportional(answer: str, gold: str) -> bool:
-    """6:8 is 3:4; a clock's 3:05 is only itself, and so is a score with a 0."""
-    if re.search(r": ?0\d", answer + gold):
-        return False
+    """6:8 is 3:4; a clock's 3:05 is only itself and 03:05, and a score with a 0 only itself."""
+    if not (_RATIO.fullmatch(answer) and _RATIO.fullmatch(gold)):
+        time, gold_time = (text.replace(" ", "").lstrip("0") for text in (answer, gold))
+        return time == gold_time
     a, g = ([int(part) for part in text.split(":")] for text in (answer, gold))
-    if 0 in a + g:
-        return a == g
     return len(a) == len(g) and all(x * g[0] == y * a[0] for x, y in zip(a, g, strict=True))
 
 
 def _rational(text: str) -> Fraction | None:
     if _DIGITS.fullmatch(text):
         return Fraction(int(text))
-    if _RATIO.fullmatch(text) and text.count(":") == 1 and int(text.split(":")[1]):
+    if _RATIO.fullmatch(text) and text.count(":") == 1:
         return Fraction(*map(int, text.split(":")))
     return exact_value(text)
 
