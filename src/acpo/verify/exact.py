@@ -114,9 +114,17 @@ def _same_percent(answer: tuple[str, str], gold: tuple[str, str]) -> bool | None
     return given / (100 if answer[1] else 1) == wanted / (100 if gold[1] else 1)
 
 
-def _same_with_suffix(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
-    """The base of a number, or the half of the day: one side may leave it to the question."""
+def _same_time(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    """The half of the day: one side may leave it to the question."""
     return answer[0] == gold[0] and (not answer[1] or not gold[1] or answer[1] == gold[1])
+
+
+def _same_numeral(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
+    """1101_2 is 1101 where the question names the base; 9_2 is no number, and A_1 a variable."""
+    if answer[1] and gold[1]:
+        return answer == gold
+    base = int(answer[1] or gold[1])
+    return answer[0] == gold[0] and all(int(d, 36) < base for d in answer[0].lstrip("-"))
 
 
 def _same_residue(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
@@ -128,8 +136,8 @@ def _same_residue(answer: tuple[str, str], gold: tuple[str, str]) -> bool:
 
 _NOTATIONS = (
     (_PERCENT, _same_percent),
-    (_BASED, _same_with_suffix),
-    (_CLOCK, _same_with_suffix),
+    (_BASED, _same_numeral),
+    (_CLOCK, _same_time),
     (_CONGRUENCE, _same_residue),
 )
 
