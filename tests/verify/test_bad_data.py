@@ -27,6 +27,9 @@ UNREADABLE = [
     "a)} nonsense {",
     "The total cannot be told from the text.",
     "%",
+    "4 = 5",
+    "x = 4 = 5",
+    "\\pi = 3.14",
 ]
 READABLE = {
     "1e-05": "0.00001",
@@ -34,6 +37,7 @@ READABLE = {
     "#### 18": "18",
     "Some work. $\\boxed{18}$": "18",
     "18 apples": "18",
+    "x = 10 + 8 = 18": "18",
     "\\text{June 20}": "June 20",
 }
 
