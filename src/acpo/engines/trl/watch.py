@@ -1,8 +1,8 @@
 """Says in words when a run leaves the range of runs that learn, and stops a collapsed one.
 
-The limits come from the recorded studies (docs/results.md): no run of SAPO or GRPO that learnt at its
-best rate passes one, and collapsed runs do. ACPO's pass `POSITIVE_SHARE` and learn as well. `UNDONE`
-comes from no study: those that logged it have a judge that refuses such answers.
+The limits come from the recorded studies (docs/results.md): no run of SAPO or GRPO that learnt at
+its best rate passes one, and collapsed runs do. ACPO's pass `POSITIVE_SHARE` and learn as well.
+`UNDONE` comes from no study: those that logged it have a judge that refuses such answers.
 """
 
 import math
