@@ -184,6 +184,20 @@ def test_rows_without_runs_are_not_counted_as_compared(study):
     assert report(study, found)[0]["tasks"]["a"]["comparisons"] == every - 1 > 0
 
 
+def test_the_report_counts_the_comparisons_that_holms_p_allows_for(study):
+    found = results(study)
+    summary, rows = report(study, found)
+    every = len(rows) - 1
+    assert f"With {every} rows compared with SAPO, about" in markdown(summary)
+    found = {name: one for name, one in found.items() if "/study/grpo" not in name}
+    summary, rows = report(study, found)
+    rows = [row for row in rows.values() if row["difference"]]
+    first = min(rows, key=lambda row: row["difference"]["p_value"])
+    assert first["p_holm"] == pytest.approx(every * first["difference"]["p_value"])
+    said = f"With {every} rows to compare with SAPO, 1 of them without runs for it, about "
+    assert said + f"{0.05 * every:.1f} of the" in markdown(summary)
+
+
 def test_only_problems_that_are_shared_out_are_unseen(study):
     summary, _ = report(study, {})
     assert "on seeds 7 and problems made from them; 40 updates" in markdown(summary)

@@ -190,6 +190,34 @@ def test_a_trained_model_is_not_overwritten_by_another_run(tmp_path):
         build(tmp_path, save_strategy="no", seed=9).train()
 
 
+def test_a_trained_model_is_not_overwritten_by_a_run_of_another_length(tmp_path):
+    trainer = build(tmp_path, save_strategy="no", max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    before = contents(tmp_path)
+    for resume in (None, True):  # there is no checkpoint to go on from
+        with pytest.raises(ACPOError, match=r"(?s)a trained model of .*max_steps: 1 there, 2 here"):
+            build(tmp_path, save_strategy="no", max_steps=2).train(resume_from_checkpoint=resume)
+    epochs = {"max_steps": -1, "num_train_epochs": 1}
+    with pytest.raises(ACPOError, match=r"num_train_epochs: null there, 1"):
+        build(tmp_path, save_strategy="no", **epochs).train()
+    assert contents(tmp_path) == before
+    run = json.loads((tmp_path / RUN).read_text())
+    del run["max_steps"], run["num_train_epochs"]  # as runs were written down before
+    (tmp_path / RUN).write_text(json.dumps(run))
+    build(tmp_path, save_strategy="no", max_steps=2).train()
+
+
+def test_a_resumed_run_may_replace_its_shorter_self(tmp_path):
+    trainer = build(tmp_path, max_steps=1)
+    trainer.train()
+    trainer.save_model()
+    trainer = build(tmp_path, max_steps=2)
+    trainer.train(resume_from_checkpoint=True)
+    trainer.save_model()
+    assert json.loads((tmp_path / RUN).read_text())["max_steps"] == 2
+
+
 def test_a_run_that_left_nothing_does_not_keep_the_folder(tmp_path):
     build(tmp_path, save_strategy="no", max_steps=1).train()
     build(tmp_path, save_strategy="no", max_steps=1, seed=9).train()

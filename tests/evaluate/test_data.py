@@ -8,11 +8,12 @@ import pytest
 
 from acpo.errors import ACPOError
 from acpo.evaluate.check import ngrams, overlaps, words
+from acpo.evaluate.command import K
 from acpo.tasks import BENCHMARKS, PAPER, TASKS, Columns, get_task
 from acpo.tasks.problems import canonical
 from acpo.tasks.questions import load_questions
 from acpo.tasks.sources import DataError, read_pinned
-from acpo.tasks.task import CODE, Pinned
+from acpo.tasks.task import CODE, Pinned, Task
 from evaluate.runs import acpo, sums
 
 
@@ -22,6 +23,15 @@ def test_files_are_the_declared_ones(shared_data, name):
     assert len({question.prompt for question in loaded.questions}) == TASKS[name].test.rows
     marker = "```python" if loaded.task.grader == CODE else "\\boxed{}"
     assert all(marker in question.prompt for question in loaded.questions)
+
+
+def test_the_help_says_who_has_one_sample_per_question():
+    usual = Task().k
+    alone = [task for task in TASKS.values() if task.k != usual]
+    named = {"code" if task.grader == CODE else task.name for task in alone}
+    assert {task.k for task in alone} == {1} and named == {"code", "gsm8k"}
+    said = f"Samples per question (default: {usual}; code, gsm8k and gym 1; or the task's k)."
+    assert K.help == said
 
 
 @pytest.mark.parametrize("change", ["answer", "order", "rows"])

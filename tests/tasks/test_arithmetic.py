@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from acpo.errors import ACPOError
 from acpo.tasks import Task, get_task
 from acpo.tasks.grading import Judges, gold_completion, vote
 from acpo.tasks.questions import load_questions
@@ -75,7 +76,21 @@ def test_questions_of_ones_own_are_judged_so_in_evaluations(tmp_path):
             False,
         ]
     assert task.judge == "digits" and task.needs_gold
-    with pytest.raises(Exception, match=r"data file, which is judged by math, or an entry of"):
-        load_questions("arithmetic")
     with pytest.raises(Exception, match="'digits', or a function"):
         Task(grader="digit")
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "custom", "dapo_math", "math"])
+def test_a_task_without_questions_asks_those_of_a_folder_and_judges_them_itself(name, tmp_path):
+    row = {"problem": "1 + 1 =", "answer": "2"}
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    loaded = load_questions(name, tmp_path)
+    assert [one.row["answer"] for one in loaded.questions] == ["2"]
+    with Judges() as judges:
+        verdict = judges.verify(loaded.task, "\\boxed{1 + 1}", loaded.questions[0].row).result()
+    assert verdict.correct == (name != "arithmetic")
+    remedy = f"as {name}.jsonl and pass it as --data-dir, .*'grader: {loaded.task.grader}'"
+    with pytest.raises(ACPOError, match=remedy):
+        load_questions(name)
+    with pytest.raises(ACPOError, match=f"no {name}.jsonl in it"):
+        load_questions(name, tmp_path / "elsewhere")

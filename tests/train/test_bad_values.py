@@ -286,6 +286,8 @@ def test_a_folder_with_another_run(place, tmp_path):
         status, lines = run(place, command, output_dir=str(tmp_path), method="grpo")
         assert status == 2 and "holds a trained model of another run" in "".join(lines)
         assert '  method: "acpo" there, "grpo" here' in lines
+        status, lines = run(place, command, output_dir=str(tmp_path), max_steps=7)
+        assert status == 2 and any(line.endswith(" there, 7 here") for line in lines)
 
 
 def test_vllm_is_missed_where_training_would_be(place, monkeypatch):

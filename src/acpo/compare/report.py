@@ -154,8 +154,8 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
     said = [
         f"Percent, mean over seeds, 95% Student intervals over seeds. Differences are paired: runs "
         f"of one seed share prompts, rollout randomness, evaluation problems and start. With "
-        f"{task['comparisons']} rows compared with SAPO, about "
-        f"{0.05 * task['comparisons']:.1f} of the 95% intervals would exclude 0 by chance alone; "
+        f"{_compared(task)}, about "
+        f"{0.05 * task['family']:.1f} of the 95% intervals would exclude 0 by chance alone; "
         "Holm's p allows for that, and the verdict is its. The second interval draws seeds and "
         "problems anew; the effect size is Hedges' g of the paired differences.",
     ]
@@ -185,6 +185,14 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
             f"- best at the end of the sweep's range, perhaps better beyond it: {'; '.join(edge)}"
         )
     return said
+
+
+def _compared(task: dict[str, Any]) -> str:
+    """How many comparisons Holm's p allows for, and how many of them are still to be made."""
+    family, missing = task["family"], task["family"] - task["comparisons"]
+    if not missing:
+        return f"{family} rows compared with SAPO"
+    return f"{family} rows to compare with SAPO, {missing} of them without runs for it"
 
 
 def _caveats(task: dict[str, Any], verdicts: dict[str, list[str]]) -> list[str]:

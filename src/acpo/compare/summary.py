@@ -151,6 +151,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "start": _mean_accuracy(_accuracies(starts).values()),
         **_kinds(study, task, results),
         "comparisons": sum(row["p_holm"] is not None for row in rows),
+        "family": _family(rows),
         "unlearnt": unlearnt,
         "least_gain": study.least_gain,
         "rows": rows,
@@ -208,13 +209,17 @@ def _rows(
     lines = [_row(row, choices.get(row.name), found, starts, len(task.seeds)) for row in rows]
     placed = ranks({line["name"]: line["accuracy"]["value"] for line in lines if line["accuracy"]})
     tested = {line["name"]: line["difference"] for line in lines if line["difference"]}
-    family = sum(line["name"] != BASELINE for line in lines)
-    adjusted = holm({name: found["p_value"] for name, found in tested.items()}, family)
+    adjusted = holm({name: found["p_value"] for name, found in tested.items()}, _family(lines))
     for line in lines:
         line["rank"] = placed.get(line["name"])
         line["p_holm"] = adjusted.get(line["name"])
         line["verdict"] = FAILED if line["failed"] else verdict(line["difference"], line["p_holm"])
     return lines
+
+
+def _family(lines: Sequence[Mapping[str, Any]]) -> int:
+    """The comparisons that Holm's p allows for: every row's, whether it has runs or not."""
+    return sum(line["name"] != BASELINE for line in lines)
 
 
 def _row(

@@ -47,6 +47,9 @@ BENCHMARKS = typer.Option(
     PAPER_BENCHMARKS,
     help="Tasks, with commas: names, my_tasks.py:NAME, gym:NAME, data files.",
 )
+K = typer.Option(
+    None, min=1, help="Samples per question (default: 8; code, gsm8k and gym 1; or the task's k)."
+)
 FAILED = typer.Option(
     "exclude", help="Samples that could not be drawn are left out, or count as wrong."
 )
@@ -77,7 +80,7 @@ def run_eval(
     context: typer.Context,
     model: str = MODEL,
     benchmarks: str = BENCHMARKS,
-    k: int | None = typer.Option(None, min=1, help="Samples per question (default: 8, code 1)."),
+    k: int | None = K,
     limit: int | None = typer.Option(None, min=1, help="Only the first so many questions of each."),
     temperature: float = typer.Option(1.0, min=0.0, help="0 takes the most probable token."),
     top_p: float = typer.Option(1.0, min=0.0, max=1.0, help="Mass of the nucleus."),

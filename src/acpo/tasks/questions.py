@@ -9,7 +9,7 @@ from pathlib import Path
 from acpo.errors import ACPOError
 from acpo.tasks.problems import canonical, endless_problems, find_layout
 from acpo.tasks.registry import get_task
-from acpo.tasks.sources import DataError, mappings, read_pinned, read_rows
+from acpo.tasks.sources import DataError, mappings, read_kept, read_pinned, read_rows
 from acpo.tasks.task import CODE, Pinned, Row, Task
 from acpo.tasks.templates import fill, get_template
 
@@ -42,7 +42,8 @@ def load_questions(
 
     Args:
         name: what `get_task` takes.
-        data_dir: folder with `NAME.jsonl`; None downloads the pinned source once.
+        data_dir: folder with `NAME.jsonl`, of a task that has no questions of its own, too; None
+            downloads the pinned source once.
         check: refuse rows that differ from the declared count and checksum.
 
     Raises:
@@ -88,20 +89,26 @@ def _rows(task: Task, data_dir: Path | None) -> list[Row]:
     source = task.test if task.test is not None else task.problems
     if isinstance(source, Pinned):
         return read_pinned(task.name, source, data_dir)
-    if source is None:
-        raise DataError(
-            f"{task.name!r} has no questions of its own: name a data file, which is judged by "
-            "math, or an entry of my_tasks.yaml with its problems and grader"
-        )
+    # A file is asked as it is; a hub's training set is not.
+    on_hub = task.test is None and isinstance(source, str) and not Path(source).suffix
+    if (source is None or on_hub) and data_dir is not None:
+        return read_kept(task.name, data_dir)
+    if source is None or on_hub:
+        raise DataError(_no_questions(task))
     if not isinstance(source, str):
         assert not callable(source)
         return mappings(source, f"task={task.reference!r}")
-    if task.test is None and not Path(source).suffix:
-        raise DataError(
-            f"{task.name!r} is a training set of the hub and has no test questions here: name a "
-            "benchmark, or a file of your own"
-        )
     return list(read_rows(source))
+
+
+def _no_questions(task: Task) -> str:
+    """What to do about a task that has nothing to ask, so that its own grader judges."""
+    named = task.grader if isinstance(task.grader, str) else "NAME.py:FUNCTION"
+    return (
+        f"{task.name!r} has no questions of its own: put them into a folder as {task.name}.jsonl "
+        "and pass it as --data-dir, or declare a task of your own with problems and "
+        f"'grader: {named}' (docs/data.md#a-task-of-your-own)"
+    )
 
 
 def _build(task: Task, rows: list[Row]) -> Questions:

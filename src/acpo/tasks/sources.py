@@ -138,14 +138,23 @@ def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
         ACPOError: the file cannot be had, or is not JSON.
     """
     if folder is not None:
-        for stem in (name, f"{name}_test"):
-            if (folder / f"{stem}.jsonl").is_file():
-                return list(read_jsonl(folder / f"{stem}.jsonl"))
-        raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
+        return read_kept(name, folder)
     kept = _downloaded(name, source)
     with kept.open(encoding="utf-8") as file:
         first = next((line for line in file if line.strip()), "")
     return _read_json(kept) if first.lstrip().startswith("[") else list(read_jsonl(kept))
+
+
+def read_kept(name: str, folder: Path) -> list[Row]:
+    """The rows of `NAME.jsonl`, or `NAME_test.jsonl`, of a folder.
+
+    Raises:
+        ACPOError: neither is there, or it is not JSON.
+    """
+    for stem in (name, f"{name}_test"):
+        if (folder / f"{stem}.jsonl").is_file():
+            return list(read_jsonl(folder / f"{stem}.jsonl"))
+    raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
 
 
 def _downloaded(name: str, source: Pinned) -> Path:

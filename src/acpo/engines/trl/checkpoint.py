@@ -228,7 +228,8 @@ def check_folder(folder: Path, asked: Any, run: dict[str, Any]) -> str | None:
     # A run all of whose checkpoints are damaged starts over, if they are its own.
     last = identity.read(folder)
     restarts = asked is True and last is not None and not identity.differences(last, run)
-    identity.refuse_occupied(folder, [] if at_home or restarts else numbered(folder), run)
+    left = [] if at_home or restarts else numbered(folder)
+    identity.refuse_occupied(folder, left, run, goes_on=at_home)
     return found
 
 

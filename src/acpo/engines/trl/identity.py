@@ -38,6 +38,10 @@ DECISIVE = (
 )
 """Options a run keeps to its end. Others say how it runs, how long, and what it writes."""
 
+LENGTH = ("max_steps", "num_train_epochs")
+"""Options that say how long a run is: resumed, it may be longer; begun anew, it leaves another
+model."""
+
 MOST_ROWS = 10_000
 MOST_WEIGHTS = 64
 """Values of each parameter that are looked at."""
@@ -55,9 +59,12 @@ WEIGHTS = ("model*.safetensors", "adapter_model*.safetensors", "pytorch_model*.b
 
 
 def decisive(args: Any) -> dict[str, Any]:
-    """What of a configuration decides a run's weights, as a file gives it back."""
+    """What of a configuration decides a run's weights and its length, as a file gives it back."""
     found = {name: getattr(args, name) for name in DECISIVE}
     found["method_options"] = dict(args.objective.options)
+    counted = args.max_steps > 0
+    found["max_steps"] = args.max_steps if counted else None
+    found["num_train_epochs"] = None if counted else args.num_train_epochs
     return json.loads(json.dumps(found, default=_plain))
 
 
@@ -157,9 +164,9 @@ def _weights(trainer: Any) -> str | None:
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """How two runs differ, one line each."""
+    """How two runs differ, but for their length, one line each."""
     found = []
-    for name in here:
+    for name in (name for name in here if name not in LENGTH):
         a, b = there.get(name), here[name]
         if name == "model":  # a folder may have moved; its weights say what it is
             same = isinstance(a, dict) and a.get("weights") in (b["weights"], None)
@@ -169,6 +176,12 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         else:
             found += _differences(name, a, b)
     return found
+
+
+def _other_length(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """How two runs differ in length, one line each; nothing where one does not say."""
+    names = [name for name in LENGTH if name in there and name in here]
+    return [line for name in names for line in _differences(name, there[name], here[name])]
 
 
 def _differences(name: str, a: Any, b: Any) -> list[str]:
@@ -209,14 +222,23 @@ def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:
         )
 
 
-def refuse_occupied(folder: Path, checkpoints: list[Path], run: dict[str, Any]) -> None:
+def refuse_occupied(
+    folder: Path, checkpoints: list[Path], run: dict[str, Any], *, goes_on: bool
+) -> None:
     """Raise if a folder holds what another run left, or this one, which is not to be resumed.
 
-    `checkpoints` are those in the folder, oldest first, unless the run goes on from one of them.
+    Args:
+        folder: where the run is to write.
+        checkpoints: those in the folder, oldest first, unless the run may leave them behind.
+        run: what `identity` says of it, or some of it.
+        goes_on: whether it goes on from a checkpoint in the folder, and so may replace the model
+            of its shorter self.
     """
     there = read(folder)
     trained = any(path for pattern in WEIGHTS for path in folder.glob(pattern))
     differ = differences(there, run) if there is not None else []
+    if there is not None and trained and not checkpoints and not goes_on:
+        differ += _other_length(there, run)
     if not checkpoints and not (trained and differ):
         return
     holds = f"checkpoints up to {checkpoints[-1].name}" if checkpoints else "a trained model"
