@@ -53,13 +53,18 @@ def reward(completion_ids, **_):
     return [float(sum(ids) % 4 == 0) for ids in completion_ids]
 
 
+def partly(completion_ids, **_):
+    """No verdict on some completions of a group."""
+    return [None if sum(ids) % 3 == 0 else 0.5 for ids in completion_ids]
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     world = int(os.environ.get("WORLD_SIZE", "1"))
     for method, more in RUNS.items():
         trainer, gradients = recorded(
             folder / f"{method}_{world}",
-            rewards=reward,
+            rewards=[reward, partly] if method == "shannon" else reward,
             rollout_func=uneven_rollout if method.startswith("gtpo") else fixed_rollout,
             eval_dataset=prompts(4),
             method=method,
@@ -74,7 +79,7 @@ def main(folder: Path) -> None:
         if trainer.is_world_process_zero():
             assert trainer.ranks.count == world
             log = trainer.state.log_history[0]
-            keep = ("aligned", "entropy", "update/rows_skipped", "loss")
+            keep = ("aligned", "entropy", "update/rows_skipped", "loss", "reward", "reward_std")
             result = {
                 "gradients": gradients,
                 "log": {k: log[k] for k in keep},

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.utils import gather, pad_across_processes
 from torch import Tensor
+from trl.trainer.utils import nanstd
 
 from acpo.engines.trl.config import changed_draws
 from acpo.engines.trl.packing import GROUP_COLUMN, JUDGED, find_rows
@@ -95,12 +96,15 @@ class Rollouts:
         moved = gather((rollout["advantages"] != 0).view(count, -1).any(1).float())
         informative = len(informative_groups(moved, size)) * size / len(moved)
         metrics["frac_reward_zero_std"][-1] = 1 - informative
+        weights = trainer.reward_weights.to(self.per_function.device)
+        rewards = combined_rewards(self.per_function, weights, None, size)
+        # TRL counts what some functions said of completions that others could not judge.
+        metrics["reward"][-1] = rewards.nanmean().item()
+        metrics["reward_std"][-1] = nanstd(rewards).item()
         self._shape(rollout, size)
         if "old_per_token_logps" in rollout and self.stats is not None:
             self._watch(rollout, self.stats, size, metrics)
         if trainer.recorder is not None and training:
-            weights = trainer.reward_weights.to(self.per_function.device)
-            rewards = combined_rewards(self.per_function, weights, None, size)
             trainer.recorder.note(rollout, inputs, rewards[mine][:count])
         return rollout
 
