@@ -43,6 +43,7 @@ class Rollouts:
         size = len(data) if hasattr(data, "__len__") else 1
         self.fresh_prompts = PromptStream(size, trainer.args.seed)  # for dynamic sampling
         self.per_function: Tensor  # `[N, K]` rewards of the last rollout, of all processes
+        self.said: Tensor | None = None  # the same, before a subclass changed them
         self.token_rewards: TokenRewards | None = None  # what they gave per token, if any did
         self.lengths: Tensor  # `[N]` tokens of its completions
         # What TRL's first pass over it found: the rollout policy's, where it has old
@@ -66,14 +67,52 @@ class Rollouts:
         width = rollout["completion_ids"].shape[1]
         return self.statistics(self.trainer.model, ids, attended, width)
 
-    def keep_rewards(self, per_function: Tensor, completion_ids: Any) -> None:
-        """Remember what the reward functions said, before TRL sums it up.
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """A rollout begins: what `_calculate_rewards` of the trainer returns is trained on.
 
-        One of weight 0 is only logged: it says nothing here, and so decides no verdict.
+        TRL logs what the outermost of a subclass's methods returns, so that one is listened to.
         """
+        self.stats = None
+        own, name = vars(self.trainer), "_calculate_rewards"
+        before = own.get(name)
+        calculate = getattr(self.trainer, name)
+
+        def heard(inputs: Any, prompts: Any, completions: Any, completion_ids: Any) -> Tensor:
+            self.said = self.token_rewards = None
+            rewards = calculate(inputs, prompts, completions, completion_ids)
+            self._keep_rewards(rewards, completion_ids)
+            return rewards
+
+        own[name] = heard
+        try:
+            yield
+        finally:
+            del own[name]
+            if before is not None:
+                own[name] = before
+
+    def note_said(self, per_function: Tensor, completion_ids: Any) -> None:
+        """Remember what the reward functions themselves said, per token too."""
+        self.said = per_function.clone()
+        self.token_rewards = TokenRewards.read(self.trainer, completion_ids)
+
+    def _keep_rewards(self, per_function: Tensor, completion_ids: Any) -> None:
+        """Remember the rewards, before TRL sums them up.
+
+        A function of weight 0 is only logged: it says nothing here, and so decides no verdict.
+        """
+        if self.token_rewards is not None and self.said is not None:
+            columns = self.token_rewards.columns.to(per_function.device)
+            kept, said = (x[:, columns].nan_to_num(torch.inf) for x in (per_function, self.said))
+            if not torch.equal(kept, said):
+                raise ACPOError(
+                    f"{type(self.trainer).__name__}._calculate_rewards changed rewards that were "
+                    "given per token, which are trained on as they are; change them in the reward "
+                    "function"
+                )
         unweighted = self.trainer.reward_weights.to(per_function.device) == 0
         self.per_function = per_function.masked_fill(unweighted, torch.nan)
-        self.token_rewards = TokenRewards.read(self.trainer, completion_ids)
         lengths = [float(len(ids)) for ids in completion_ids]
         self.lengths = gather(torch.tensor(lengths, device=self.trainer.accelerator.device))
 

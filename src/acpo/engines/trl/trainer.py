@@ -245,7 +245,7 @@ class ACPOTrainer(GRPOTrainer):
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self.rollouts.keep_rewards(rewards, completion_ids_list)
+        self.rollouts.note_said(rewards, completion_ids_list)
         return rewards
 
     @profiling_decorator
@@ -269,8 +269,9 @@ class ACPOTrainer(GRPOTrainer):
         return stats.logp, stats.entropy, None
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self.rollouts.stats = None
-        return self.rollouts.score(super()._generate_and_score_completions(inputs), inputs)
+        with self.rollouts.hearing():
+            rollout = super()._generate_and_score_completions(inputs)
+        return self.rollouts.score(rollout, inputs)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """The mini-batch of this step, from a new rollout when the last is used up."""
