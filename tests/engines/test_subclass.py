@@ -1,12 +1,21 @@
-"""What a subclass of the trainer changes is what is trained, or is refused."""
+"""What a subclass or a callback changes is what is trained, or is refused."""
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.errors import ACPOError
-from engines.tiny import odd_tokens, recorded, relative
+from engines.tiny import (
+    Recorder,
+    build,
+    odd_tokens,
+    recorded,
+    relative,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 
 def negated(trainer_class):
@@ -56,3 +65,59 @@ def test_rewards_per_token_pass_through_a_subclass_unchanged_or_are_refused(tmp_
     assert gradient.norm() > 0
     with pytest.raises(ACPOError, match="changed rewards that were given per token"):
         recorded(tmp_path / "b", kind=(negated(ACPOTrainer), ACPOConfig), rewards=per_token)
+
+
+class Changes(TrainerCallback):
+    """Sets attributes of the trainer before each step, as a schedule of the KL penalty does."""
+
+    def __init__(self, plan):
+        self.plan = plan
+
+    def on_step_begin(self, args, state, control, **_):
+        for name, values in self.plan.items():
+            setattr(self.trainer, name, values[state.global_step])
+
+
+def gradients_with(folder, plan, model=None, **more):
+    recorder, changes = Recorder(), Changes(plan)
+    options = {"max_steps": 3, "num_iterations": 2, "callbacks": [recorder, changes], **more}
+    changes.trainer = build(folder, model, **options)
+    changes.trainer.train()
+    return recorder.gradients
+
+
+CHANGED = {
+    "beta": ({"beta": 0.01}, {"beta": [0.01, 50.0, 0.0]}),
+    "clip": ({"epsilon": 0.2}, {"epsilon_low": [0.2, 1e-3, 0.2], "epsilon_high": [0.2, 2e-3, 0.2]}),
+    "entropy bonus": ({"entropy_coef": 0.01}, {"entropy_coef": [0.01, 1.0, 0.0]}),
+    "off-policy mask": ({}, {"off_policy_mask_threshold": [None, 1e-4, None]}),
+}
+
+
+@pytest.mark.parametrize(("options", "plan"), CHANGED.values(), ids=CHANGED)
+def test_what_a_callback_changes_holds_at_the_next_step_as_in_trl(tmp_path, options, plan):
+    model = None
+    if "beta" in plan:  # the reference is loaded from where the policy came from
+        model = str(tmp_path / "model")
+        tiny_model().save_pretrained(model)
+        tiny_tokenizer().save_pretrained(model)
+    stock = GRPOTrainer, GRPOConfig
+    ours = gradients_with(tmp_path / "a", plan, model, method="grpo", **options)
+    theirs = gradients_with(tmp_path / "b", plan, model, kind=stock, loss_type="grpo", **options)
+    constant = gradients_with(tmp_path / "c", {}, model, method="grpo", **options)
+    assert len(ours) == len(theirs) == 3
+    for a, b in zip(ours, theirs, strict=True):
+        assert b.norm() > 1e-4 and relative(a, b) < 1e-4
+    assert relative(constant[1], ours[1]) > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "words"),
+    [
+        ("grpo", {"beta": [0.0, 0.1]}, "beta=0.1 was 0 when the trainer was built"),
+        ("sapo", {"epsilon_low": [None, 0.1]}, "epsilon=0.1 is not an option of method 'sapo'"),
+    ],
+)
+def test_changes_that_cannot_be_followed_are_refused(tmp_path, method, plan, words):
+    with pytest.raises(ACPOError, match=words):
+        gradients_with(tmp_path, plan, method=method, max_steps=2)

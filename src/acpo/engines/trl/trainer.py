@@ -29,7 +29,7 @@ from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 from acpo.engines.attention import HALF
 from acpo.engines.ranks import Ranks
-from acpo.engines.trl import checkpoint, guard, identity, packing, safety
+from acpo.engines.trl import checkpoint, guard, identity, overrides, packing, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
     Attention,
@@ -43,7 +43,7 @@ from acpo.engines.trl.prompts import EpochSampler
 from acpo.engines.trl.record import RolloutRecorder
 from acpo.engines.trl.rewards import checked_rewards
 from acpo.engines.trl.rollout import Rollouts, collector_paused, refuse_sampler
-from acpo.engines.trl.update import PackedUpdate, UpdateReport, UpdateSettings
+from acpo.engines.trl.update import PackedUpdate, UpdateReport
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 from acpo.vllm_version import require_vllm
@@ -150,15 +150,6 @@ class ACPOTrainer(GRPOTrainer):
         attention = choose_attention(
             policy, device=device, half_precision=half, wanted=args.update_layout
         )
-        settings = UpdateSettings(
-            method=args.objective,
-            temperature=self.temperature,
-            budget=args.max_tokens_per_pack,
-            beta=self.beta,
-            corrects_kl=args.use_bias_correction_kl,
-            entropy_coef=args.entropy_coef,
-            off_policy_threshold=args.off_policy_mask_threshold,
-        )
         self._unprobed = attention.layout == "packed" and policy.device.type != device.type
         if self.accelerator.is_main_process:  # elsewhere weights may not be loaded yet
             safety.probe_head(policy)
@@ -169,8 +160,9 @@ class ACPOTrainer(GRPOTrainer):
         compiles = args.compile_layers
         if compiles is None:
             compiles = device.type == "cuda" and attention.layout == "packed"
+        self._followed = overrides.Followed(self)
         return PackedUpdate(
-            settings,
+            self._followed.settings,
             ranks=self.ranks,
             attention=attention,
             autocast=self.accelerator.autocast,
@@ -275,6 +267,7 @@ class ACPOTrainer(GRPOTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """The mini-batch of this step, from a new rollout when the last is used up."""
+        self._followed.follow()
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         steps = self.args.steps_per_generation
