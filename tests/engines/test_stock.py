@@ -68,6 +68,12 @@ def with_ratio(trainer_class, kind):
             rollout["importance_sampling_ratio"] = sampling_ratio(rollout, kind)
             return rollout
 
+    if issubclass(trainer_class, ACPOTrainer):
+        return Corrected
+
+    class Reading(Corrected):
+        """TRL's own loss looks at the correction only where vLLM samples."""
+
         def _compute_loss(self, model, inputs):
             self.use_vllm = True
             try:
@@ -75,7 +81,7 @@ def with_ratio(trainer_class, kind):
             finally:
                 self.use_vllm = False
 
-    return Corrected
+    return Reading
 
 
 def rollout_with_tools(prompts, trainer):

@@ -6,6 +6,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
+from acpo.engines.trl.overrides import UNCALLED
 from acpo.errors import ACPOError
 from engines.tiny import (
     Recorder,
@@ -65,6 +66,14 @@ def test_rewards_per_token_pass_through_a_subclass_unchanged_or_are_refused(tmp_
     assert gradient.norm() > 0
     with pytest.raises(ACPOError, match="changed rewards that were given per token"):
         recorded(tmp_path / "b", kind=(negated(ACPOTrainer), ACPOConfig), rewards=per_token)
+
+
+@pytest.mark.parametrize("name", UNCALLED)
+def test_a_subclass_with_a_loss_of_its_own_is_refused(tmp_path, name):
+    assert hasattr(GRPOTrainer, name)
+    kind = type("Own", (ACPOTrainer,), {name: lambda self, *args, **kwargs: None})
+    with pytest.raises(ACPOError, match=f"Own overrides {name}, .*howto.md#add-a-method"):
+        build(tmp_path, kind=(kind, ACPOConfig))
 
 
 class Changes(TrainerCallback):

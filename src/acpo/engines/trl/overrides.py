@@ -1,9 +1,19 @@
-"""What callbacks change of a trainer while it trains: followed at the next step, or refused."""
+"""What subclasses and callbacks change of a trainer: followed, or refused.
+
+The packed update takes the place of TRL's loss, so that methods of the loss are called by nothing,
+and settings TRL reads off the trainer are read here.
+"""
 
 from typing import Any
 
 from acpo.engines.trl.update import UpdateSettings
 from acpo.errors import ACPOError
+
+UNCALLED = (
+    *("compute_loss", "_compute_loss"),
+    *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
+)
+"""Methods of TRL's loss, which no training step calls."""
 
 OPTIONS = {
     "epsilon_low": "epsilon",
@@ -11,6 +21,17 @@ OPTIONS = {
     "top_entropy_quantile": "top_entropy_quantile",
 }
 """The trainer's attributes that are options of the method, and their names there."""
+
+
+def refuse_overrides(kind: type, known: type) -> None:
+    """Raise if a subclass `kind` of the trainer `known` overrides what training never calls."""
+    for name in UNCALLED:
+        if getattr(kind, name, None) is not getattr(known, name, None):
+            raise ACPOError(
+                f"{kind.__name__} overrides {name}, which training does not call: the loss is "
+                "that of the method's row. Make it a row of METHODS and choose it with method= "
+                "(docs/howto.md#add-a-method)"
+            )
 
 
 class Followed:

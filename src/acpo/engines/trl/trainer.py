@@ -85,6 +85,7 @@ class ACPOTrainer(GRPOTrainer):
         processing_class: Any = None,
         **kwargs: Any,
     ) -> None:
+        overrides.refuse_overrides(type(self), ACPOTrainer)
         args = ACPOConfig(output_dir="acpo-output") if args is None else args
         if not isinstance(args, ACPOConfig):
             raise ACPOError(f"args is a {type(args).__name__}; pass an ACPOConfig")
