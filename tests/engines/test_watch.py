@@ -81,6 +81,14 @@ def test_a_collapse_is_told_and_stops_only_if_asked(caplog):
         assert control.should_training_stop is watch.stopped is stops
 
 
+def test_that_rewards_below_0_show_no_collapse_is_told_once(caplog):
+    falling = [{**HEALTHY, "reward": reward} for reward in (-0.1, -10.0) for _ in range(6)]
+    assert told(Watch(), caplog, falling) == []
+    (words,) = told(Watch(stops=True), caplog, falling)
+    assert "rewards are below 0 (-0.1), where no collapse can be told" in words
+    assert told(Watch(stops=True), caplog, [{**HEALTHY, "reward": 0.0}] * 6) == []
+
+
 def test_a_resumed_run_remembers_what_was_said_and_its_best(caplog):
     state = TrainerState(max_steps=1000)
     told(Watch(), caplog, [HEALTHY] * 6 + [{**HEALTHY, "update/positive_share": 0.01}] * 6, state)

@@ -133,6 +133,7 @@ class Watch(TrainerCallback):
         self._best: dict[str, float] = {}
         self._said: set[Sign] = set()
         self._shown: dict[Sign, str] = {}
+        self._blind = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._forget()
@@ -160,12 +161,25 @@ class Watch(TrainerCallback):
             for words in news:
                 logger.warning(f"step {state.global_step}: {words}")
             self._log.add({**logs, "warnings": news})
+        self._tell_blind(state)
         if self.stops and COLLAPSED in self._shown:
             self.stopped = control.should_training_stop = True
             best = state.best_model_checkpoint
             if state.is_world_process_zero:
                 kept = f"the weights are those of {best}" if best else "no checkpoint was saved"
                 logger.warning(f"stop_on_collapse: stopped at step {state.global_step}; {kept}")
+
+    def _tell_blind(self, state: Any) -> None:
+        """Say once that rewards below 0 have no collapse that could be told."""
+        value = self.mean("reward")
+        if not self.stops or self._blind or value is None or self._best["reward"] >= 0:
+            return
+        self._blind = True
+        if state.is_world_process_zero:
+            logger.warning(
+                f"stop_on_collapse: rewards are below 0 ({value:.3g}), where no collapse can be "
+                "told. A constant added to them changes no advantage, and makes them positive"
+            )
 
     def _news(self, logs: dict[str, Any], step: int) -> list[str]:
         """What a log entry shows that was not said before."""
