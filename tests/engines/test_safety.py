@@ -8,6 +8,7 @@ import torch
 import transformers as T
 from datasets import Dataset
 from PIL import Image
+from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.attention import PACKED
@@ -23,6 +24,7 @@ from engines.tiny import (
     odd_tokens,
     options,
     recorded,
+    relative,
     tiny_model,
     tiny_tokenizer,
 )
@@ -111,6 +113,53 @@ def test_hybrid_models_are_not_packed_because_flash_attention_is_on(tmp_path):
     gemma.config._attn_implementation = "flash_attention_2"
     choice = choose_attention(gemma, device=torch.device("cuda"), half_precision=True)
     assert choice.layout == "packed"
+
+
+def unlike_others(name):
+    """Models whose layers have no heads, or each a width of its own."""
+    torch.manual_seed(0)
+    if name == "mamba":
+        headless = {k: v for k, v in SMALL.items() if k != "num_attention_heads"}
+        return T.MambaForCausalLM(T.MambaConfig(**headless, state_size=4))
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    extra = {"vocab_size_per_layer_input": len(WORDS), "hidden_size_per_layer_input": 8}
+    widths = {"head_dim": 16, "global_head_dim": 32}
+    return T.Gemma4ForCausalLM(T.Gemma4TextConfig(**GROUPED, **kinds, **extra, **widths))
+
+
+@pytest.mark.parametrize("name", ["mamba", "gemma4"])
+def test_models_without_one_size_of_heads_have_the_gradient_of_stock_trl(tmp_path, name):
+    trainer, ours = recorded(
+        tmp_path / "ours", unlike_others(name), method="grpo", gradient_checkpointing=None
+    )
+    stock = {"kind": (GRPOTrainer, GRPOConfig), "loss_type": "grpo"}
+    _, theirs = recorded(tmp_path / "stock", unlike_others(name), **stock)
+    assert trainer.packed.attention.layout == "padded"
+    assert theirs[0].norm() > 0 and relative(ours[0], theirs[0]) < 1e-4
+
+
+def test_sizes_that_differ_by_layer_are_taken_at_their_largest():
+    layers = {"intermediate_size": [64, 32], "layer_types": ["full_attention"] * 2}
+    assert packing.widest(T.Gemma3nTextConfig(**{**GROUPED, **layers}), "intermediate_size") == 64
+    assert packing.widest(unlike_others("gemma4").config, "head_dim") == 32
+    assert packing.widest(unlike_others("mamba").config, "num_attention_heads") == 0
+
+
+def test_the_states_of_a_state_space_layer_are_counted():
+    """Without its kernels a layer keeps them for every token: most of what it keeps."""
+    model, kept = unlike_others("mamba").train(), {}
+
+    def keep(x):
+        kept[x.untyped_storage().data_ptr()] = x  # alive, so that no address is used twice
+        return x
+
+    ids = torch.randint(2, len(WORDS), (2, 64))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        model.backbone(ids)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    held = sum(x.untyped_storage().nbytes() for at, x in kept.items() if at not in weights)
+    counted = packing.activation_bytes(model.config, itemsize=4, checkpointing=False)
+    assert 0.8 < held / ids.numel() / counted < 1.2
 
 
 def test_a_leak_nobody_declared_is_found_by_the_probe(tmp_path):

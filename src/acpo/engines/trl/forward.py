@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acpo.engines.attention import PACKED
-from acpo.engines.trl.packing import Layout
+from acpo.engines.trl.packing import Layout, widest
 from acpo.errors import ACPOError
 from acpo.head import TokenTerms, fused_policy_loss, language_model_head, token_stats
 from acpo.sampling.cache import unusual_attention, unusual_layers
@@ -198,6 +198,6 @@ def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
         why = unusual_attention(model)
         if getattr(config, "attention_dropout", 0.0) or getattr(config, "attn_pdrop", 0.0):
             why = why or "drops attention weights; set attention_dropout=0 to pack"
-        if (getattr(config, "head_dim", None) or 0) > 256:
-            why = why or f"has heads of {config.head_dim} dimensions; the kernel takes up to 256"
+        if (head_dim := widest(config, "head_dim")) > 256:
+            why = why or f"has heads of {head_dim} dimensions; the kernel takes up to 256"
     return why and f"{type(model).__name__} {why}"

@@ -193,22 +193,31 @@ class MiniBatch:
         return total / self.mask.sum(1, keepdim=True).clamp_min(1)
 
 
+def widest(config: Any, name: str) -> int:
+    """A size of a decoder's layers, where they differ that of the largest; 0 if it has none."""
+    layers = config.per_layer_config if getattr(config, "is_heterogeneous", False) else [config]
+    sizes = [getattr(layer, name, None) or 0 for layer in layers]
+    return max(max(size) if isinstance(size, list | tuple) else size for size in sizes)
+
+
 def activation_bytes(config: Any, *, itemsize: int, checkpointing: bool) -> int:
     """Bytes of activations one token leaves behind, estimated from a decoder's shape.
 
     Per layer, what is kept for the backward pass is about ten vectors of the hidden width, four of
     the queries', four of the keys' and values', and five of the feed-forward width. Checkpointing
-    keeps one hidden vector per layer and one layer's worth of the rest.
+    keeps one hidden vector per layer and one layer's worth of the rest. A state-space layer that is
+    read token by token keeps its states as well, three times and in float32, unless kernels do it.
     """
     hidden = config.hidden_size
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    keys = (getattr(config, "num_key_value_heads", None) or heads) * head_dim
-    wide = getattr(config, "intermediate_size", None) or 4 * hidden
-    layer = 10 * hidden + 4 * heads * head_dim + 4 * keys + 5 * wide
+    heads = widest(config, "num_attention_heads")
+    head_dim = widest(config, "head_dim") or hidden // max(heads, 1)
+    queries = heads * head_dim or hidden
+    keys = widest(config, "num_key_value_heads") * head_dim or queries
+    wide = widest(config, "intermediate_size") or 4 * hidden
+    state = 0 if hasattr(config, "chunk_size") else widest(config, "state_size")
+    layer = itemsize * (10 * hidden + 4 * queries + 4 * keys + 5 * wide) + 12 * wide * state
     layers = config.num_hidden_layers
-    kept = layers * hidden + layer if checkpointing else layers * layer
-    return kept * itemsize
+    return layers * hidden * itemsize + layer if checkpointing else layers * layer
 
 
 def free_bytes(
