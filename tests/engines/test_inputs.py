@@ -1,7 +1,9 @@
 """Bad input is named before time is spent on it; odd rewards never become advantages."""
 
+import functools
 import os
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -12,12 +14,14 @@ from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl.rewards import (
     checked_reward,
     combined_rewards,
+    distinct,
     scaled_advantages,
     separately_scaled_advantages,
     soft_overlong,
     without_verdict,
 )
 from acpo.errors import ACPOError, NonFiniteError
+from acpo.train.accuracy import Recorder
 from engines.tiny import (
     WORDS,
     build,
@@ -283,6 +287,32 @@ def test_async_rewards_log_under_their_own_names():
 
     assert checked_reward(Judge()).__name__ == "Judge"
     assert checked_reward(slow).__name__ == "slow"
+    assert checked_reward(functools.partial(functools.partial(slow), x=1)).__name__ == "slow"
+    assert Recorder().around(functools.partial(slow)).__name__ == "slow"
+    assert Recorder().around(Judge()).__name__ == "Judge"
+
+
+def weighted(completion_ids, w, **_):
+    return [w] * len(completion_ids)
+
+
+def test_rewards_of_one_name_are_kept_apart(tmp_path):
+    """Partials are named as in stock TRL, which averages two functions of one name."""
+    rewards = [
+        functools.partial(weighted, w=1.0),
+        functools.partial(functools.partial(Judge(), x=1), y=2),
+        functools.partial(weighted, w=4.0),
+    ]
+    trainer = build(
+        tmp_path, rewards=rewards, log_completions=True, num_completions_to_print=0, max_steps=2
+    )
+    trainer.train()
+    names = ["weighted", "Judge", "weighted_2"]
+    for log in trainer.state.log_history[:2]:
+        assert [log[f"rewards/{name}/mean"] for name in names] == [1.0, 1.0, 4.0]
+    table = pd.read_parquet(next((tmp_path / "completions").glob("*")))
+    assert [set(table[name]) for name in names] == [{1.0}, {1.0}, {4.0}]
+    assert distinct(["a", "a", "a_2", "a"]) == ["a", "a_2", "a_2_2", "a_3"]
 
 
 def test_soft_overlong_by_hand():

@@ -118,8 +118,23 @@ def around(
             values = reward(*args, **columns)
         return after(values, columns)
 
-    calls = (reward, getattr(reward, "__call__", None))  # noqa: B004
-    return run_async if any(map(inspect.iscoroutinefunction, calls)) else run
+    called = _called(reward)
+    calls = (called, getattr(called, "__call__", None))  # noqa: B004
+    found = run_async if any(map(inspect.iscoroutinefunction, calls)) else run
+    found.__name__ = name_of(reward)  # instances and partials have none to copy
+    return found
+
+
+def name_of(reward: Reward) -> str:
+    """What a reward function is called: itself, the one in a partial, or an instance's class."""
+    called = _called(reward)
+    return getattr(called, "__name__", type(called).__name__)
+
+
+def _called(reward: Reward) -> Reward:
+    while isinstance(reward, functools.partial):
+        reward = reward.func
+    return reward
 
 
 def answer_format(prompts: Any, completions: Any, **columns: Any) -> list[float]:

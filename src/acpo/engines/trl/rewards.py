@@ -1,6 +1,7 @@
 """From reward functions to advantages: every output checked, no verdict invented."""
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor
 from acpo.engines.trl.safety import columns_of
 from acpo.errors import ACPOError
 from acpo.objectives import group_advantages
-from acpo.verify.rewards import around
+from acpo.verify.rewards import around, name_of
 
 STD_EPS = 1e-4
 """Added to the rewards' standard deviation; TRL's value, so that advantages agree with its own."""
@@ -49,7 +50,7 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
 
     Its attribute `heard`, where it has one, is told the numbers and the columns of every call.
     """
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     heard = getattr(function, "heard", None)
 
     @contextmanager
@@ -77,8 +78,16 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
         return numbers
 
     run = around(function, inside=telling, after=checked)
-    run.__name__ = name  # an instance has none to copy, and metrics are logged under it
     return run
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """The same names, numbered where one came before: metrics and columns are kept by name."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}_{number}" for number in itertools.count(2))
+        found.append(next(new for new in itertools.chain([name], numbered) if new not in found))
+    return found
 
 
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
@@ -171,7 +180,7 @@ def _number(name: str, index: int | str, value: Any) -> float | None:
 
 def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> None:
     """Raise if a reward function asks for a column that it will not be given."""
-    name = getattr(function, "__name__", type(function).__name__)
+    name = name_of(function)
     needed = getattr(function, "required_columns", ())
     if needed and not any(set(columns) >= choice for choice in needed):
         choices = ", or ".join(" and ".join(sorted(choice)) for choice in needed)

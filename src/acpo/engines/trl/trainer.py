@@ -41,7 +41,7 @@ from acpo.engines.trl.forward import (
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.prompts import EpochSampler
 from acpo.engines.trl.record import RolloutRecorder
-from acpo.engines.trl.rewards import checked_rewards
+from acpo.engines.trl.rewards import checked_rewards, distinct
 from acpo.engines.trl.rollout import Rollouts, collector_paused, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport
 from acpo.engines.trl.watch import Watch
@@ -115,6 +115,7 @@ class ACPOTrainer(GRPOTrainer):
         )
         safety.refuse_built(self)
         self._prepare_update()
+        self.reward_func_names = distinct(self.reward_func_names)
         if not isinstance(train_dataset, IterableDataset):
             safety.check_prompts(train_dataset, self, may_be_empty=environment)
 
