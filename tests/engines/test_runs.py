@@ -2,9 +2,11 @@
 
 import functools
 import json
+import shutil
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import load_file
@@ -62,7 +64,7 @@ OTHERS = {
     "model": ({"model": tiny_model(seed=1)}, "model: "),
     "dtype": ({"model": tiny_model(dtype=torch.bfloat16)}, r"dtype: \[.torch.float32.\] there"),
     "dropout": ({"disable_dropout": True}, "disable_dropout: false there, true here"),
-    "precision": ({"bf16": True}, "bf16: false there, true here"),
+    "precision": ({"bf16": True}, r"mixed_precision: \"no\" there, \"bf16\" here"),
     "reward": ({"rewards": rewritten}, "reward_funcs: .*odd_tokens, checksum"),
     "data": (
         {"data": Dataset.from_dict({"prompt": [f"w{i} w3" for i in range(16)]})},
@@ -77,6 +79,54 @@ def test_resuming_another_run_is_refused_with_the_difference(trained, changed, w
     with pytest.raises(ACPOError, match=f"(?s)of another run:.*{words}.*as they were"):
         build(trained, max_steps=3, **changed).train(resume_from_checkpoint=True)
     assert contents(trained) == before
+
+
+@pytest.fixture
+def launched_in(monkeypatch):
+    """Sets what `accelerate launch --mixed_precision` does."""
+
+    def launch(precision):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        if precision is None:
+            monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+        else:
+            monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+
+    yield launch
+    launch(None)
+
+
+def test_the_precision_a_launcher_chose_is_of_the_run(tmp_path, launched_in):
+    launched_in("bf16")
+    build(tmp_path, max_steps=1).train()
+    assert json.loads((tmp_path / RUN).read_text())["mixed_precision"] == "bf16"
+    launched_in(None)
+    with pytest.raises(ACPOError, match=r"mixed_precision: .bf16. there, .no. here"):
+        build(tmp_path).train(resume_from_checkpoint=True)
+    build(tmp_path, bf16=True).train(resume_from_checkpoint=True)  # the same, asked for otherwise
+
+
+def test_a_run_told_by_its_option_alone_is_resumed(tmp_path, launched_in):
+    """Folders did not say what precision a launcher had chosen."""
+
+    def forget(folder):
+        for path in folder.rglob(RUN):
+            run = json.loads(path.read_text())
+            del run["mixed_precision"]
+            path.write_text(json.dumps(run))
+        for path in checkpoint.numbered(folder):
+            checkpoint.publish(shutil.copytree(path, folder / "w" / path.name), path)
+
+    for precision, option in (("bf16", False), (None, True)):
+        folder = tmp_path / str(option)
+        launched_in(precision)
+        build(folder, max_steps=1, bf16=option).train()
+        forget(folder)
+        with pytest.raises(ACPOError, match=r"bf16: .* there, .* here"):
+            build(folder, bf16=not option).train(resume_from_checkpoint=True)
+        trainer = build(folder, bf16=option)
+        trainer.train(resume_from_checkpoint=True)
+        assert trainer.state.global_step == 2
 
 
 def test_an_adapter_of_other_options_is_refused_one_line_each(tmp_path):

@@ -42,6 +42,8 @@ LENGTH = ("max_steps", "num_train_epochs")
 """Options that say how long a run is: resumed, it may be longer; begun anew, it leaves another
 model."""
 
+MIXED = "mixed_precision"
+
 MOST_ROWS = 10_000
 MOST_WEIGHTS = 64
 """Values of each parameter that are looked at."""
@@ -74,6 +76,7 @@ def identity(trainer: Any) -> dict[str, Any]:
     processes = trainer.accelerator.num_processes
     return {
         **decisive(args),
+        MIXED: trainer.accelerator.mixed_precision,  # by the options or the launcher
         "completions_per_update": args.per_device_train_batch_size * processes,
         "updates_per_rollout": args.steps_per_generation * args.num_iterations,
         "processes": processes,
@@ -166,7 +169,9 @@ def _weights(trainer: Any) -> str | None:
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """How two runs differ, but for their length, one line each."""
     found = []
-    for name in (name for name in here if name not in LENGTH):
+    # `bf16` is one of two ways to ask for a precision; older folders say nothing but that.
+    less_said = "bf16" if MIXED in there and MIXED in here else MIXED
+    for name in (name for name in here if name not in (*LENGTH, less_said)):
         a, b = there.get(name), here[name]
         if name == "model":  # a folder may have moved; its weights say what it is
             same = isinstance(a, dict) and a.get("weights") in (b["weights"], None)
