@@ -1,9 +1,11 @@
 """A run killed at any moment ends with the weights it would have had."""
 
 import errno
+import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -15,7 +17,7 @@ from acpo.engines.trl import checkpoint
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 from engines.resume_worker import killed, run
-from engines.tiny import prompts, recorded, tiny_model
+from engines.tiny import odd_tokens, prompts, recorded, tiny_model
 
 
 def weights(trainer):
@@ -134,11 +136,17 @@ def test_the_best_checkpoint_is_found_under_its_final_name(tmp_path):
     assert str(best) in (best / "trainer_state.json").read_text()
 
 
-def test_evaluation_on_the_way_changes_no_weight(tmp_path):
-    plain, _ = recorded(tmp_path / "plain", max_steps=2)
+def drawn(completion_ids, **_):
+    return [random.random() + np.random.rand() + float(torch.rand(())) for _ in completion_ids]
+
+
+@pytest.mark.parametrize("reward", [odd_tokens, drawn])
+def test_evaluation_on_the_way_changes_no_weight(tmp_path, reward):
+    settings = {"rewards": reward, "max_steps": 2}
+    plain, _ = recorded(tmp_path / "plain", **settings)
     options = {"eval_dataset": prompts(4), "eval_strategy": "steps", "eval_steps": 1}
     evaluated, _ = recorded(
-        tmp_path / "evaluated", max_steps=2, per_device_eval_batch_size=4, **options
+        tmp_path / "evaluated", per_device_eval_batch_size=4, **settings, **options
     )
     assert sum("eval_reward" in row for row in evaluated.state.log_history) == 2
     assert_identical(weights(evaluated), weights(plain))

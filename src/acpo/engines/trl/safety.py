@@ -6,11 +6,14 @@ our logits with the model's own before anything is trained.
 """
 
 import os
+import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 from datasets import Dataset, IterableDataset
@@ -258,6 +261,18 @@ def refuse_optimizer(optimizer: Any) -> None:
         raise ACPOError(
             f"{kind} updates weights during backward, before the last pack; use adamw_torch_fused"
         )
+
+
+@contextmanager
+def random_states_kept(device: torch.device) -> Iterator[None]:
+    """Whatever draws random numbers inside, rewards among them, those after are what they were."""
+    ours, numpys = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(numpys)
 
 
 LEAK = 1e-2

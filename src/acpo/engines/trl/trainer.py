@@ -351,9 +351,8 @@ class ACPOTrainer(GRPOTrainer):
             super()._run_epoch(*args, **kwargs)
 
     def _evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluation on the way, with random states of its own: it changes no weight."""
-        device = self.accelerator.device
-        with torch.random.fork_rng([device.index or 0] if device.type == "cuda" else []):
+        """Evaluation on the way: it changes no weight."""
+        with safety.random_states_kept(self.accelerator.device):
             return super()._evaluate(*args, **kwargs)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
