@@ -203,6 +203,13 @@ def test_what_does_not_decide_the_weights_may_change(tmp_path, trained):
         torch.testing.assert_close(again["state"][place]["exp_avg"], state["exp_avg"])
 
 
+def test_weights_alone_are_told_as_such(tmp_path):
+    build(tmp_path, save_only_model=True).train()
+    for asked in (True, str(tmp_path / "checkpoint-2")):
+        with pytest.raises(ACPOError, match=r"holds weights alone \(save_only_model=True\)"):
+            build(tmp_path, max_steps=3).train(resume_from_checkpoint=asked)
+
+
 def test_a_checkpoint_may_be_continued_elsewhere(tmp_path, trained):
     trainer = build(tmp_path, max_steps=3)
     trainer.train(resume_from_checkpoint=str(trained / "checkpoint-2"))

@@ -217,6 +217,12 @@ def write(folder: Path, run: dict[str, Any]) -> None:
 def refuse_other_run(checkpoint: Path, run: dict[str, Any]) -> None:
     """Raise unless a checkpoint was written by a run that would have gone on like this one."""
     there = read(checkpoint)
+    if not (checkpoint / RUN).exists():  # of a whole checkpoint: it was never written
+        raise ACPOError(
+            f"resume_from_checkpoint={str(checkpoint)!r} holds weights alone (save_only_model=True)"
+            ", and no run can go on from it; start one from them: pass the checkpoint as the "
+            "model, with another output_dir"
+        )
     differ = [f"{RUN} is missing or not readable"] if there is None else differences(there, run)
     if differ:
         raise ACPOError(
