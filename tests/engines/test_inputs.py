@@ -6,7 +6,7 @@ import os
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import LoraConfig
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
 
@@ -22,6 +22,7 @@ from acpo.engines.trl.rewards import (
 )
 from acpo.errors import ACPOError, NonFiniteError
 from acpo.train.accuracy import Recorder
+from acpo.verify.rewards import math_correct
 from engines.tiny import (
     WORDS,
     build,
@@ -43,6 +44,10 @@ def needs_gold(completions, gold, **_):
     return [0.0] * len(completions)
 
 
+def needs_answer(completions, answer, **_):
+    return [float(len(text) % 2) for text in completions]
+
+
 CHAT = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1"}]] * 8})
 
 BAD = {
@@ -54,14 +59,70 @@ BAD = {
         {"data": prompts().rename_column("prompt", "question")},
         r"no 'prompt' column; it has question, answer",
     ),
-    "empty prompt": ({"data": texts("w1", "  ")}, r"prompt 1 is empty"),
-    "long prompt": ({"data": texts("w1 " * 250)}, r"prompt 0 has 250 tokens, but only 244"),
+    "empty prompt": ({"data": texts("w1", "  ")}, r"prompt 1 of the training data is empty"),
+    "long prompt": (
+        {"data": texts("w1 " * 250)},
+        r"prompt 0 of the training data has 250 tokens, but only 244",
+    ),
     "missing column": ({"rewards": needs_gold}, r"needs 'gold', which is not a column"),
     "one prompt": (
         {"rewards": lambda prompt, completions, **_: [0.0] * len(completions)},
         r"needs 'prompt', which is given for all completions at once, as 'prompts'",
     ),
     "no chat template": ({"data": CHAT}, r"conversation, but the tokenizer has no chat template"),
+    "several data sets": (
+        {"data": DatasetDict(test=prompts(), train=prompts())},
+        r"is a DatasetDict, .*holds 'test', 'train': pass one of them, data\['train'\]",
+    ),
+    "rows": ({"data": [{"prompt": "w1"}] * 16}, r"is a list, .*Dataset.from_list"),
+    "a table": ({"data": {"prompt": ["w1"] * 16}}, r"is a dict, not a datasets.Dataset; make it"),
+    "streamed, no prompt column": (
+        {"data": prompts().rename_column("prompt", "question").to_iterable_dataset()},
+        r"the training data has no 'prompt' column; it has question, answer",
+    ),
+    "evaluation without prompts": (
+        {"eval_dataset": prompts().rename_column("prompt", "q")},
+        r"eval_dataset has no 'prompt' column; it has q, answer",
+    ),
+    "streamed evaluation without prompts": (
+        {"eval_dataset": {"a": prompts().remove_columns("prompt").to_iterable_dataset()}},
+        r"eval_dataset\['a'\] has no 'prompt' column",
+    ),
+    "evaluation on rows": ({"eval_dataset": [{"prompt": "w1"}]}, r"eval_dataset is a list"),
+    "evaluation lacks a column": (
+        {"rewards": needs_answer, "eval_dataset": prompts().remove_columns("answer")},
+        r"needs 'answer', which is not a column of eval_dataset; it has prompt",
+    ),
+    "one of two evaluations lacks a column": (
+        {
+            "rewards": math_correct,
+            "eval_dataset": {"a": prompts(), "b": prompts().remove_columns("answer")},
+        },
+        r"needs the columns answer; eval_dataset\['b'\] has prompt",
+    ),
+    "empty prompt in the evaluation": (
+        {"eval_dataset": texts("w1", "  ")},
+        r"prompt 1 of eval_dataset is empty",
+    ),
+    "columns taken away": (
+        {"rewards": needs_answer, "remove_unused_columns": True},
+        r"needs 'answer', a column that remove_unused_columns=True takes away",
+    ),
+    "required columns taken away": (
+        {"rewards": math_correct, "remove_unused_columns": True},
+        r"needs the columns answer, which remove_unused_columns=True takes away",
+    ),
+    "no **kwargs": (
+        {"rewards": lambda completions, answer: [0.0] * len(completions)},
+        r"does not take prompts, completion_ids, .*add \*\*kwargs",
+    ),
+    "no **kwargs, a stream": (
+        {
+            "rewards": lambda completions: [0.0] * len(completions),
+            "data": prompts().to_iterable_dataset().map(lambda row: row),
+        },
+        r"does not take prompts, completion_ids, .*add \*\*kwargs",
+    ),
 }
 
 
@@ -72,11 +133,33 @@ def test_said_at_construction(tmp_path, case):
         build(tmp_path, **arguments)
 
 
+def test_what_a_reward_function_may_ask_for(tmp_path):
+    """All that it is given, by name; a column that the rollout function adds."""
+
+    def by_name(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, answer):
+        return [float(len(text) % 2) for text in completions]
+
+    def added(completions, gold, **_):
+        return [float(len(text) % 2) for text in completions]
+
+    def rollout(prompts, trainer):
+        return {**fixed_rollout(prompts, trainer), "gold": ["1"] * len(prompts)}
+
+    data = {"eval_dataset": {"a": prompts(4), "b": prompts(4)}}
+    trainer = build(tmp_path, rewards=(by_name, functools.partial(needs_answer)), **data)
+    trainer.train()
+    assert trainer.reward_func_names == ["by_name", "needs_answer"]
+    build(tmp_path, rewards=added, rollout_func=rollout).train()
+    build(tmp_path, remove_unused_columns=True, **data).train()
+
+
 def test_chat_prompts_are_measured_with_their_template(tmp_path):
     """The template adds a token to each: what the model reads is what must fit."""
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1 " * 244}]] * 8})
     build(tmp_path, data=texts("w1 " * 244))
-    with pytest.raises(ACPOError, match="prompt 0 has 245 tokens, but only 244"):
+    with pytest.raises(
+        ACPOError, match="prompt 0 of the training data has 245 tokens, but only 244"
+    ):
         build(tmp_path, data=data, tokenizer=tiny_tokenizer(chat=True))
 
 
@@ -97,7 +180,7 @@ def test_rows_are_read_as_a_transform_makes_them(tmp_path):
     trainer.train()
     assert trainer.state.global_step == 1
     long = raw.with_transform(lambda rows: {"prompt": ["w1 " * 250 for _ in rows["question"]]})
-    with pytest.raises(ACPOError, match="prompt 0 has 250 tokens"):
+    with pytest.raises(ACPOError, match="prompt 0 of the training data has 250 tokens"):
         build(tmp_path, data=long)
 
 

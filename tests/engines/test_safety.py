@@ -338,7 +338,7 @@ def test_environments_may_fill_prompts_in_later(tmp_path, monkeypatch):
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 16})
     settings = {"data": data, "tokenizer": tiny_tokenizer(chat=True)}
     build(tmp_path, environment_factory=Guessing, **settings)
-    with pytest.raises(ACPOError, match="prompt 0 is empty"):
+    with pytest.raises(ACPOError, match="prompt 0 of the training data is empty"):
         build(tmp_path, **settings)
 
 

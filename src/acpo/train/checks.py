@@ -42,7 +42,7 @@ def gather(
     """
     from acpo.engines.trl.identity import STREAM
     from acpo.engines.trl.rewards import checked_rewards
-    from acpo.engines.trl.safety import check_dataset, check_output_folder
+    from acpo.engines.trl.safety import check_data, check_output_folder, data_sets
 
     config, model = recipe.config, recipe.model
     check_packages(recipe, elsewhere=elsewhere)
@@ -65,8 +65,9 @@ def gather(
         template_options=options,
     )
     data = choose(data) if choose else data
-    check_dataset(data.train, config, has_environment=False)
-    checked_rewards(data.rewards, data.train)
+    read = data_sets(data.train, data.held_out)
+    check_data(read, config, has_environment=False)
+    checked_rewards(data.rewards, read, removes=config.remove_unused_columns)
     check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
     check_evaluation(recipe, data)

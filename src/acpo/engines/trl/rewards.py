@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,29 +18,37 @@ from acpo.verify.rewards import around, name_of
 STD_EPS = 1e-4
 """Added to the rewards' standard deviation; TRL's value, so that advantages agree with its own."""
 
-PROVIDED = {
-    *("prompts", "completions", "completion_ids", "trainer_state"),
-    *("log_extra", "log_metric", "environments", "kwargs"),
-}
+ALWAYS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+"""What TRL hands to every reward function beside the columns of the data."""
+
+PROVIDED = {*ALWAYS, "environments", "kwargs"}
 """Arguments of a reward function that are no columns of the data."""
 
 WITHHELD = {"prompt", "completion"}
 """Columns of the data that TRL hands to no reward function under these names."""
 
 
-def checked_rewards(reward_funcs: Any, dataset: Any) -> Any:
+def checked_rewards(
+    reward_funcs: Any, data: Mapping[str, Any], *, removes: bool | None = False, adds: bool = False
+) -> Any:
     """What TRL takes as `reward_funcs`, plain functions checked; reward models stay as they are.
 
-    They may ask for the columns of the data; None if others will be there as well.
+    Args:
+        reward_funcs: one, or several.
+        data: what to call it, and the data set, whose columns functions may ask for.
+        removes: whether TRL takes all columns but the prompt away (`remove_unused_columns`).
+        adds: whether there will be other columns as well.
     """
     if reward_funcs is None:
         return None
-    columns = columns_of(dataset)
     checked = []
-    for function in reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]:
+    for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         plain = callable(function) and not isinstance(function, torch.nn.Module)
-        if plain and columns is not None:
-            check_signature(function, columns)
+        for what, dataset in data.items() if plain else ():
+            columns = columns_of(dataset)
+            if columns is not None and not adds:
+                check_columns(function, columns, what, removes=removes)
+            check_signature(function, [] if removes else columns or [])
         checked.append(checked_reward(function) if plain else function)
     return checked
 
@@ -178,30 +186,57 @@ def _number(name: str, index: int | str, value: Any) -> float | None:
     return number
 
 
-def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> None:
-    """Raise if a reward function asks for a column that it will not be given."""
-    name = name_of(function)
-    needed = getattr(function, "required_columns", ())
-    if needed and not any(set(columns) >= choice for choice in needed):
-        choices = ", or ".join(" and ".join(sorted(choice)) for choice in needed)
-        raise ACPOError(
-            f"the reward function {name!r} needs the columns {choices}; the training data has "
-            f"{', '.join(columns)}"
-        )
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        return
-    given = {*PROVIDED, *columns} - WITHHELD
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    for parameter in parameters:
-        if parameter.kind not in named or parameter.default is not inspect.Parameter.empty:
+        return []
+
+
+def check_columns(
+    function: Callable[..., Any], columns: Sequence[str], what: str, *, removes: bool | None
+) -> None:
+    """Raise if a reward function asks for a column that it will not be given.
+
+    The columns are those of the data called `what`; `removes` says that TRL takes them away.
+    """
+    name, there = name_of(function), set(columns)
+    given = set() if removes else there
+    taken = "remove_unused_columns=True takes away; leave that out"
+    needed = getattr(function, "required_columns", ())
+    if needed and not any(given >= choice for choice in needed):
+        choices = ", or ".join(" and ".join(sorted(choice)) for choice in needed)
+        why = f"; {what} has {', '.join(columns)}"
+        if any(there >= choice for choice in needed):
+            why = f", which {taken}"
+        raise ACPOError(f"the reward function {name!r} needs the columns {choices}{why}")
+    for parameter in _parameters(function):
+        if parameter.kind not in NAMED or parameter.default is not inspect.Parameter.empty:
             continue
-        if parameter.name not in given:
-            why = f"which is not a column of the training data; it has {', '.join(columns)}"
+        if parameter.name not in {*PROVIDED, *given} - WITHHELD:
+            why = f"which is not a column of {what}; it has {', '.join(columns)}"
             if parameter.name in WITHHELD:
                 why = f"which is given for all completions at once, as {parameter.name + 's'!r}"
+            elif parameter.name in there:
+                why = f"a column that {taken}"
             raise ACPOError(f"the reward function {name!r} needs {parameter.name!r}, {why}")
+
+
+def check_signature(function: Callable[..., Any], columns: Sequence[str]) -> None:
+    """Raise if a reward function cannot take all that it is given."""
+    parameters = _parameters(function)
+    if not parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return
+    taken = {*WITHHELD, *(p.name for p in parameters if p.kind in NAMED)}
+    left = [name for name in (*ALWAYS, *columns) if name not in taken]
+    if left:
+        raise ACPOError(
+            f"the reward function {name_of(function)!r} does not take {', '.join(left)}, which TRL "
+            "hands to every reward function; add **kwargs to its arguments"
+        )
 
 
 def soft_overlong(lengths: Tensor, *, limit: int, cache: int, penalty: float) -> Tensor:

@@ -58,28 +58,26 @@ def _transformed(dataset: Any) -> bool:
     return isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
 
 
-def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
-    """Raise for a training set that would give no step, or no prompt."""
-    if dataset is None or isinstance(dataset, IterableDataset):
-        if dataset is not None and config.dynamic_sampling:
-            raise ACPOError(
-                "dynamic_sampling needs a training set that can be indexed; load it without "
-                "streaming"
-            )
-        return
-    columns = columns_of(dataset) or []
-    images = [name for name in ("image", "images") if name in columns]
-    if images:
+def data_sets(train: Any, evaluation: Any) -> dict[str, Any]:
+    """The data sets a trainer reads rows of, by what to call them; splits one by one."""
+    splits = evaluation if isinstance(evaluation, Mapping) else {}
+    named = {f"eval_dataset[{name!r}]": split for name, split in splits.items()}
+    named = named or {"eval_dataset": evaluation}
+    found = {"the training data": train, **named}
+    return {what: dataset for what, dataset in found.items() if dataset is not None}
+
+
+def check_data(data: Mapping[str, Any], config: Any, *, has_environment: bool) -> None:
+    """Raise for a training set that would give no step, and for rows without a prompt."""
+    for what, dataset in data.items():
+        _check_columns(dataset, what, has_environment=has_environment)
+    dataset = data.get("the training data")
+    if isinstance(dataset, IterableDataset) and config.dynamic_sampling:
         raise ACPOError(
-            f"the training data has a column {images[0]!r}, and images are not supported; drop it"
-        )
-    if "prompt" not in columns and not has_environment:
-        raise ACPOError(
-            f"the training data has no 'prompt' column; it has {', '.join(columns) or 'none'}. "
-            "Rename the column that holds the question"
+            "dynamic_sampling needs a training set that can be indexed; load it without streaming"
         )
     prompts = config.generation_batch_size // config.num_generations
-    if len(dataset) < prompts:
+    if isinstance(dataset, Dataset) and len(dataset) < prompts:
         raise ACPOError(
             f"the training data has {len(dataset)} prompts, but one rollout takes {prompts} "
             f"(generation_batch_size={config.generation_batch_size} / num_generations="
@@ -88,36 +86,59 @@ def check_dataset(dataset: Any, config: Any, *, has_environment: bool) -> None:
         )
 
 
-def check_prompts(dataset: Any, trainer: Any, *, may_be_empty: bool = False) -> None:
+def _check_columns(dataset: Any, what: str, *, has_environment: bool) -> None:
+    if not isinstance(dataset, Dataset | IterableDataset):
+        held = dataset.items() if isinstance(dataset, Mapping) else ()
+        names = [name for name, value in held if isinstance(value, Dataset | IterableDataset)]
+        remedy = "make it one, such as Dataset.from_list(rows)"
+        if names:
+            one = "train" if "train" in names else names[0]
+            remedy = f"it holds {', '.join(map(repr, names))}: pass one of them, data[{one!r}]"
+        raise ACPOError(f"{what} is a {type(dataset).__name__}, not a datasets.Dataset; {remedy}")
+    columns = columns_of(dataset)
+    if columns is None:
+        return
+    images = [name for name in ("image", "images") if name in columns]
+    if images:
+        raise ACPOError(f"{what} has a column {images[0]!r}, and images are not supported; drop it")
+    if "prompt" not in columns and not has_environment:
+        raise ACPOError(
+            f"{what} has no 'prompt' column; it has {', '.join(columns) or 'none'}. "
+            "Rename the column that holds the question"
+        )
+
+
+def check_prompts(data: Mapping[str, Any], trainer: Any, *, may_be_empty: bool = False) -> None:
     """Raise for prompts that are empty or too long, or that no chat template takes.
 
     Args:
-        dataset: the training set.
+        data: what to call it, and the data set; streams are not looked at.
         trainer: built, with the tokenizer, the chat template and the room for prompts.
         may_be_empty: whether an environment fills prompts in later.
     """
-    if "prompt" not in (columns_of(dataset) or []):
-        return
-    rows = dataset if _transformed(dataset) else dataset.select_columns("prompt")
-    tokenizer, room = trainer._tokenizer, trainer.prompt_room
-    template, options = trainer.chat_template, trainer.chat_template_kwargs
-    for number, row in enumerate(islice(rows, MOST_CHECKED)):
-        prompt = row["prompt"]
-        chat = not isinstance(prompt, str)
-        if chat and not (template or tokenizer.chat_template):
-            raise ACPOError(
-                f"prompt {number} is a conversation, but the tokenizer has no chat template; set "
-                "tokenizer.chat_template, or give prompts as text"
-            )
-        text = prompt if not chat else "".join(str(m.get("content") or "") for m in prompt)
-        if not may_be_empty and (not prompt or not text.strip()):
-            raise ACPOError(f"prompt {number} is empty; drop the row")
-        if chat:
-            text = rendered(prompt, tokenizer, options, template)
-        # A token has at least one byte, so short texts need no tokenizer.
-        if room is not None and len(text.encode()) > room:
-            count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
-            check_length(count, room, f"prompt {number}")
+    for what, dataset in data.items():
+        if isinstance(dataset, Dataset) and "prompt" in (columns_of(dataset) or []):
+            rows = dataset if _transformed(dataset) else dataset.select_columns("prompt")
+            for number, row in enumerate(islice(rows, MOST_CHECKED)):
+                _check_prompt(row["prompt"], f"prompt {number} of {what}", trainer, may_be_empty)
+
+
+def _check_prompt(prompt: Any, what: str, trainer: Any, may_be_empty: bool) -> None:
+    tokenizer, room, template = trainer._tokenizer, trainer.prompt_room, trainer.chat_template
+    chat = not isinstance(prompt, str)
+    if chat and not (template or tokenizer.chat_template):
+        raise ACPOError(
+            f"{what} is a conversation, but the tokenizer has no chat template; set "
+            "tokenizer.chat_template, or give prompts as text"
+        )
+    text = prompt if not chat else "".join(str(m.get("content") or "") for m in prompt)
+    if not may_be_empty and (not prompt or not text.strip()):
+        raise ACPOError(f"{what} is empty; drop the row")
+    if chat:
+        text = rendered(prompt, tokenizer, trainer.chat_template_kwargs, template)
+    # A token has at least one byte, so short texts need no tokenizer.
+    if room is not None and len(text.encode()) > room:
+        check_length(len(tokenizer(text, add_special_tokens=False)["input_ids"]), room, what)
 
 
 def rendered(

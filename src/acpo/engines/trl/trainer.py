@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, is_peft_model
-from datasets import IterableDataset
 from torch import Tensor
 from transformers import ProcessorMixin
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -98,14 +97,16 @@ class ACPOTrainer(GRPOTrainer):
         environment = kwargs.get("environment_factory") is not None
         if args.process_index == 0:
             safety.check_output_folder(str(args.output_dir))
-        safety.check_dataset(train_dataset, args, has_environment=environment)
+        data = safety.data_sets(train_dataset, eval_dataset)
+        safety.check_data(data, args, has_environment=environment)
         self._name = args.objective.title
         super().__init__(
             model=model,
             reward_funcs=checked_rewards(
                 reward_funcs,
-                # Rollout functions and environments bring columns of their own.
-                None if environment or kwargs.get("rollout_func") else train_dataset,
+                data,
+                removes=args.remove_unused_columns,
+                adds=environment or kwargs.get("rollout_func") is not None,
             ),
             args=args.per_optimizer_step(),
             train_dataset=train_dataset,
@@ -116,8 +117,7 @@ class ACPOTrainer(GRPOTrainer):
         safety.refuse_built(self)
         self._prepare_update()
         self.reward_func_names = distinct(self.reward_func_names)
-        if not isinstance(train_dataset, IterableDataset):
-            safety.check_prompts(train_dataset, self, may_be_empty=environment)
+        safety.check_prompts(data, self, may_be_empty=environment)
 
     def _prepare_update(self) -> None:
         args = self.args
