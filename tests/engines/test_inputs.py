@@ -8,7 +8,12 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+    TrainerCallback,
+)
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl.rewards import (
@@ -215,6 +220,47 @@ def test_no_tokenizer_and_no_config(tmp_path):
         ACPOTrainer(tiny_model(), odd_tokens, ACPOConfig(**options(tmp_path)), prompts())
     with pytest.raises(ACPOError, match="pass an ACPOConfig"):
         ACPOTrainer(tiny_model(), odd_tokens, object(), prompts())
+
+
+def test_the_tokenizer_beside_a_models_weights_is_found(tmp_path):
+    """As stock TRL finds it; transformers makes an empty one where there is none."""
+    folder, config = tmp_path / "model", ACPOConfig(**options(tmp_path / "run"))
+    tiny_model().save_pretrained(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    for model in (loaded, str(folder)):
+        with pytest.raises(ACPOError, match=r"no tokens but special ones; .*processing_class"):
+            ACPOTrainer(model, odd_tokens, config, prompts())
+    tiny_tokenizer().save_pretrained(folder)
+    trainer = ACPOTrainer(loaded, odd_tokens, config, prompts())
+    trainer.train()
+    assert len(trainer.processing_class) == len(WORDS) and trainer.state.global_step == 1
+
+
+def test_arguments_are_taken_in_trls_order(tmp_path):
+    class Counts(TrainerCallback):
+        steps = 0
+
+        def on_step_end(self, *args, **_):
+            self.steps += 1
+
+    def positional(*later, **more):
+        config = ACPOConfig(**options(tmp_path))
+        return ACPOTrainer(
+            tiny_model(), needs_gold, config, prompts(), None, tiny_tokenizer(), *later, **more
+        )
+
+    def rollout(prompts, trainer):
+        return {**fixed_rollout(prompts, trainer), "gold": ["1"] * len(prompts)}
+
+    counts = Counts()
+    lora = LoraConfig(r=4, target_modules=["q_proj"])
+    trainer = positional([None], [counts], (None, None), None, lora, None, rollout)
+    trainer.train()
+    assert counts.steps == 1 and trainer.rollout_func is rollout and trainer.model.peft_config
+    with pytest.raises(TypeError, match="multiple values for argument 'callbacks'"):
+        positional(None, [counts], callbacks=[counts])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'callback'"):
+        positional(callback=[counts])
 
 
 def test_mixture_of_experts_needs_its_auxiliary_loss_off(tmp_path):

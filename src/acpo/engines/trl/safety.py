@@ -222,12 +222,7 @@ def refuse_model(model: Any, config: Any) -> None:
 
 def refuse_built(trainer: Any) -> None:
     """Raise for what a launcher or a nested option made of the trainer behind the options' back."""
-    if isinstance(trainer.processing_class, ProcessorMixin):
-        raise ACPOError(
-            f"{trainer.model.config.model_type} comes with an image processor, and images are not "
-            "supported: the update would not see them; pass the tokenizer as processing_class, "
-            "with text-only data"
-        )
+    _refuse_tokenizer(trainer)
     accelerator, state = trainer.accelerator, trainer.accelerator.state
     _refuse_rounding(trainer)
     args = trainer.args
@@ -260,6 +255,22 @@ def refuse_built(trainer: Any) -> None:
         )
     if getattr(state, "megatron_lm_plugin", None) is not None:
         raise ACPOError("Megatron was chosen by the launcher; use FSDP2, or the verl plugin")
+
+
+def _refuse_tokenizer(trainer: Any) -> None:
+    if isinstance(trainer.processing_class, ProcessorMixin):
+        raise ACPOError(
+            f"{trainer.model.config.model_type} comes with an image processor, and images are not "
+            "supported: the update would not see them; pass the tokenizer as processing_class, "
+            "with text-only data"
+        )
+    tokenizer = trainer.processing_class
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        # transformers makes one of nothing where a folder holds none.
+        raise ACPOError(
+            f"the tokenizer of {trainer.model.config._name_or_path!r} has no tokens but special "
+            "ones; save the model's own beside its weights, or pass it as processing_class"
+        )
 
 
 def _refuse_rounding(trainer: Any) -> None:

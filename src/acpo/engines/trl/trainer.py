@@ -10,6 +10,7 @@ see ordinary steps. Rollouts, rewards and logging stay TRL's.
 """
 
 import functools
+import inspect
 import math
 import time
 from contextlib import nullcontext
@@ -24,7 +25,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_decorator
-from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
+from trl.trainer.utils import get_config_model_id, shuffle_sequence_dict, split_tensor_dict
 
 from acpo.engines.attention import HALF
 from acpo.engines.ranks import Ranks
@@ -82,38 +83,35 @@ class ACPOTrainer(GRPOTrainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
+        *more: Any,
         **kwargs: Any,
     ) -> None:
         overrides.refuse_overrides(type(self), ACPOTrainer)
         args = ACPOConfig(output_dir="acpo-output") if args is None else args
         if not isinstance(args, ACPOConfig):
             raise ACPOError(f"args is a {type(args).__name__}; pass an ACPOConfig")
-        if processing_class is None and not isinstance(model, str):
-            raise ACPOError("processing_class is missing: a loaded model needs its tokenizer")
+        named = isinstance(model, str) or get_config_model_id(model.config)
+        if processing_class is None and not named:
+            raise ACPOError("processing_class is missing: this model does not say where it is from")
         if isinstance(processing_class, ProcessorMixin):
             raise ACPOError("images are not supported; pass the tokenizer as processing_class")
         if args.use_vllm:
             require_vllm("use_vllm")
-        environment = kwargs.get("environment_factory") is not None
+        first = (model, reward_funcs, args, train_dataset, eval_dataset, processing_class)
+        given = inspect.signature(GRPOTrainer).bind(*first, *more, **kwargs).arguments
+        environment = given.get("environment_factory") is not None
         if args.process_index == 0:
             safety.check_output_folder(str(args.output_dir))
         data = safety.data_sets(train_dataset, eval_dataset)
         safety.check_data(data, args, has_environment=environment)
         self._name = args.objective.title
-        super().__init__(
-            model=model,
-            reward_funcs=checked_rewards(
-                reward_funcs,
-                data,
-                removes=args.remove_unused_columns,
-                adds=environment or kwargs.get("rollout_func") is not None,
-            ),
-            args=args.per_optimizer_step(),
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            **kwargs,
+        given["reward_funcs"] = checked_rewards(
+            reward_funcs,
+            data,
+            removes=args.remove_unused_columns,
+            adds=environment or given.get("rollout_func") is not None,
         )
+        super().__init__(**{**given, "args": args.per_optimizer_step()})
         safety.refuse_built(self)
         self._prepare_update()
         self.reward_func_names = distinct(self.reward_func_names)
