@@ -10,10 +10,10 @@ from acpo.engines.trl.update import UpdateSettings
 from acpo.errors import ACPOError
 
 UNCALLED = (
-    *("compute_loss", "_compute_loss"),
+    *("compute_loss", "_compute_loss", "_get_per_token_logps_and_entropies"),
     *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
 )
-"""Methods of TRL's loss, which no training step calls."""
+"""Methods of TRL's loss, which the update does not call."""
 
 OPTIONS = {
     "epsilon_low": "epsilon",
@@ -28,7 +28,7 @@ def refuse_overrides(kind: type, known: type) -> None:
     for name in UNCALLED:
         if getattr(kind, name, None) is not getattr(known, name, None):
             raise ACPOError(
-                f"{kind.__name__} overrides {name}, which training does not call: the loss is "
+                f"{kind.__name__} overrides {name}, which the update does not call: the loss is "
                 "that of the method's row. Make it a row of METHODS and choose it with method= "
                 "(docs/howto.md#add-a-method)"
             )
