@@ -57,7 +57,7 @@ class Teaching:
     start: int
     rate: float
     batch: int = 128
-    rounds: int = 12
+    rounds: int = 24
 
 
 TEACHING = {
