@@ -81,7 +81,9 @@ def run(place, command, extra=(), **changes):
             {"cache_implementation": "statik"},
             "recipe.yaml: Invalid `cache_implementation` (statik)",
         ),
-        ({"report_to": "wandb"}, "wandb is not installed; pip install wandb"),
+        ({"report_to": "wandb"}, "requires wandb to be installed. Run `pip install wandb`"),
+        ({"report_to": "dvclive"}, "report_to=['dvclive']: RuntimeError: DVCLiveCallback requires"),
+        ({"report_to": "codecarbon"}, "RuntimeError: CodeCarbonCallback requires `codecarbon`"),
         ({"report_to": "wandv"}, "report_to=['wandv']: ValueError: wandv is not supported, only"),
         ({"max_completion_length": 2}, "max_completion_length=2 cannot hold an answer"),
         (

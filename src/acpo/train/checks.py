@@ -20,9 +20,6 @@ from acpo.vllm_version import require_vllm
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REPORTERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "comet_ml", "clearml")
-"""Values of `report_to` that are packages of the same name."""
-
 GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
 
@@ -93,11 +90,9 @@ def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
 
     config, model = recipe.config, recipe.model
     with in_one_line(f"report_to={config.report_to}"):
-        get_reporting_integration_callbacks(config.report_to)
-    wanted: list[tuple[str, tuple[str, ...]]] = [
-        (f"report_to={name}", (name,)) for name in config.report_to or () if name in REPORTERS
-    ]
-    wanted += [("use_peft", ("peft",))] if model.use_peft else []
+        for reporter in get_reporting_integration_callbacks(config.report_to):
+            reporter()  # each asks for its package when it is made
+    wanted = [("use_peft", ("peft",))] if model.use_peft else []
     if not elsewhere:
         if config.use_vllm:
             require_vllm("use_vllm")
@@ -125,7 +120,7 @@ def in_one_line(what: str) -> Iterator[None]:
         yield
     except ACPOError:
         raise
-    except (ValueError, TypeError, ImportError, OSError, SafetensorError) as error:
+    except (ValueError, TypeError, ImportError, OSError, RuntimeError, SafetensorError) as error:
         if logging.get_verbosity() <= logging.DEBUG:
             raise
         words = " ".join(str(error).split())
