@@ -71,6 +71,17 @@ def run(place, command, extra=(), **changes):
         ({"adam_epsilon": -1.0}, "adam_epsilon=-1.0 must be 0 or more"),
         ({"entropy_coef": float("nan")}, "entropy_coef=nan must be finite"),
         ({"entropy_coef": "inf"}, "entropy_coef=inf must be finite"),
+        ({"optim": "adamw_bnb_8bit"}, "optim=adamw_bnb_8bit, optim_args=None: ImportError:"),
+        ({"optim": "galore_adamw"}, "optim=galore_adamw, optim_args=None: ImportError: You need"),
+        ({"optim_args": "nope"}, "optim_args=nope: ValueError"),
+        (
+            {"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"nope": 1}},
+            "lr_scheduler_kwargs={'nope': 1}: TypeError: get_cosine_schedule_with_warmup() got",
+        ),
+        (
+            {"lr_scheduler_type": "constant", "warmup_steps": 5},
+            "warmup_steps=5 has no effect with lr_scheduler_type=constant; use",
+        ),
         ({"top_p": 0.9}, "top_p=0.9 is not honoured: drawing from part of the vocabulary"),
         ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
         (

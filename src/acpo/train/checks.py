@@ -13,7 +13,7 @@ from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
-from acpo.train.plan import prompts_used
+from acpo.train.plan import plan_batches, prompts_used
 from acpo.train.recipe import Recipe
 from acpo.vllm_version import require_vllm
 
@@ -68,6 +68,7 @@ def gather(
     check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
     check_evaluation(recipe, data)
+    check_optimizer(recipe, name, plan_batches(recipe, len(data.train)).updates, elsewhere)
     if choose is None and data.stream is not None:
         # A longer run goes on in the stream where a shorter one ended: no order but the stream's.
         config.shuffle_dataset = False
@@ -258,6 +259,31 @@ def check_evaluation(recipe: Recipe, data: TrainingData) -> None:
                 f"{name}={value} needs evaluations to choose by, and here are none; set held_out, "
                 "eval_strategy and metric_for_best_model (as in eval_reward), or leave it out"
             )
+
+
+def check_optimizer(recipe: Recipe, name: str, updates: int, elsewhere: bool) -> None:
+    """Raise for an optimizer or a schedule that training could not build; it is built for nothing.
+
+    An optimizer that some `elsewhere` is to build may need what this machine lacks.
+    """
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    config: Any = recipe.config
+    optimizer: Any = torch.optim.SGD([torch.zeros(2, 2)], lr=config.learning_rate)
+    if not elsewhere:
+        with in_one_line(f"optim={config.optim.value}, optim_args={config.optim_args}"):
+            kind, options = Trainer.get_optimizer_cls_and_kwargs(config, empty_model(recipe, name))
+            parameters = options.pop("params", optimizer.param_groups[0]["params"])
+            optimizer = kind(parameters, **options)
+    kind, warmup = config.lr_scheduler_type.value, config.get_warmup_steps(updates)
+    with in_one_line(f"lr_scheduler_type={kind}, lr_scheduler_kwargs={config.lr_scheduler_kwargs}"):
+        get_scheduler(kind, optimizer, warmup, updates, config.lr_scheduler_kwargs)
+    if warmup and optimizer.param_groups[0]["lr"] == config.learning_rate != 0:
+        raise ACPOError(
+            f"warmup_steps={config.warmup_steps} has no effect with lr_scheduler_type={kind}; use "
+            "constant_with_warmup or another that warms up, or leave it out"
+        )
 
 
 def check_reward_weights(weights: list[float] | None, data: TrainingData) -> None:
