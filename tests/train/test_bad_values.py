@@ -146,6 +146,15 @@ def run(place, command, extra=(), **changes):
             "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",
         ),
         (
+            {"use_peft": True, "lora_target_modules": ["q_proj", "v_porj"]},
+            "lora_target_modules=['q_proj', 'v_porj']: 'v_porj' is no part of",
+        ),
+        ({"use_peft": True, "lora_modules_to_save": ["nope"]}, "=['nope']: 'nope' is no part of"),
+        ({"use_peft": True, "lora_dropout": 2.0}, "lora_dropout=2.0 must be in [0, 1)"),
+        ({"use_peft": True, "lora_task_type": "nope"}, "ValueError: Invalid task type: 'nope'"),
+        ({"lora_r": 4}, "lora_r=4 does nothing without use_peft; set that, or leave it out"),
+        ({"bnb_4bit_quant_type": "fp4"}, "=fp4 does nothing without load_in_4bit"),
+        (
             {"use_peft": True, "lora_target_modules": ["lm_head", "q_proj"]},
             "carries an adapter (Linear), which the fused head would leave out",
         ),
@@ -161,6 +170,11 @@ def test_one_line_and_status_2(place, command, changes, said):
 def test_a_row_named_by_a_number(place):
     """YAML reads 8020 without quotes as a number."""
     status, lines = run(place, "doctor", method=8020)
+    assert status == 0, lines
+
+
+def test_an_adapter_on_one_kind_of_layer(place):
+    status, lines = run(place, "doctor", use_peft=True, lora_target_modules=["q_proj"])
     assert status == 0, lines
 
 

@@ -179,18 +179,20 @@ def _adapted(recipe: Recipe, empty: Any) -> Any:
     from peft import get_peft_model
     from trl import get_peft_config
 
-    adapter: Any = get_peft_config(recipe.model)
-    try:
-        with torch.device("meta"):
-            return get_peft_model(empty, adapter)
-    except ValueError as error:
-        linear = (n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear))
-        known = {part.rpartition(".")[2] for part in linear}
-        raise ACPOError(
-            f"lora_target_modules={recipe.model.lora_target_modules} fits no part of "
-            f"{recipe.model_name!r}, which has {', '.join(sorted(known))} "
-            f"({str(error).splitlines()[0]})"
-        ) from error
+    model = recipe.model
+    names = [f".{name}" for name, _ in (*empty.named_modules(), *empty.named_parameters())]
+    for option in ("lora_target_modules", "lora_target_parameters", "lora_modules_to_save"):
+        value = getattr(model, option)
+        for part in value if isinstance(value, list) else ():  # PEFT passes over those it lacks
+            if not any(name.endswith(f".{part}") for name in names):
+                linear = (n for n, m in empty.named_modules() if isinstance(m, torch.nn.Linear))
+                known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+                raise ACPOError(
+                    f"{option}={value}: {part!r} is no part of {recipe.model_name!r}, which has "
+                    f"{known}"
+                )
+    with in_one_line(f"use_peft=True on {recipe.model_name!r}"), torch.device("meta"):
+        return get_peft_model(empty, get_peft_config(model))  # type: ignore[arg-type]
 
 
 def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str) -> None:

@@ -121,6 +121,9 @@ def read_recipe(
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
     check_loading(model)
+    part = model.lora_target_modules
+    if isinstance(part, str) and part.isidentifier():  # TRL takes one of a list for a pattern
+        model.lora_target_modules = [part]
     given = frozenset([*values, *(name.replace("-", "_") for name in names)])
     return Recipe(path, task, config, model, given, values.get("env") or {})
 

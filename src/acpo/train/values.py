@@ -1,6 +1,7 @@
 """Values of a recipe that no option can have, told before anything is built of them."""
 
 import contextlib
+import dataclasses
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -24,9 +25,16 @@ RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(NOT_NEGATIVE, ("0 or more", lambda value: 0 <= value < math.inf)),
     **dict.fromkeys(("adam_beta1", "adam_beta2"), ("in [0, 1)", lambda value: 0 <= value < 1)),
     "seed": ("in [0, 2**32)", lambda value: 0 <= value < 2**32),
+    "lora_dropout": ("in [0, 1)", lambda value: 0 <= value < 1),
     "entropy_coef": ("finite", math.isfinite),
 }
 """Numbers an option may be, in words and as a test; not a number is none of them."""
+
+SWITCHED = {
+    ("lora_", "use_rslora", "use_dora"): "use_peft",
+    ("bnb_4bit_", "use_bnb_"): "load_in_4bit",
+}
+"""How options of the model begin that do nothing unless another is set."""
 
 
 def kinds(classes: Iterable[type]) -> dict[str, set[Any]]:
@@ -80,7 +88,7 @@ def check_ranges(values: Mapping[str, Any]) -> None:
 
 
 def check_loading(model: Any) -> None:
-    """Raise for a type of weights, or an attention, that does not exist."""
+    """Raise for a type of weights, or an attention, that does not exist, and for idle options."""
     import torch
     from transformers import AttentionInterface
 
@@ -91,3 +99,10 @@ def check_loading(model: Any) -> None:
     own = attention is None or "/" in attention  # a kernel on the hub
     if not own and attention.removeprefix("paged|") not in known:
         raise ACPOError(f"attn_implementation={attention!r} is unknown; use {' or '.join(known)}")
+    for prefixes, switch in SWITCHED.items():
+        for entry in () if getattr(model, switch) else dataclasses.fields(model):
+            value = getattr(model, entry.name)
+            if entry.name.startswith(prefixes) and value != entry.default:
+                raise ACPOError(
+                    f"{entry.name}={value} does nothing without {switch}; set that, or leave it out"
+                )
