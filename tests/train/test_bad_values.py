@@ -108,6 +108,7 @@ def run(place, command, extra=(), **changes):
             {"held_out": 4, "per_device_eval_batch_size": 6, "num_generations_eval": 4},
             "per_device_eval_batch_size=6 on 1 process(es) is not a multiple",
         ),
+        ({"deepspeed": "none.json"}, "deepspeed='none.json' is not honoured: DeepSpeed steps"),
         ({"max_resample_times": 2}, "max_resample_times=2 does nothing without dynamic_sampling"),
         ({"soft_overlong_penalty": 0.5}, "=0.5 does nothing without soft_overlong_cache"),
         ({"record_every": 2}, "record_every=2 does nothing without record_rollouts"),

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +100,10 @@ def changed_draws(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def refuse_unhonoured(config: Any) -> None:
-    """Raise for the first option set to something this trainer would have to ignore."""
+def refuse_unhonoured(config: Any, names: Iterable[str] = REFUSALS) -> None:
+    """Raise for the first of these options set to something this trainer would have to ignore."""
     defaults = {entry.name: entry.default for entry in dataclasses.fields(config)}
-    for name in (name for name in REFUSALS if name in defaults):  # versions of TRL differ
+    for name in (name for name in names if name in defaults):  # versions of TRL differ
         value = getattr(config, name)
         if value != defaults[name] and not (name in ALSO_FINE and ALSO_FINE[name](value)):
             raise ACPOError(f"{name}={value!r} is not honoured: {REFUSALS[name]}")
@@ -239,6 +239,7 @@ class ACPOConfig(GRPOConfig):
         method = self.objective
         if self.scale_rewards is None:
             self.scale_rewards = "none" if method.advantage_scale == "none" else "group"
+        refuse_unhonoured(self, ["deepspeed"])  # for which transformers wants a file and a package
         super().__post_init__()
         if method.advantage_scale == "none" and self.scale_rewards != "none":
             raise ACPOError(
