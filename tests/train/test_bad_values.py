@@ -137,11 +137,19 @@ def run(place, command, extra=(), **changes):
         ({"reward_funcs": []}, "recipe.yaml: reward_funcs is empty; give a value, or remove the"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights=[1.0, 2.0] has 2 number(s) for 1 reward"),
         ({"load_in_4bit": True}, "load_in_4bit: bitsandbytes is not installed"),
-        (
-            {"attn_implementation": "flash_attention_2"},
-            "attn_implementation=flash_attention_2: flash_attn is not installed; pip install "
-            "flash-attn",
+        *(
+            (
+                {"attn_implementation": kind},
+                f"no causal LM can be built of its config.json with attn_implementation={kind}: "
+                "ImportError",
+            )
+            for kind in ("flash_attention_2", "flash_attention_3")
         ),
+        (
+            {"model_init_kwargs": {"attn_implementation": "sdpb"}},
+            "attn_implementation='sdpb' is unknown; use eager or flash_attention_",
+        ),
+        ({"model_init_kwargs": {"dtype": "float33"}}, "dtype='float33' is no type of torch"),
         (
             {"use_peft": True, "lora_target_modules": ["nope", "nada"]},
             "which has down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj",

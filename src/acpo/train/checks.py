@@ -49,7 +49,7 @@ def gather(
     tokenizer = load_tokenizer(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
     )
-    check_model(recipe, name, tokenizer)
+    check_model(recipe, name, tokenizer, elsewhere=elsewhere)
     check_weights(name)
     used = prompts_used(recipe)
     spare = 8 if choose else 1  # a study leaves most of them to another phase
@@ -83,29 +83,20 @@ def resumption(config: Any) -> str | bool | None:
 
 
 def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
-    """Raise for packages the recipe needs and this machine lacks; those for GPUs, unless elsewhere.
-
-    Flash attention may also come from `kernels`, which transformers falls back to.
-    """
+    """Raise for packages it needs and this machine lacks: those for GPUs unless elsewhere."""
     from transformers.integrations import get_reporting_integration_callbacks
 
     config, model = recipe.config, recipe.model
     with in_one_line(f"report_to={config.report_to}"):
         for reporter in get_reporting_integration_callbacks(config.report_to):
             reporter()  # each asks for its package when it is made
-    wanted = [("use_peft", ("peft",))] if model.use_peft else []
-    if not elsewhere:
-        if config.use_vllm:
-            require_vllm("use_vllm")
-        quantised = [name for name in ("load_in_4bit", "load_in_8bit") if getattr(model, name)]
-        wanted += [(name, ("bitsandbytes",)) for name in quantised]
-        if model.attn_implementation == "flash_attention_2":
-            wanted += [("attn_implementation=flash_attention_2", ("flash_attn", "kernels"))]
-    for what, packages in wanted:
-        if not any(map(importlib.util.find_spec, packages)):
-            project = packages[0].replace("_", "-")
+    if config.use_vllm and not elsewhere:
+        require_vllm("use_vllm")
+    wanted = dict.fromkeys(("load_in_4bit", "load_in_8bit"), "bitsandbytes")
+    for option, package in {"use_peft": "peft", **({} if elsewhere else wanted)}.items():
+        if getattr(model, option) and importlib.util.find_spec(package) is None:
             raise ACPOError(
-                f"{what}: {packages[0]} is not installed; pip install {project}, or leave it out"
+                f"{option}: {package} is not installed; pip install {package}, or leave it out"
             )
 
 
@@ -140,19 +131,20 @@ def shape_of(recipe: Recipe, name: str) -> Any:
         )
 
 
-def empty_model(recipe: Recipe, name: str) -> Any:
+def empty_model(recipe: Recipe, name: str, attention: str | None = None) -> Any:
     """A model without its weights."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    wrong = f"model {recipe.model_name!r}: no causal LM can be built of its config.json"
+    shape, trusted = shape_of(recipe, name), recipe.config.trust_remote_code
+    wanted: dict[str, Any] = {"attn_implementation": attention} if attention else {}
+    told = f" with attn_implementation={attention}" if attention else ""
+    wrong = f"model {recipe.model_name!r}: no causal LM can be built of its config.json{told}"
     with in_one_line(wrong), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(
-            shape_of(recipe, name), trust_remote_code=recipe.config.trust_remote_code
-        )
+        return AutoModelForCausalLM.from_config(shape, trust_remote_code=trusted, **wanted)
 
 
-def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
+def check_model(recipe: Recipe, name: str, tokenizer: Any, *, elsewhere: bool = False) -> None:
     """Raise for a model that cannot be trained, or what does not fit it; no weights are loaded."""
     from acpo.engines.trl.safety import refuse_model
 
@@ -170,7 +162,7 @@ def check_model(recipe: Recipe, name: str, tokenizer: Any) -> None:
             f"use_peft=True and model_name_or_path={recipe.model_name!r}, which is an adapter "
             "already: leave use_peft out to train it on, or name its base model"
         )
-    empty = empty_model(recipe, name)
+    empty = empty_model(recipe, name, None if elsewhere else recipe.model.attn_implementation)
     refuse_model(_adapted(recipe, empty) if recipe.model.use_peft else empty, recipe.config)
 
 

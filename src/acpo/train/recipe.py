@@ -120,6 +120,9 @@ def read_recipe(
         raise ACPOError(f"{path}: {' '.join(str(error).split())}") from error
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
+    for name, value in dict(config.model_init_kwargs or {}).items():
+        if name in ("dtype", "attn_implementation"):  # which go before the options
+            setattr(model, name, value)
     check_loading(model)
     part = model.lora_target_modules
     if isinstance(part, str) and part.isidentifier():  # TRL takes one of a list for a pattern

@@ -96,7 +96,7 @@ def check_loading(model: Any) -> None:
     if kind not in (None, "auto") and not isinstance(getattr(torch, str(kind), None), torch.dtype):
         raise ACPOError(f"dtype={kind!r} is no type of torch; use float32, bfloat16 or auto")
     known = ("eager", *AttentionInterface().valid_keys())
-    own = attention is None or "/" in attention  # a kernel on the hub
+    own = not isinstance(attention, str) or "/" in attention  # for each part, or on the hub
     if not own and attention.removeprefix("paged|") not in known:
         raise ACPOError(f"attn_implementation={attention!r} is unknown; use {' or '.join(known)}")
     for prefixes, switch in SWITCHED.items():
