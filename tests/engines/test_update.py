@@ -14,7 +14,7 @@ from acpo.engines.trl.packing import (
 )
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS
-from engines.tiny import WORDS, prompts, recorded, relative, tiny_model
+from engines.tiny import WORDS, build, prompts, recorded, relative, tiny_model
 from engines.worker import fixed_rollout
 
 CPU = torch.device("cpu")
@@ -91,6 +91,24 @@ def test_rows_without_advantage_never_reach_the_backbone(tmp_path):
     assert silent.state.log_history[0]["update/rows_skipped"] == 1.0
     assert silent.state.log_history[0]["update/tokens_skipped"] == 1.0
     assert gradients[0].abs().max() == 0.0
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_numbers_of_rows_without_a_verdict_skip_no_step(tmp_path, judged):
+    def last_unjudged(completion_ids, **_):
+        return [None if index % 4 == 3 else float(sum(x)) for index, x in enumerate(completion_ids)]
+
+    trainer = build(tmp_path, rewards=last_unjudged, num_iterations=2, max_steps=2)
+    make = trainer.rollouts.make
+
+    def poisoned(*arguments):
+        rollout = make(*arguments)
+        rollout["old_per_token_logps"][rollout["judged"].bool() == judged] = torch.nan
+        return rollout
+
+    trainer.rollouts.make = poisoned
+    trainer.train()
+    assert trainer.guard.total == (2 if judged else 0)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -120,7 +120,7 @@ class PackedUpdate:
 
         Gradients are not exchanged between processes within `no_sync`.
         """
-        plan, broken = self._whole(batch, self._plan(model, batch))
+        plan, broken = self._whole(self._plan(model, batch))
         live = batch.mask.any(1) & batch.judged
         if not (self.settings.beta or self.settings.entropy_coef):
             moved = plan["advantages"] != 0
@@ -196,14 +196,15 @@ class PackedUpdate:
             return shaped.marks
         return torch.where(batch.mask, ratio.log().clamp(LEAST_LOG_RATIO, MAX_LOG_RATIO), 0.0)
 
-    def _whole(self, batch: MiniBatch, plan: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
-        """The plan without tokens of which a number is not finite, and how many those are."""
+    def _whole(self, plan: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+        """The plan without tokens of which a number is not finite, and how many had a weight."""
         columns = {k: plan[k] for k in ("advantages", "old_logp", "ref_logp", "marks")}
         columns = {k: x for k, x in columns.items() if x is not None}
         sound = torch.stack([x.isfinite() for x in columns.values()]).all(0)
         weights = {k: plan[k] for k in ("weights", "entropy_weights") if plan[k] is not None}
         usable = {k: torch.where(sound, x, 0) for k, x in (columns | weights).items()}
-        return {**plan, **usable}, (batch.mask & ~sound).sum()
+        weighed = torch.stack([x != 0 for x in weights.values()]).any(0)
+        return {**plan, **usable}, (weighed & ~sound).sum()
 
     def _corrected(
         self,
