@@ -112,6 +112,9 @@ def run(place, command, extra=(), **changes):
         ({"max_resample_times": 2}, "max_resample_times=2 does nothing without dynamic_sampling"),
         ({"soft_overlong_penalty": 0.5}, "=0.5 does nothing without soft_overlong_cache"),
         ({"record_every": 2}, "record_every=2 does nothing without record_rollouts"),
+        ({"sync_ref_model": True, "beta": 0.0}, "sync_ref_model=True does nothing without beta"),
+        ({"ref_model_sync_steps": 5}, "ref_model_sync_steps=5 does nothing without sync_ref_model"),
+        ({"dataloader_persistent_workers": True}, "=True does nothing without dataloader_num_work"),
         ({"sampler_rows": 4}, "sampler_rows=4 is for sampler='static'"),
         (
             {"sampler": "static", "cast_lm_head_to_fp32": True},

@@ -129,6 +129,9 @@ NEEDS = {
     "max_resample_times": "dynamic_sampling",
     "soft_overlong_penalty": "soft_overlong_cache",
     "record_every": "record_rollouts",
+    "sync_ref_model": "beta",
+    **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), "sync_ref_model"),
+    "dataloader_persistent_workers": "dataloader_num_workers",
 }
 """Options that do nothing unless another is set."""
 
