@@ -329,6 +329,18 @@ def test_a_folder_with_another_run(place, tmp_path):
         assert status == 2 and any(line.endswith(" there, 7 here") for line in lines)
 
 
+@pytest.mark.parametrize("command", ["train", "doctor"])
+def test_evaluation_at_the_start_of_nothing(place, tmp_path, command):
+    assert run(place, command, output_dir=str(tmp_path), eval_on_start=True)[0] == 0
+
+
+def test_a_metric_that_no_evaluation_gives(place, tmp_path):
+    chosen = {"save_strategy": "best", "metric_for_best_model": "eval_rewrad", "held_out": 4}
+    chosen |= {"eval_strategy": "steps", "eval_steps": 1, "output_dir": str(tmp_path)}
+    status, lines = run(place, "train", **chosen)
+    assert status == 2 and "'eval_rewrad', which is not found in" in lines[-1]
+
+
 def test_vllm_is_missed_where_training_would_be(place, monkeypatch):
     assert importlib.util.find_spec("vllm") is None
     for command in ("train", "doctor"):

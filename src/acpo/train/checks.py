@@ -237,9 +237,9 @@ def check_evaluation(recipe: Recipe, data: TrainingData) -> None:
     config: Any = recipe.config
     group = config.num_generations_eval or config.num_generations
     if data.held_out is None:
-        if config.eval_strategy != "no":
+        if config.eval_strategy != "no" or config.eval_on_start:
             data.notes.append("eval_strategy is off: held_out is 0, nothing to evaluate on")
-        config.eval_strategy = "no"
+        config.eval_strategy, config.eval_on_start = "no", False
     elif config.per_device_eval_batch_size * config.world_size % group:
         raise ACPOError(
             f"per_device_eval_batch_size={config.per_device_eval_batch_size} on "

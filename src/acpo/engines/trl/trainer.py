@@ -353,6 +353,12 @@ class ACPOTrainer(GRPOTrainer):
         with safety.random_states_kept(self.accelerator.device):
             return super()._evaluate(*args, **kwargs)
 
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        try:
+            return super()._determine_best_metric(*args, **kwargs)
+        except KeyError as error:  # known once there are metrics
+            raise ACPOError(error.args[0]) from error
+
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         if self.watch.stopped and self.state.best_model_checkpoint is not None:
             self._load_best_model()
