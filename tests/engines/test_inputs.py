@@ -27,6 +27,7 @@ from acpo.engines.trl.rewards import (
 )
 from acpo.errors import ACPOError, NonFiniteError
 from acpo.train.accuracy import Recorder
+from acpo.train.data import placed
 from acpo.verify.rewards import math_correct
 from engines.tiny import (
     WORDS,
@@ -121,6 +122,10 @@ BAD = {
         {"rewards": lambda completions, answer: [0.0] * len(completions)},
         r"does not take prompts, completion_ids, .*add \*\*kwargs",
     ),
+    "no **kwargs, from a file": (
+        {"rewards": placed(lambda completions, answer: [0.0] * len(completions))},
+        r"does not take prompts, completion_ids, .*add \*\*kwargs",
+    ),
     "no **kwargs, a stream": (
         {
             "rewards": lambda completions: [0.0] * len(completions),
@@ -150,10 +155,18 @@ def test_what_a_reward_function_may_ask_for(tmp_path):
     def rollout(prompts, trainer):
         return {**fixed_rollout(prompts, trainer), "gold": ["1"] * len(prompts)}
 
+    def of_text(text):
+        return float(len(text) % 2)
+
+    @functools.wraps(of_text)
+    def of_all(completions, **_):
+        return [of_text(text) for text in completions]
+
     data = {"eval_dataset": {"a": prompts(4), "b": prompts(4)}}
-    trainer = build(tmp_path, rewards=(by_name, functools.partial(needs_answer)), **data)
+    rewards = (by_name, functools.partial(needs_answer), of_all)
+    trainer = build(tmp_path, rewards=rewards, **data)
     trainer.train()
-    assert trainer.reward_func_names == ["by_name", "needs_answer"]
+    assert trainer.reward_func_names == ["by_name", "needs_answer", "of_text"]
     build(tmp_path, rewards=added, rollout_func=rollout).train()
     build(tmp_path, remove_unused_columns=True, **data).train()
 

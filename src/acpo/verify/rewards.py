@@ -13,7 +13,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -120,8 +120,11 @@ def around(
 
     called = _called(reward)
     calls = (called, getattr(called, "__call__", None))  # noqa: B004
-    found = run_async if any(map(inspect.iscoroutinefunction, calls)) else run
+    found: Any = run_async if any(map(inspect.iscoroutinefunction, calls)) else run
     found.__name__ = name_of(reward)  # instances and partials have none to copy
+    with suppress(TypeError, ValueError):  # of functions in C
+        # What is handed to the wrapper is handed on: it takes no more than they do.
+        found.__signature__ = inspect.signature(reward, follow_wrapped=False)
     return found
 
 

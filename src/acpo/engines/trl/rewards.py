@@ -190,8 +190,9 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """What a function takes itself, whatever it hands on to one that it wraps."""
     try:
-        return list(inspect.signature(function).parameters.values())
+        return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (TypeError, ValueError):
         return []
 
