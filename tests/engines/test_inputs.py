@@ -94,7 +94,10 @@ BAD = {
         {"eval_dataset": {"a": prompts().remove_columns("prompt").to_iterable_dataset()}},
         r"eval_dataset\['a'\] has no 'prompt' column",
     ),
-    "evaluation on rows": ({"eval_dataset": [{"prompt": "w1"}]}, r"eval_dataset is a list"),
+    "evaluation on several data sets": (
+        {"eval_dataset": {"a": DatasetDict(test=prompts())}},
+        r"eval_dataset\['a'\] is a DatasetDict, .*pass one of them, data\['test'\]",
+    ),
     "evaluation lacks a column": (
         {"rewards": needs_answer, "eval_dataset": prompts().remove_columns("answer")},
         r"needs 'answer', which is not a column of eval_dataset; it has prompt",
@@ -169,6 +172,21 @@ def test_what_a_reward_function_may_ask_for(tmp_path):
     assert trainer.reward_func_names == ["by_name", "needs_answer", "of_text"]
     build(tmp_path, rewards=added, rollout_func=rollout).train()
     build(tmp_path, remove_unused_columns=True, **data).train()
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return {"prompt": f"w{index} w2", "answer": "1"}
+
+
+def test_what_trl_evaluates_on_is_evaluated_on(tmp_path):
+    rows = [Rows()[index] for index in range(4)]
+    for data, losses in (({}, []), (rows, ["eval_loss"]), ({"a": Rows()}, ["eval_a_loss"])):
+        found = build(tmp_path, rewards=needs_answer, eval_dataset=data).evaluate()
+        assert [name for name in found if name.endswith("loss")] == losses
 
 
 def test_chat_prompts_are_measured_with_their_template(tmp_path):

@@ -33,6 +33,10 @@ logger = logging.get_logger(__name__)
 
 MOST_CHECKED = 50_000
 
+TRAINING = "the training data"
+EVALUATED = (Dataset, IterableDataset, torch.utils.data.Dataset, list)
+"""What TRL evaluates on; it trains on the first two alone."""
+
 
 def check_output_folder(path: str) -> None:
     """Raise unless files can be written to `path`."""
@@ -60,10 +64,10 @@ def _transformed(dataset: Any) -> bool:
 
 def data_sets(train: Any, evaluation: Any) -> dict[str, Any]:
     """The data sets a trainer reads rows of, by what to call them; splits one by one."""
-    splits = evaluation if isinstance(evaluation, Mapping) else {}
-    named = {f"eval_dataset[{name!r}]": split for name, split in splits.items()}
-    named = named or {"eval_dataset": evaluation}
-    found = {"the training data": train, **named}
+    named = {"eval_dataset": evaluation}
+    if isinstance(evaluation, Mapping):
+        named = {f"eval_dataset[{name!r}]": split for name, split in evaluation.items()}
+    found = {TRAINING: train, **named}
     return {what: dataset for what, dataset in found.items() if dataset is not None}
 
 
@@ -71,7 +75,7 @@ def check_data(data: Mapping[str, Any], config: Any, *, has_environment: bool) -
     """Raise for a training set that would give no step, and for rows without a prompt."""
     for what, dataset in data.items():
         _check_columns(dataset, what, has_environment=has_environment)
-    dataset = data.get("the training data")
+    dataset = data.get(TRAINING)
     if isinstance(dataset, IterableDataset) and config.dynamic_sampling:
         raise ACPOError(
             "dynamic_sampling needs a training set that can be indexed; load it without streaming"
@@ -87,7 +91,8 @@ def check_data(data: Mapping[str, Any], config: Any, *, has_environment: bool) -
 
 
 def _check_columns(dataset: Any, what: str, *, has_environment: bool) -> None:
-    if not isinstance(dataset, Dataset | IterableDataset):
+    readable = (Dataset, IterableDataset) if what == TRAINING else EVALUATED
+    if not isinstance(dataset, readable):
         held = dataset.items() if isinstance(dataset, Mapping) else ()
         names = [name for name, value in held if isinstance(value, Dataset | IterableDataset)]
         remedy = "make it one, such as Dataset.from_list(rows)"
