@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -95,7 +96,12 @@ def gradients_with(folder, plan, model=None, **more):
     return recorder.gradients
 
 
+LORA = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
 CHANGED = {
+    "beta of an adapter": (
+        {"peft_config": LORA, "num_iterations": 1},
+        {"beta": [0.0, 50.0, 0.5]},
+    ),
     "beta": ({"beta": 0.01}, {"beta": [0.01, 50.0, 0.0]}),
     "clip": ({"epsilon": 0.2}, {"epsilon_low": [0.2, 1e-3, 0.2], "epsilon_high": [0.2, 2e-3, 0.2]}),
     "entropy bonus": ({"entropy_coef": 0.01}, {"entropy_coef": [0.01, 1.0, 0.0]}),

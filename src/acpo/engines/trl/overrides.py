@@ -6,6 +6,8 @@ and settings TRL reads off the trainer are read here.
 
 from typing import Any
 
+from accelerate.utils import is_peft_model
+
 from acpo.engines.trl.update import UpdateSettings
 from acpo.errors import ACPOError
 
@@ -39,7 +41,8 @@ class Followed:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._has_reference = trainer.beta != 0
+        # Below an adapter there always is one.
+        self._has_reference = trainer.beta != 0 or is_peft_model(trainer.model)
         self._options = self._read()
         self.settings = UpdateSettings(
             method=trainer.args.objective,
