@@ -29,6 +29,14 @@ def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
 
 
+def test_a_temperature_that_is_changed_later_changes_no_draw(tmp_path):
+    """As in TRL: the update has that of the configuration."""
+    trainer = build(tmp_path, sampler="static")
+    trainer.temperature = 0.1
+    trainer.train()
+    assert trainer.rollouts._sampler.temperature == 1.0
+
+
 def test_what_would_be_ignored_is_refused(tmp_path):
     for wrong in ({"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*biases every ratio"):

@@ -286,7 +286,7 @@ class Rollouts:
                 max_new_tokens=trainer.max_completion_length,
                 eos=trainer.eos_token_ids,
                 pad=trainer._tokenizer.pad_token_id,
-                temperature=trainer.temperature,
+                temperature=trainer.packed.settings.temperature,
                 autocast=torch.bfloat16 if half else None,
             )
         return self._sampler.sample(prompt_ids, seed=seed)
