@@ -126,6 +126,21 @@ def test_what_a_callback_changes_holds_at_the_next_step_as_in_trl(tmp_path, opti
     assert relative(constant[1], ours[1]) > 1e-2
 
 
+def test_the_clip_range_to_change_is_the_methods(tmp_path):
+    for method, given, low, high in (
+        ("grpo", {}, 0.2, 0.2),
+        ("grpo", {"epsilon": 0.1}, 0.1, 0.2),
+        ("gspo", {"method_options": {"epsilon_high": 5e-4}}, 3e-4, 5e-4),
+        ("sapo", {}, None, None),
+    ):
+        trainer = build(tmp_path, method=method, **given)
+        assert (trainer.epsilon_low, trainer.epsilon_high) == (low, high)
+    trainer = build(tmp_path, method="grpo", epsilon=0.1)
+    trainer.epsilon_high = 0.1
+    trainer.train()
+    assert trainer.packed.settings.method.options["epsilon_high"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("method", "plan", "words"),
     [

@@ -43,9 +43,12 @@ class Followed:
         self._trainer = trainer
         # Below an adapter there always is one.
         self._has_reference = trainer.beta != 0 or is_peft_model(trainer.model)
+        method = trainer.args.objective
+        for attribute, name in OPTIONS.items():  # where TRL put what was asked for, or nothing
+            setattr(trainer, attribute, method.options.get(name))
         self._options = self._read()
         self.settings = UpdateSettings(
-            method=trainer.args.objective,
+            method=method,
             temperature=trainer.temperature,
             budget=trainer.args.max_tokens_per_pack,
             corrects_kl=trainer.args.use_bias_correction_kl,
