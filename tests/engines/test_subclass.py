@@ -69,6 +69,21 @@ def test_rewards_per_token_pass_through_a_subclass_unchanged_or_are_refused(tmp_
         recorded(tmp_path / "b", kind=(negated(ACPOTrainer), ACPOConfig), rewards=per_token)
 
 
+def test_rewards_per_token_are_forgotten_where_none_are_given(tmp_path):
+    class First(ACPOTrainer):
+        def _calculate_rewards(self, inputs, *args):
+            if self.state.global_step == 0:
+                return super()._calculate_rewards(inputs, *args)
+            return torch.zeros(len(inputs), 1)
+
+    def per_token(completion_ids, **_):
+        return [[0.5] * len(ids) for ids in completion_ids]
+
+    kind = First, ACPOConfig
+    _, (first, second) = recorded(tmp_path, kind=kind, rewards=per_token, max_steps=2)
+    assert first.norm() > 0 == second.norm()
+
+
 @pytest.mark.parametrize("name", UNCALLED)
 def test_a_subclass_with_a_loss_of_its_own_is_refused(tmp_path, name):
     assert hasattr(GRPOTrainer, name)
