@@ -93,14 +93,16 @@ def test_a_subclass_with_a_loss_of_its_own_is_refused(tmp_path, name):
 
 
 class Changes(TrainerCallback):
-    """Sets attributes of the trainer before each step, as a schedule of the KL penalty does."""
+    """Sets attributes before each step, as a schedule of the KL penalty does: of the trainer, or of
+    its arguments."""
 
     def __init__(self, plan):
         self.plan = plan
 
     def on_step_begin(self, args, state, control, **_):
         for name, values in self.plan.items():
-            setattr(self.trainer, name, values[state.global_step])
+            owner = args if name.startswith("args.") else self.trainer
+            setattr(owner, name.removeprefix("args."), values[state.global_step])
 
 
 def gradients_with(folder, plan, model=None, **more):
@@ -121,6 +123,7 @@ CHANGED = {
     "clip": ({"epsilon": 0.2}, {"epsilon_low": [0.2, 1e-3, 0.2], "epsilon_high": [0.2, 2e-3, 0.2]}),
     "entropy bonus": ({"entropy_coef": 0.01}, {"entropy_coef": [0.01, 1.0, 0.0]}),
     "off-policy mask": ({}, {"off_policy_mask_threshold": [None, 1e-4, None]}),
+    "gate": ({}, {"args.sapo_temperature_neg": [1.05, 9.0, 1.05]}),
 }
 
 
@@ -132,9 +135,10 @@ def test_what_a_callback_changes_holds_at_the_next_step_as_in_trl(tmp_path, opti
         tiny_model().save_pretrained(model)
         tiny_tokenizer().save_pretrained(model)
     stock = GRPOTrainer, GRPOConfig
-    ours = gradients_with(tmp_path / "a", plan, model, method="grpo", **options)
-    theirs = gradients_with(tmp_path / "b", plan, model, kind=stock, loss_type="grpo", **options)
-    constant = gradients_with(tmp_path / "c", {}, model, method="grpo", **options)
+    method = "sapo" if "args.sapo_temperature_neg" in plan else "grpo"
+    ours = gradients_with(tmp_path / "a", plan, model, method=method, **options)
+    theirs = gradients_with(tmp_path / "b", plan, model, kind=stock, loss_type=method, **options)
+    constant = gradients_with(tmp_path / "c", {}, model, method=method, **options)
     assert len(ours) == len(theirs) == 3
     for a, b in zip(ours, theirs, strict=True):
         assert b.norm() > 1e-4 and relative(a, b) < 1e-4

@@ -8,6 +8,7 @@ from typing import Any
 
 from accelerate.utils import is_peft_model
 
+from acpo.engines.trl.config import METHOD_OPTIONS
 from acpo.engines.trl.update import UpdateSettings
 from acpo.errors import ACPOError
 
@@ -46,7 +47,7 @@ class Followed:
         method = trainer.args.objective
         for attribute, name in OPTIONS.items():  # where TRL put what was asked for, or nothing
             setattr(trainer, attribute, method.options.get(name))
-        self._options = self._read()
+        self._first = self._last = self._read()
         self.settings = UpdateSettings(
             method=method,
             temperature=trainer.temperature,
@@ -55,12 +56,15 @@ class Followed:
         )
         self.follow()
 
-    def _read(self) -> dict[str, Any]:
-        return {name: getattr(self._trainer, attribute) for attribute, name in OPTIONS.items()}
+    def _read(self) -> tuple[dict[str, Any], list[Any]]:
+        """The method's options as the trainer's attributes and its arguments say them."""
+        trainer = self._trainer
+        options = {name: getattr(trainer, attribute) for attribute, name in OPTIONS.items()}
+        return options, [getattr(trainer.args, name) for name in METHOD_OPTIONS]
 
     def follow(self) -> None:
         """Take over what a callback has changed."""
-        trainer, settings, options = self._trainer, self.settings, self._read()
+        trainer, settings, now = self._trainer, self.settings, self._read()
         if trainer.beta and not self._has_reference:
             raise ACPOError(
                 f"trainer.beta={trainer.beta} was 0 when the trainer was built, so that there is "
@@ -69,7 +73,7 @@ class Followed:
         settings.beta = trainer.beta
         settings.entropy_coef = trainer.entropy_coef
         settings.off_policy_threshold = trainer.off_policy_mask_threshold
-        changed = {name: x for name, x in options.items() if x != self._options[name]}
-        if changed:
-            settings.method = settings.method(**changed)
-            self._options = options
+        if now != self._last:
+            changed = {name: x for name, x in now[0].items() if x != self._first[0][name]}
+            settings.method = trainer.args.objective(**changed)
+            self._last = now
