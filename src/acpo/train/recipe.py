@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from acpo.errors import ACPOError
-from acpo.train.values import check_loading, check_ranges, check_types, kinds
+from acpo.train.values import check_loading, check_ranges, check_switches, check_types, kinds
 from acpo.yamlfile import YamlFile
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ def read_recipe(
     for name in names:
         if name.replace("-", "_") not in known:
             _refuse_unknown(name, known, where="--")
+    given = frozenset([*values, *(name.replace("-", "_") for name in names)])
+    check_switches(given)
     check_ranges({**values, **_scalars(overrides)})
     arguments = ["--config", str(path), *overrides]
     if "output_dir" not in values:
@@ -127,7 +129,6 @@ def read_recipe(
     part = model.lora_target_modules
     if isinstance(part, str) and part.isidentifier():  # TRL takes one of a list for a pattern
         model.lora_target_modules = [part]
-    given = frozenset([*values, *(name.replace("-", "_") for name in names)])
     return Recipe(path, task, config, model, given, values.get("env") or {})
 
 

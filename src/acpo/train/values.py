@@ -1,7 +1,6 @@
 """Values of a recipe that no option can have, told before anything is built of them."""
 
 import contextlib
-import dataclasses
 import math
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -88,7 +87,7 @@ def check_ranges(values: Mapping[str, Any]) -> None:
 
 
 def check_loading(model: Any) -> None:
-    """Raise for a type of weights, or an attention, that does not exist, and for idle options."""
+    """Raise for a type of weights, or an attention, that does not exist."""
     import torch
     from transformers import AttentionInterface
 
@@ -99,10 +98,13 @@ def check_loading(model: Any) -> None:
     own = not isinstance(attention, str) or "/" in attention  # for each part, or on the hub
     if not own and attention.removeprefix("paged|") not in known:
         raise ACPOError(f"attn_implementation={attention!r} is unknown; use {' or '.join(known)}")
+
+
+def check_switches(given: Iterable[str]) -> None:
+    """Raise for an option whose switch is not mentioned; one that is off is off on purpose."""
     for prefixes, switch in SWITCHED.items():
-        for entry in () if getattr(model, switch) else dataclasses.fields(model):
-            value = getattr(model, entry.name)
-            if entry.name.startswith(prefixes) and value != entry.default:
-                raise ACPOError(
-                    f"{entry.name}={value} does nothing without {switch}; set that, or leave it out"
-                )
+        idle = sorted(name for name in given if name.startswith(prefixes))
+        if idle and switch not in given:
+            raise ACPOError(
+                f"{idle[0]} does nothing without {switch}; set that, or leave {idle[0]} out"
+            )
