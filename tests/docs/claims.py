@@ -573,6 +573,7 @@ SURE_HEAD = """\
 @claim("docs/results.md", "results/law/law.md")
 def sure_starts(text):
     """The benefits of every setting, what varies within groups, and the registered claims."""
+    text, _, at_length = text.partition("## At SAPO's update lengths")
     parts = [
         [
             (entropy, [cell.strip() for cell in rest.split("|")])
@@ -595,6 +596,13 @@ def sure_starts(text):
     least = min(variation.values())
     assert variation[gains[-1]] == least >= 0.2
     above = {f"{float(row[1]):.2f}" for _, row in cells if float(row[1]) >= 0.1}
+    lengths = [
+        f"| {entropy} | {' | '.join(cell.strip() for cell in rest.split('|'))} |"
+        for entropy, rest in re.findall(
+            r"^\| law-0.1m \| e(\S+) \| eight \|(.*)\|$", at_length, re.M
+        )
+    ]
+    assert "per rollout | acpo | grpo | score_baseline | score_normalised |" in at_length
     lost = sorted(cells[:10], key=lambda cell: float(cell[1][5].split()[0]))
     assert all(float(row[1]) >= 0.1 for _, row in lost[:2])
     count = re.search(
@@ -612,6 +620,7 @@ def sure_starts(text):
         f"8 updates per rollout:\n\n{SURE_HEAD}{tables[0]}\n\n4 updates per rollout, at the rates "
         f"found at 8:\n\n{SURE_HEAD}{tables[1]}",
         f"sweeps of its own:\n\n{SURE_HEAD}{tables[2]}",
+        f"`score_normalised` (ours) |\n|---|---|---|---|---|\n{chr(10).join(lengths)}\n\n",
         f"smallest ({least:.2f}) where it gains most",
         f"all three settings above\n({min(above)})",
         f"of {count[1]} such settings {count[2]} are below SAPO and {count[3]} are not told apart",
@@ -685,6 +694,31 @@ def sure_starts_told(r):
         f"above at {fixed[0]} starts at 8 and at {fixed[1]} at 4, more than either row of ours",
         short_of_starts(r) + ", but allowing for the number of rows only at the least sure one; ",
     ]
+
+
+@claim("docs/results.md", f"{LAW}/summary.json")
+def matched_starts_told(r):
+    """Where rows are above or below SAPO at its update lengths."""
+    tasks = {name[1:].removesuffix("-eight"): task for name, task in r["tasks"].items()}
+    rows = {
+        start: {row["name"]: row for row in task["matched"]}
+        for start, task in tasks.items()
+        if any(row["difference"] for row in task.get("matched", ()))
+    }
+    assert [*rows] == ["0.02", "0.1", "0.2", "0.5"]
+    ours, baseline = SCORE_ROWS
+
+    def having(name, verdict):
+        return [start for start, found in rows.items() if found[name]["verdict"] == verdict]
+
+    better = having(ours, "better")
+    assert all(rows[start][ours]["difference"]["won"] == 8 for start in better)
+    assert having(ours, "not told apart") == ["0.02"] and having("acpo", "worse") == ["0.1"]
+    assert (
+        having(baseline, "better") == ["0.5"] and having(baseline, "not told apart") == [*rows][:3]
+    )
+    assert all(found["acpo"]["difference"]["high"] < 0 for found in rows.values())
+    return [f"above SAPO at {NUMBERS[len(better)]} of {NUMBERS[len(rows)]}, by Holm too"]
 
 
 @claim("docs/results.md", "results/compare/law-carry/summary.json")
@@ -761,7 +795,7 @@ def runs_of(name, runs):
     study = read_study(ROOT / f"recipes/studies/{name}.yaml", {})
     whole = progress(study, {run["run"]: run for run in runs})
     assert whole.done == len(runs)
-    return len(runs), f"{whole.runs:,} runs"
+    return f"{len(runs):,}", f"{whole.runs:,} runs"
 
 
 @claim("docs/results.md", f"{LAW}/runs.jsonl")
