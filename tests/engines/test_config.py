@@ -1,6 +1,7 @@
 """Every option of GRPOConfig is honoured, inherited unchanged, or refused with a reason."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -327,9 +328,15 @@ def test_options_of_the_method(tmp_path):
     [
         ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "make it 4"),
         ({"update_layout": "dense"}, "update_layout='dense' is unknown"),
-        ({"max_tokens_per_pack": 0}, "max_tokens_per_pack=0 must be positive"),
-        ({"max_resample_times": -1}, "must not be negative"),
-        ({"sparse_head": 1.0}, r"sparse_head=1.0 must lie in \[0, 1\)"),
+        ({"max_tokens_per_pack": 0}, "max_tokens_per_pack=0 must be above 0"),
+        ({"max_resample_times": -1}, "must be 0 or more"),
+        ({"learning_rate": math.nan}, "learning_rate=nan must be 0 or more"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0"),
+        ({"num_generations": 0}, "num_generations=0 must be above 0"),
+        ({"reward_weights": [1.0, math.nan]}, r"reward_weights=\[1.0, nan\] must be finite"),
+        ({"off_policy_mask_threshold": -1.0}, "off_policy_mask_threshold=-1.0 must be 0 or more"),
+        ({"max_steps": 0}, "max_steps=0 must be above 0, or left out"),
+        ({"sparse_head": 1.0}, r"sparse_head=1.0 must be in \[0, 1\)"),
         (
             {"sparse_head": 1e-5, "beta": 0.1, "use_bias_correction_kl": True},
             "no effect with use_bias_correction_kl",

@@ -50,7 +50,7 @@ def run(place, command, extra=(), **changes):
         ({"learning_rate": [1]}, "learning_rate=[1] must be a number"),
         ({"max_steps": 2.5}, "max_steps=2.5 must be a whole number"),
         ({"max_steps": True}, "max_steps=True must be a whole number"),
-        ({"max_steps": 0}, "max_steps=0 trains nothing"),
+        ({"max_steps": 0}, "max_steps=0 must be above 0, or left out"),
         ({"num_generations": None}, "num_generations is empty"),
         ({"num_generations": 4.0}, "num_generations=4.0 must be a whole number"),
         ({"held_out": 10.5}, "held_out=10.5 must be a whole number"),

@@ -1,17 +1,16 @@
 """A recipe: one YAML file, overridden from the command line, read by TRL's own parser."""
 
-import contextlib
 import dataclasses
 import difflib
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from acpo.engines.trl.ranges import check_ranges
 from acpo.errors import ACPOError
-from acpo.train.values import check_loading, check_ranges, check_switches, check_types, kinds
+from acpo.train.values import check_loading, check_switches, check_types, kinds
 from acpo.yamlfile import YamlFile
 
 if TYPE_CHECKING:
@@ -110,7 +109,6 @@ def read_recipe(
             _refuse_unknown(name, known, where="--")
     given = frozenset([*values, *(name.replace("-", "_") for name in names)])
     check_switches(given)
-    check_ranges({**values, **_scalars(overrides)})
     arguments = ["--config", str(path), *overrides]
     if "output_dir" not in values:
         arguments[2:2] = ["--output_dir", f"runs/{path.stem}"]
@@ -125,23 +123,12 @@ def read_recipe(
     for name, value in dict(config.model_init_kwargs or {}).items():
         if name in ("dtype", "attn_implementation"):  # which go before the options
             setattr(model, name, value)
+    check_ranges(vars(model))
     check_loading(model)
     part = model.lora_target_modules
     if isinstance(part, str) and part.isidentifier():  # TRL takes one of a list for a pattern
         model.lora_target_modules = [part]
     return Recipe(path, task, config, model, given, values.get("env") or {})
-
-
-def _scalars(overrides: Sequence[str]) -> dict[str, Any]:
-    """`--key value` and `--key=value` as numbers, where they are some."""
-    found: dict[str, Any] = {}
-    for text, following in itertools.pairwise((*overrides, "")):
-        if text.startswith("--"):
-            key, equals, value = text[2:].partition("=")
-            with contextlib.suppress(ValueError):
-                number = float(value if equals else following)
-                found[key.replace("-", "_")] = int(number) if number.is_integer() else number
-    return found
 
 
 def resolved(recipe: Recipe) -> str:

@@ -1,33 +1,11 @@
 """Values of a recipe that no option can have, told before anything is built of them."""
 
-import contextlib
-import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any
 
 from acpo.errors import ACPOError
-
-POSITIVE = (
-    *("temperature", "num_train_epochs", "max_completion_length", "steps_per_generation"),
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
-    *("logging_steps", "save_steps", "eval_steps", "lora_r", "lora_alpha"),
-)
-NOT_NEGATIVE = (
-    *("learning_rate", "weight_decay", "max_grad_norm", "beta", "warmup_steps", "adam_epsilon"),
-    "dataloader_num_workers",
-)
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(POSITIVE, ("above 0", lambda value: 0 < value < math.inf)),
-    **dict.fromkeys(NOT_NEGATIVE, ("0 or more", lambda value: 0 <= value < math.inf)),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), ("in [0, 1)", lambda value: 0 <= value < 1)),
-    "seed": ("in [0, 2**32)", lambda value: 0 <= value < 2**32),
-    "lora_dropout": ("in [0, 1)", lambda value: 0 <= value < 1),
-    "entropy_coef": ("finite", math.isfinite),
-}
-"""Numbers an option may be, in words and as a test; not a number is none of them."""
 
 SWITCHED = {
     ("lora_", "use_rslora", "use_dora"): "use_peft",
@@ -71,19 +49,6 @@ def check_types(
         many = action.type in (int, float) and action.nargs in ("+", "*")
         if many and not isinstance(value, list):
             raise ACPOError(f"{where}{key}={value!r} must be a list, as in [{value}]")
-
-
-def check_ranges(values: Mapping[str, Any]) -> None:
-    """Raise for numbers out of their range."""
-    for name, (words, holds) in RANGES.items():
-        value = values.get(name)
-        if isinstance(value, str):  # YAML takes 1e-6 for a text, and the parser for a number
-            with contextlib.suppress(ValueError):
-                value = float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and not holds(value):
-            raise ACPOError(f"{name}={value} must be {words}")
-    if values.get("max_steps") == 0:
-        raise ACPOError("max_steps=0 trains nothing; give a number, or leave it out for epochs")
 
 
 def check_loading(model: Any) -> None:

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from transformers import GenerationConfig
 from trl import GRPOConfig
 
+from acpo.engines.trl.ranges import check_ranges
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, get_method
 from acpo.objectives.gates import GATES
@@ -232,6 +232,7 @@ class ACPOConfig(GRPOConfig):
     norm: str | None = _of_method("GTPO (token entropy): 'split' or 'joint' whitening.")
 
     def __post_init__(self) -> None:
+        check_ranges(vars(self))
         for name in ("offset", "mismatch_scale", "entropy_norm"):
             setattr(self, name, _number(getattr(self, name)))
         self.method = get_method(self.method).name
@@ -257,7 +258,7 @@ class ACPOConfig(GRPOConfig):
             )
         refuse_unhonoured(self)
         self._check_correction(method)
-        self._check_ranges()
+        self._check_values()
         self._check_switches()
         self._check_batch()
 
@@ -282,22 +283,13 @@ class ACPOConfig(GRPOConfig):
                 "'token_mask'"
             )
 
-    def _check_ranges(self) -> None:
+    def _check_values(self) -> None:
         for name, words in WORDS.items():
             if (value := getattr(self, name)) not in words:
                 raise ACPOError(f"{name}={value!r} is unknown; use {' or '.join(map(repr, words))}")
         GenerationConfig(cache_implementation=self.cache_implementation)  # refuses an unknown one
         if self.max_completion_length is None:
             raise ACPOError("max_completion_length=None: completions need a bound; give a number")
-        counts = ("max_tokens_per_pack", "logits_bytes", "soft_overlong_cache", "sampler_rows")
-        for name in (*counts, "max_nonfinite_steps", "record_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ACPOError(f"{name}={value} must be positive, or left out")
-        if not 0 <= self.soft_overlong_penalty < math.inf:
-            raise ACPOError(f"soft_overlong_penalty={self.soft_overlong_penalty} must be 0 or more")
-        if self.sparse_head is not None and not 0 <= self.sparse_head < 1:
-            raise ACPOError(f"sparse_head={self.sparse_head} must lie in [0, 1), or be left out")
         if self.sparse_head is not None and self.beta and self.use_bias_correction_kl:
             raise ACPOError(
                 f"sparse_head={self.sparse_head} has no effect with use_bias_correction_kl, whose "
@@ -309,8 +301,6 @@ class ACPOConfig(GRPOConfig):
                 f"method={self.method!r} moves the likeliest tokens too, which sparse_head and "
                 "use_bias_correction_kl leave out; leave them out"
             )
-        if self.max_resample_times < 0:
-            raise ACPOError(f"max_resample_times={self.max_resample_times} must not be negative")
         cache, limit = self.soft_overlong_cache, self.max_completion_length
         if cache is not None and cache >= limit:
             raise ACPOError(
