@@ -9,6 +9,9 @@ if not torch.cuda.is_available():
 
 from acpo.engines.attention import packed_attention
 from acpo.engines.trl.safety import LEAK, second_sequence
+from acpo.evaluate.backends import Sampling
+from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.static import StaticDecoder, make_decoder
 from engines.tiny import recorded, tiny_model
 from engines.worker import fixed_rollout
 
@@ -64,6 +67,18 @@ def test_packed_and_padded_agree_in_bfloat16(tmp_path):
     trainer, packed = recorded(tmp_path, compile_layers=False, **ON_GPU)
     assert cosine(packed[0], padded[0]) >= 0.999
     assert second_sequence(trainer.packed, trainer.policy, trainer.model)[1] <= LEAK
+
+
+def test_evaluations_sample_through_graphs():
+    model, sampling = tiny_model().cuda().eval(), Sampling(max_tokens=40)
+    work = [Job(n, [5 + n, 6, 7][: 1 + n % 3], n) for n in range(12)]
+    shared = {"ends": frozenset({1}), "batch_size": 5}
+    ours = make_decoder(model, sampling, longest=3, **shared)
+    assert isinstance(ours, StaticDecoder)
+    wanted = {done.key: done.tokens for done in Decoder(model, sampling, **shared).run(work)}
+    assert {done.key: done.tokens for done in ours.run(work)} == wanted
+    for other in (sampling._replace(top_p=0.9), sampling._replace(stop=("x",))):
+        assert isinstance(make_decoder(model, other, longest=3, **shared), Decoder)
 
 
 def test_the_static_sampler_is_on_policy(tmp_path):

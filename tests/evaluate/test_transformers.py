@@ -7,7 +7,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from acpo.evaluate.backends import Sampling, SamplingError
 from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.static import StaticDecoder, make_decoder
 from acpo.head.projection import Projection
+from acpo.sampling import StaticSampler
 from acpo.sampling.draw import draw
 from evaluate.runs import acpo, lines, sums
 from evaluate.tinymodel import save
@@ -89,6 +91,48 @@ def test_samples_do_not_depend_on_the_batch(top_p):
     assert run(8, other) != whole
 
 
+def static(model, sampling: Sampling, *, ends: frozenset[int], batch_size: int) -> StaticDecoder:
+    sampler = StaticSampler(
+        model,
+        rows=batch_size,
+        max_new_tokens=sampling.max_tokens,
+        eos=sorted(ends),
+        pad=0,
+        temperature=sampling.temperature,
+    )
+    return StaticDecoder(sampler, ends)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_static_sampler_says_what_the_decoder_says(temperature):
+    model, work = tiny().float(), jobs(15)
+    sampling = GREEDY._replace(temperature=temperature)
+    ends = frozenset({1, *range(3, 64, 9)})
+
+    def run(make, batch_size: int) -> dict:
+        found = make(model, sampling, ends=ends, batch_size=batch_size).run(work)
+        return {done.key: (done.tokens, done.finish, done.end) for done in found}
+
+    wanted = run(Decoder, 5)
+    assert {finish for _, finish, _ in wanted.values()} == {"stop", "length"}
+    for batch_size in (1, 5, 64):
+        assert run(static, batch_size) == wanted
+
+
+def test_each_completion_is_given_when_it_ends():
+    model, sampling = tiny().float(), GREEDY._replace(temperature=1.0)
+    given = static(model, sampling, ends=frozenset({1}), batch_size=2).run(jobs(6))
+    assert next(given).seconds > 0
+    assert len(list(given)) == 5
+
+
+def test_without_a_gpu_the_decoder_it_is():
+    made = make_decoder(
+        tiny().float(), GREEDY, ends=frozenset({1}), batch_size=2, longest=4, says=str
+    )
+    assert isinstance(made, Decoder)
+
+
 def test_draw_follows_the_distribution():
     logits = torch.log(torch.tensor([[0.5, 0.0, 0.3, 0.2]])).repeat(40_000, 1)
     uniforms = torch.from_numpy(np.random.default_rng(0).random(40_000))
@@ -115,11 +159,11 @@ def test_logits_that_are_not_finite_end_the_run(temperature):
     model = tiny()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
-    decoder = Decoder(
-        model, GREEDY._replace(temperature=temperature), ends=frozenset({1}), batch_size=2
-    )
-    with pytest.raises(SamplingError, match="after 0 new tokens are not finite"):
-        list(decoder.run(jobs(3)))
+    sampling = GREEDY._replace(temperature=temperature)
+    for make, one in ((Decoder, model), (static, model.float())):
+        decoder = make(one, sampling, ends=frozenset({1}), batch_size=2)
+        with pytest.raises(SamplingError, match="after 0 new tokens are not finite"):
+            list(decoder.run(jobs(3)))
 
 
 def test_stop_texts_end_a_sequence():

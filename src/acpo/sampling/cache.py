@@ -30,11 +30,7 @@ class StaticKV:
     def __init__(
         self, config: Any, *, slots: int, length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        shape = (slots, heads, length, width)
+        shape = self.shape(config, slots, length)
         # Zeros, not garbage: a masked place still meets a probability of 0, and 0 · NaN is NaN.
         self.keys = [
             torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_hidden_layers)
@@ -44,6 +40,13 @@ class StaticKV:
         self._by_kernel = dtype != torch.float64 and (device.type == "cuda" or INTERPRET)
         self._slots = self._rows = torch.empty(0)
         self._reading = False
+
+    @staticmethod
+    def shape(config: Any, slots: int, length: int) -> tuple[int, int, int, int]:
+        """Of a layer's keys, and of its values."""
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None)
+        return slots, heads, length, width or config.hidden_size // config.num_attention_heads
 
     def reading(self, slots: Tensor, copies: Tensor) -> None:
         """The next pass reads prompts; `slots` `[n]` take those at `copies` `[n]`."""

@@ -10,7 +10,7 @@ which Python cannot launch as fast as they run.
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,11 @@ LOOK_EVERY = 8
 READ_TOKENS = 1 << 16
 """Prompt tokens, padding included, that are read in one pass."""
 RUNNING, ENDED, NOT_FINITE = range(3)
+
+Uniforms = Callable[[list[int]], Tensor]
+"""The random numbers of the prompts at some places, `[n, max_new_tokens]`."""
+Ended = tuple[int, list[int], list[float]]
+"""A completion that has ended: the place of its prompt, its tokens, and the `logp` of each."""
 
 
 class Samples(NamedTuple):
@@ -135,6 +140,20 @@ class StaticSampler:
             seed: with `max_new_tokens` and the place in `prompts`, decides every draw.
             limits: longest completion of each prompt, where that is less than `max_new_tokens`.
         """
+        samples = Samples([[] for _ in prompts], [[] for _ in prompts])
+        table = uniform_table(len(prompts), self.new_tokens, seed)
+        for place, tokens, logp in self.stream(prompts, table.__getitem__, limits):
+            samples.tokens[place], samples.logp[place] = tokens, logp
+        return samples
+
+    @torch.no_grad()
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        uniforms: Uniforms,
+        limits: Sequence[int] | None = None,
+    ) -> Iterator[Ended]:
+        """The same, each completion as it ends; `uniforms` is asked for those that begin."""
         if any(not prompt for prompt in prompts):
             raise ACPOError("prompts: one is empty; a completion needs a token to follow")
         if limits is not None and any(not 1 <= limit <= self.new_tokens for limit in limits):
@@ -145,18 +164,15 @@ class StaticSampler:
         requests = map(_Request, range(len(prompts)), prompts, limits)
         # Neighbours of similar length pad little; equal prompts stay together.
         waiting = deque(sorted(requests, key=lambda r: (len(r.prompt), tuple(r.prompt))))
-        samples = Samples([[] for _ in prompts], [[] for _ in prompts])
-        if not prompts:
-            return samples
         try:
-            cache = self._prepared(max(map(len, prompts)))
-            self._run(cache, waiting, uniform_table(len(prompts), self.new_tokens, seed), samples)
+            if waiting:
+                yield from self._run(self.prepare(len(waiting[-1].prompt)), waiting, uniforms)
         except BaseException:
             self._forget()  # what a broken rollout left behind must not meet the next
             raise
-        return samples
 
-    def _prepared(self, longest: int) -> StaticKV:
+    @torch.no_grad()
+    def prepare(self, longest: int) -> StaticKV:
         """Weights of the moment and room for the longest prompt; graphs last as long as both."""
         length = -(-(longest + self.new_tokens) // 64) * 64
         if self._cache is not None and self._cache.length < length:
@@ -217,8 +233,8 @@ class StaticSampler:
         return [module for module in modules if isinstance(module, GradientCheckpointingLayer)]
 
     def _run(
-        self, cache: StaticKV, waiting: deque[_Request], uniforms: Tensor, samples: Samples
-    ) -> None:
+        self, cache: StaticKV, waiting: deque[_Request], uniforms: Uniforms
+    ) -> Iterator[Ended]:
         running: dict[int, _Request] = {}
         free = list(range(self.rows))
         left = 0
@@ -231,13 +247,14 @@ class StaticSampler:
                 running |= joining
             else:
                 self._advance(cache, sorted(running), min(left, LOOK_EVERY))
-            ended, left = self._look(running, samples)
+            ended, left = self._look(running)
             for slot in ended:
                 del running[slot]
             free += ended
+            yield from ended.values()
 
-    def _look(self, running: dict[int, _Request], samples: Samples) -> tuple[list[int], int]:
-        """Slots whose completions ended, which are kept, and the most steps any other can go."""
+    def _look(self, running: dict[int, _Request]) -> tuple[dict[int, Ended], int]:
+        """What ended, by slot, and the most steps any other can go."""
         drawn, _, status = self._slots.numbers[2:].tolist()
         for slot, request in running.items():
             if status[slot] == NOT_FINITE:
@@ -246,23 +263,24 @@ class StaticSampler:
                     "finite, so no token can be drawn; look for NaN in the weights, or for "
                     f"activations beyond the range of {self.dtype}"
                 )
-        ended = [slot for slot in running if status[slot] == ENDED]
-        if ended:
-            chosen = torch.tensor(ended, device=self.device)
+        slots = [slot for slot in running if status[slot] == ENDED]
+        ended = {}
+        if slots:
+            chosen = torch.tensor(slots, device=self.device)
             tokens, logp = (x[chosen].tolist() for x in (self._slots.tokens, self._slots.logp))
-            for slot, row, scores in zip(ended, tokens, logp, strict=True):
-                place, count = running[slot].place, drawn[slot]
-                samples.tokens[place], samples.logp[place] = row[:count], scores[:count]
+            for slot, row, scores in zip(slots, tokens, logp, strict=True):
+                count = drawn[slot]
+                ended[slot] = (running[slot].place, row[:count], scores[:count])
         rest = (running[slot].limit - drawn[slot] for slot in running if status[slot] == RUNNING)
         return ended, max(rest, default=0)
 
-    def _admit(self, cache: StaticKV, joining: dict[int, _Request], uniforms: Tensor) -> None:
+    def _admit(self, cache: StaticKV, joining: dict[int, _Request], uniforms: Uniforms) -> None:
         """Read prompts into free slots, each different one once, and draw their first tokens."""
         slots, requests = list(joining), list(joining.values())
         at = torch.tensor(slots, device=self.device)
         new = [[0, len(r.prompt), 0, r.limit, RUNNING] for r in requests]
         self._slots.numbers[:, at] = torch.tensor(new, device=self.device).T
-        self._slots.uniforms[at] = uniforms[[r.place for r in requests]].to(self.device)
+        self._slots.uniforms[at] = uniforms([r.place for r in requests]).to(self.device)
         first = 0
         while first < len(requests):
             places: dict[tuple[int, ...], int] = {}

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from acpo.errors import ACPOError
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.static import StaticDecoder, make_decoder
 from acpo.evaluate.backends.transformers import TransformersBackend, end_tokens
 from acpo.evaluate.run import sample_seed
 from acpo.objectives import get_method
@@ -82,7 +83,13 @@ def write_sampled_trace(
     loaded = source.load()
     scored_at: dict[str, Any] = {"temperature": options.temperature, "top_k": options.top_k}
     scorer = Scorer(loaded, tokenizer, method, batch_size=batch_size, **scored_at)
-    decoder = Decoder(loaded, sampling, ends=end_tokens(loaded, tokenizer), batch_size=batch_size)
+    decoder = make_decoder(
+        loaded,
+        sampling,
+        ends=end_tokens(loaded, tokenizer),
+        batch_size=batch_size,
+        longest=max(len(question.prompt_ids) for question in questions),
+    )
     with TraceWriter(output, _header(model, output, loaded, task, options)) as writer:
         policy = source.checkpoint.revision or model
         _refuse_another_model(writer, options.step, policy)
@@ -125,7 +132,7 @@ def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
 
 
 def _sampled(
-    decoder: Decoder,
+    decoder: Decoder | StaticDecoder,
     questions: Sequence[Prompt],
     options: TraceOptions,
     watch: Callable[[int], None],

@@ -8,7 +8,8 @@ import torch
 from acpo.checkpoints import load_model
 from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
-from acpo.evaluate.backends.decoder import Decoder, Job
+from acpo.evaluate.backends.decoder import Job
+from acpo.evaluate.backends.static import make_decoder
 
 
 class TransformersBackend:
@@ -41,11 +42,12 @@ class TransformersBackend:
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
         prompts = self.checkpoint.prompts(requests)
         model = self.load()
-        decoder = Decoder(
+        decoder = make_decoder(
             model,
             self._sampling,
             ends=end_tokens(model, self.checkpoint.tokenizer),
             batch_size=self._batch_size,
+            longest=max(map(len, prompts.values()), default=1),
             says=self._says,
         )
         jobs = [Job(entry.key, prompts[entry.prompt], entry.seed) for entry in requests]
