@@ -66,6 +66,18 @@ def test_it_leaves_a_model_and_a_picture(short_run):
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == 99_776
 
 
+@pytest.mark.parametrize("sampler", ["generate", "static"])
+def test_training_is_the_same_whatever_is_held_out(tmp_path, sampler):
+    models = []
+    for held_out in (8, 16):
+        folder = tmp_path / str(held_out)
+        options = flags(output_dir=folder, max_steps=2, held_out=held_out, max_problems=500)
+        options += flags(sampler=sampler, per_device_train_batch_size=16, eval_strategy="no")
+        train(QUICKSTART, [*options, *flags(per_device_eval_batch_size=8, learning_rate=1e-2)])
+        models.append(load_file(folder / "model.safetensors"))
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+
+
 def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     options = {
         "output_dir": tmp_path,

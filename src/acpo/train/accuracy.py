@@ -11,6 +11,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from acpo.engines.trl.identity import described_data
+from acpo.engines.trl.safety import random_states_kept
 from acpo.intervals import Estimate, share_interval
 from acpo.verify.rewards import around, completion_text
 
@@ -84,7 +85,8 @@ class BeforeAndAfter(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
-            self.before = self.measure()
+            with random_states_kept(self.trainer.accelerator.device):  # training draws from them
+                self.before = self.measure()
             if state.is_world_process_zero:
                 self.kept.write_text(json.dumps({**self._measured_on(), "samples": self.before}))
         elif self.kept.is_file():
