@@ -341,6 +341,7 @@ def test_options_of_the_method(tmp_path):
             {"sparse_head": 1e-5, "beta": 0.1, "use_bias_correction_kl": True},
             "no effect with use_bias_correction_kl",
         ),
+        ({"gradient_checkpointing_kwargs": {"nope": 1}}, "nope is no option of torch.utils"),
         ({"method": "simko", "sparse_head": 1e-5}, "'simko' moves the likeliest tokens too"),
         ({"method": "vespo", "use_vllm": True}, "takes the correction token by token"),
         (

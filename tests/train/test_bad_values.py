@@ -72,6 +72,8 @@ def run(place, command, extra=(), **changes):
         ({"entropy_coef": float("nan")}, "entropy_coef=nan must be finite"),
         ({"entropy_coef": "inf"}, "entropy_coef=inf must be finite"),
         ({"optim": "adamw_bnb_8bit"}, "optim=adamw_bnb_8bit, optim_args=None: ImportError:"),
+        ({"fsdp": True}, "fsdp=True shards over several processes, and here is one"),
+        ({"gradient_checkpointing_kwargs": {"nope": 1}}, "nope is no option of torch.utils"),
         ({"optim": "galore_adamw"}, "optim=galore_adamw, optim_args=None: ImportError: You need"),
         ({"optim_args": "nope"}, "optim_args=nope: ValueError"),
         (

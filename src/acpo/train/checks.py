@@ -43,6 +43,11 @@ def gather(
 
     config, model = recipe.config, recipe.model
     check_packages(recipe, elsewhere=elsewhere)
+    if config.fsdp and config.world_size == 1:
+        raise ACPOError(
+            f"fsdp={config.fsdp} shards over several processes, and here is one: start them with "
+            "accelerate launch (recipes/accelerate), or leave fsdp out"
+        )
     if config.process_index == 0:
         check_output_folder(str(recipe.output_dir))
     name = resolve_model(recipe.model_name, recipe.output_dir)

@@ -7,6 +7,9 @@ from typing import Any
 
 from acpo.errors import ACPOError
 
+NO_TEXTS = {("method", int), ("fsdp", bool)}
+"""Texts that may be something else: the row 8020, and fsdp, which transformers wants true."""
+
 SWITCHED = {
     ("lora_", "use_rslora", "use_dora"): "use_peft",
     ("bnb_4bit_", "use_bnb_"): "load_in_4bit",
@@ -42,7 +45,7 @@ def check_types(
             raise ACPOError(f"{where}{key}={value} must be a whole number")
         if kind and kind <= {int, float} and isinstance(value, (list, dict, bool)):
             raise ACPOError(f"{where}{key}={value!r} must be a number")
-        if kind == {str} and not isinstance(value, str) and (key, type(value)) != ("method", int):
+        if kind == {str} and not isinstance(value, str) and (key, type(value)) not in NO_TEXTS:
             raise ACPOError(f"{where}{key}={value!r} must be a text; put it in quotes")
         if kind == {dict} and not isinstance(value, (dict, str)):
             raise ACPOError(f"{where}{key}={value!r} must be a mapping, as in {{name: value}}")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -288,6 +289,12 @@ class ACPOConfig(GRPOConfig):
             if (value := getattr(self, name)) not in words:
                 raise ACPOError(f"{name}={value!r} is unknown; use {' or '.join(map(repr, words))}")
         GenerationConfig(cache_implementation=self.cache_implementation)  # refuses an unknown one
+        known = inspect.signature(torch.utils.checkpoint.checkpoint).parameters
+        if unknown := set(self.gradient_checkpointing_kwargs or ()) - set(known):
+            raise ACPOError(
+                f"gradient_checkpointing_kwargs: {', '.join(sorted(unknown))} is no option of "
+                "torch.utils.checkpoint; leave it out"
+            )
         if self.max_completion_length is None:
             raise ACPOError("max_completion_length=None: completions need a bound; give a number")
         if self.sparse_head is not None and self.beta and self.use_bias_correction_kl:
