@@ -6,8 +6,8 @@
 #
 # A part writes its file and its log to $OUT (runs/gpu). One that fails, or takes longer than its
 # limit, is named at the end and stops no other. $PYTHON is the Python of an environment with a CUDA
-# build of torch, TRL and pytest; $VERL_PYTHON one with verl. Without a hub, GSM8K names the data of
-# the trace, and STUDY_OPTIONS gives the study what its file says to add.
+# build of torch, TRL and pytest; $VERL_PYTHON one with verl. Without a hub, GSM8K,
+# GSM8K_TEST and MATH500 name the data of traces, and STUDY_OPTIONS gives the study what its file says to add.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -67,12 +67,30 @@ trace() {
     --annotations "$OUT/annotations.jsonl" --output "$OUT/blame"
 }
 
+# The paper's figures on a real model: traces of what ACPO makes of it, every 50 updates.
+rl() {
+  local task step model
+  declare -A file=([gsm8k]=${GSM8K_TEST:-} [math500]=${MATH500:-})
+  part 600 rl "$PYTHON" -m acpo train recipes/qwen2.5-0.5b-gsm8k.yaml --method acpo --learning_rate 1e-6 \
+    --model_name_or_path "$MODEL" ${GSM8K:+--data "$GSM8K" --held_out_data "$GSM8K_TEST"} \
+    --save_strategy steps --save_steps 50 --save_only_model true --output_dir "$OUT/rl"
+  for task in gsm8k math500; do
+    for step in 0 50 100 150 200; do
+      model=$OUT/rl/checkpoint-$step
+      [ "$step" = 0 ] && model=$MODEL
+      part 100 rl "$PYTHON" -m acpo trace "$model" --task "$task" ${file[$task]:+--data "${file[$task]}"} \
+        --template boxed --n 64 --max-tokens 640 --batch-size 256 --step "$step" --output "$OUT/trace-$task"
+    done
+    part 120 rl "$PYTHON" -m acpo diagnose all "$OUT/trace-$task" --runs "$OUT/rl" --output "$OUT/diagnose-$task"
+  done
+}
+
 study() {
   part $((STUDY_SECONDS + 200)) study "$PYTHON" -m acpo compare \
     recipes/studies/qwen2.5-0.5b-gsm8k.yaml --workers "${WORKERS:-4}" --only "${ONLY:-*}" \
     --stop-after "$STUDY_SECONDS" --output "$OUT/study" ${STUDY_OPTIONS:-}
 }
 
-[ $# -gt 0 ] || set -- head update step sampling verl tests trace study
+[ $# -gt 0 ] || set -- head update step sampling verl tests trace rl study
 for name in "$@"; do "$name"; done
 [ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }
