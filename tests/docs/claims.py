@@ -698,14 +698,41 @@ def sure_starts_told(r):
 
 
 @claim("docs/results.md", f"{LAW}/summary.json")
+def matched_starts_told_at_4(r):
+    """Where rows are above or below SAPO at its update lengths, at 4 updates per rollout."""
+    rows = law_matched(r, "four")
+    assert [*rows] == ["0.02", "0.05", "0.1", "0.2", "0.5"]
+    ours, baseline = SCORE_ROWS
+    for name, verdict, starts in (
+        (ours, "better", ["0.1", "0.2", "0.5"]),
+        (ours, "not told apart", ["0.02", "0.05"]),
+        (baseline, "better", ["0.2", "0.5"]),
+        ("acpo", "worse", [*rows]),
+    ):
+        assert [start for start in rows if rows[start][name]["verdict"] == verdict] == starts
+    assert all(found["acpo"]["difference"]["won"] == 0 for found in rows.values())
+    found = rows["0.02"][ours], law_rows(r, ours, "four")["0.02"]
+    found = *found, law_rows(r, ours, "eight")["0.02"]
+    matched, own, other = (f"{100 * min(row['values'].values()):.1f}%" for row in found)
+    return [
+        f"and, with 4, at {matched}; at its own rate (8e-4, four times SAPO's) those were "
+        f"{other} and {own}"
+    ]
+
+
+def law_matched(r, ratio):
+    """Rows at SAPO's update lengths, by start and name."""
+    return {
+        name[1:].removesuffix(f"-{ratio}"): {row["name"]: row for row in task["matched"]}
+        for name, task in r["tasks"].items()
+        if name.endswith(ratio) and any(row["difference"] for row in task.get("matched", ()))
+    }
+
+
+@claim("docs/results.md", f"{LAW}/summary.json")
 def matched_starts_told(r):
     """Where rows are above or below SAPO at its update lengths."""
-    tasks = {name[1:].removesuffix("-eight"): task for name, task in r["tasks"].items()}
-    rows = {
-        start: {row["name"]: row for row in task["matched"]}
-        for start, task in tasks.items()
-        if any(row["difference"] for row in task.get("matched", ()))
-    }
+    rows = law_matched(r, "eight")
     assert [*rows] == ["0.02", "0.1", "0.2", "0.5"]
     ours, baseline = SCORE_ROWS
 
@@ -719,14 +746,10 @@ def matched_starts_told(r):
         having(baseline, "better") == ["0.5"] and having(baseline, "not told apart") == [*rows][:3]
     )
     assert all(found["acpo"]["difference"]["high"] < 0 for found in rows.values())
-    own = law_rows(r, ours, "eight")["0.02"]["values"]
-    lowest, lowest_own = (
-        f"{100 * min(values.values()):.1f}%" for values in (rows["0.02"][ours]["values"], own)
-    )
+    lowest = f"{100 * min(rows['0.02'][ours]['values'].values()):.1f}%"
     return [
-        f"above SAPO at {NUMBERS[len(better)]} of {NUMBERS[len(rows)]}, by Holm too",
-        f"its lowest seed ends at {lowest}; at its own rate (8e-4, four times SAPO's) that was "
-        f"{lowest_own}",
+        f"above SAPO at {NUMBERS[len(better)]} starts of {NUMBERS[len(rows)]} with 8",
+        f"at the surest start its lowest ends at {lowest}",
     ]
 
 
