@@ -29,10 +29,9 @@ from measuring import cuda_milliseconds, cuda_peak_gib, in_own_process
 from torch import Tensor
 
 from acpo.head import TokenTerms, fused_policy_loss, token_stats
-from acpo.head.fused import loss_from_stats
 from acpo.head.rows import missing_sequence_mean
 from acpo.objectives import get_method, stats_from_logits
-from acpo.objectives.loss import evaluate_tokens
+from acpo.objectives.loss import evaluate_tokens, objective_value
 from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 
 VOCAB = 151_936
@@ -306,7 +305,9 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
         if terms.method.candidates:
             log_probs = scaled_log_probs(logits, 1.0)
             top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
-        loss = loss_from_stats(terms, stats, missing_sequence_mean, top_logp)
+        policy = terms.policy(stats, missing_sequence_mean)
+        gated, credit = evaluate_tokens(terms.method, **policy, top_logp=top_logp)
+        loss = -(terms.weights * objective_value(terms.advantages, gated, credit)).sum()
         dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
         total += dw
     return dh, total

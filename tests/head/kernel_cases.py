@@ -23,6 +23,7 @@ LOCAL += [*WITHOUT_KERNEL, "simko"]
 PROJECTIONS = [Projection(), Projection(0.7, None, 1.3), Projection(1.2, 5.0, 0.9)]
 DTYPES = [torch.float32, torch.bfloat16]
 TERMS = {"plain": {}, "kl+bonus": {"beta": 0.1, "bonus": True}, "on-policy": {"on_policy": True}}
+TERMS["corrected kl"] = {"beta": 0.1, "corrects_kl": True}
 CHUNK = 8 if DEVICE == "cuda" else 6  # the interpreter takes a row at a time
 
 
@@ -67,6 +68,7 @@ def terms_for(row, tokens, logp, **extra):
         entropy_max=2.5 if method.credit.signal == "entropy" else None,
         ref_logp=logp + 0.2 * noise() if "beta" in extra else None,
         beta=extra.get("beta", 0.0),
+        corrects_kl=extra.get("corrects_kl", False),
         entropy_weights=noise() if extra.get("bonus") else None,
         marks=(noise() > 0).float() if method.shaping.marks else None,
     )

@@ -19,11 +19,8 @@ from acpo.head.products import (
     unless_all,
 )
 from acpo.head.rows import RowStats, Sparsity, missing_sequence_mean, row_coefficients
-from acpo.head.statistics import token_stats
 from acpo.head.terms import TokenTerms
-from acpo.objectives import TokenStats
-from acpo.objectives.gates import GATES, SequenceMean, segment_mean
-from acpo.objectives.loss import evaluate_tokens, kl_penalty, objective_value
+from acpo.objectives.gates import GATES, segment_mean
 from acpo.objectives.method import entropy_maximum
 
 
@@ -55,12 +52,10 @@ def fused_policy_loss(
         The scalar loss, differentiable once.
     """
     head = LanguageModelHead.of(head)
-    _refuse(terms, sparse, logits_dtype)
+    _refuse(terms, sparse)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     local, n_broken, rows = _usable(hidden, head, terms.wide(wide))
-    if terms.beta and terms.corrects_kl:
-        return _autograd_loss(hidden, head, terms, local, logits_bytes)
     projection = head.projection(terms.temperature)
     settings = HeadSettings.make(hidden, projection, logits_bytes, logits_dtype)
     # Inside `apply` gradients are always off, and parameters require them all the same.
@@ -73,22 +68,16 @@ def fused_policy_loss(
     return loss
 
 
-def _refuse(terms: TokenTerms, sparse: float | None, logits_dtype: torch.dtype | None) -> None:
+def _refuse(terms: TokenTerms, sparse: float | None) -> None:
     """Raise for terms that make no loss, or none of this row."""
     if terms.advantages is None or terms.weights is None:
         raise ACPOError("advantages or weights is missing: without them there is no loss")
     if sparse is not None and not sparse >= 0:
         raise ACPOError(f"sparse={sparse} must not be negative; pass None for the exact gradient")
-    if terms.method.candidates and (sparse is not None or (terms.beta and terms.corrects_kl)):
+    if terms.method.candidates and sparse is not None:
         raise ACPOError(
             f"method {terms.method.name!r} moves the likeliest tokens too, which a sparse gradient "
-            "and a ratio-corrected KL leave out; train without sparse_head and "
-            "use_bias_correction_kl"
-        )
-    if terms.beta and terms.corrects_kl and (sparse is not None or logits_dtype is not None):
-        raise ACPOError(
-            "sparse and logits_dtype are not for a ratio-corrected KL, whose gradient is "
-            "autograd's; leave them out, or set use_bias_correction_kl=False"
+            "leaves out; train without sparse_head"
         )
 
 
@@ -115,71 +104,6 @@ def _usable(
         active = terms.active()
     everything = n_active - n_broken == terms.tokens.shape[0]
     return terms, n_broken, None if everything else active.nonzero()[:, 0]
-
-
-def _autograd_loss(
-    hidden: Tensor,
-    head: LanguageModelHead,
-    terms: TokenTerms,
-    usable: TokenTerms,
-    logits_bytes: int | None,
-) -> Tensor:
-    """The same loss through differentiable statistics: a ratio-corrected KL has no closed form.
-
-    `terms` learn what was found about their `usable` part.
-    """
-    assert usable.weights is not None
-    method = terms.method
-    wanted = ["logp"]
-    if method.credit.differentiates_mode:
-        wanted.append("log_pmax")
-    if method.credit.differentiates_entropy or terms.entropy_weights is not None:
-        wanted.append("entropy")
-    raw = token_stats(
-        hidden,
-        head,
-        terms.tokens,
-        temperature=terms.temperature,
-        align_tol=terms.align_tol,
-        differentiable=tuple(wanted),
-        logits_bytes=logits_bytes,
-    )
-    finite = torch.isfinite(raw.logp) & torch.isfinite(raw.entropy)
-    clean = TokenStats(*(torch.where(finite, x, torch.zeros_like(x)) for x in raw))
-    ids, counted = usable.sequence_ids, (usable.weights != 0) & finite
-    mean = missing_sequence_mean if ids is None else segment_mean(ids, counted)
-    loss = loss_from_stats(usable.without(~finite), clean, mean)
-    terms.loss, terms.computed = loss.detach().float(), torch.ones_like(finite)
-    terms.stats = TokenStats(*(x.detach() for x in raw))
-    terms.nonfinite = (terms.active() & ~finite).sum()
-    return loss
-
-
-def loss_from_stats(
-    terms: TokenTerms,
-    stats: TokenStats,
-    sequence_mean: SequenceMean,
-    top_logp: Tensor | None = None,
-) -> Tensor:
-    """The loss by autograd through differentiable statistics; every term of it."""
-    assert terms.advantages is not None and terms.weights is not None
-    method, policy = terms.method, terms.policy(stats, sequence_mean)
-    if terms.entropy_max is None:
-        policy["entropy_max"] = entropy_maximum(method, stats.entropy, terms.weights != 0)
-    gated, credit = evaluate_tokens(method, **policy, top_logp=top_logp)
-    value = objective_value(terms.advantages, gated, credit)
-    if terms.beta:
-        assert terms.ref_logp is not None
-        kl = kl_penalty(stats.logp, terms.ref_logp)
-        if terms.corrects_kl:
-            log_ratio = stats.logp - policy["old_logp"]
-            shared = GATES[method.gate].one_ratio
-            kl = kl * (sequence_mean(log_ratio) if shared else log_ratio).exp()
-        value = value - terms.beta * kl
-    loss = -(terms.weights * value).sum()
-    if terms.entropy_weights is not None:
-        loss = loss - (terms.entropy_weights * stats.entropy).sum()
-    return loss
 
 
 def _needs_statistics_first(terms: TokenTerms) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, token_coefficients
-from acpo.objectives.gates import SequenceMean
+from acpo.objectives.gates import GATES, SequenceMean
+from acpo.objectives.loss import kl_penalty
 
 
 def _columns(count: int, rows: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -155,12 +156,32 @@ def row_coefficients(
         entropy=torch.where(finite, stats.entropy, 0.0),
     )
     policy = terms.policy(clean, sequence_mean)
-    c = token_coefficients(terms.method, **policy, ref_logp=terms.ref_logp, beta=terms.beta)
+    beta = 0.0 if terms.corrects_kl else terms.beta
+    c = token_coefficients(terms.method, **policy, ref_logp=terms.ref_logp, beta=beta)
     weights = torch.where(finite, terms.weights, 0.0)
-    value, h = -weights * c.value, -weights * c.h
+    value, a, h = -weights * c.value, -weights * c.a, -weights * c.h
+    if terms.corrects_kl:
+        kl, slope = _corrected_kl(terms, weights, clean.logp, policy["old_logp"], sequence_mean)
+        value, a = value + kl, a + slope
     if terms.entropy_weights is not None:
         bonus = torch.where(finite, terms.entropy_weights, 0.0)
         value, h = value - bonus * clean.entropy, h - bonus
     bm = -weights * c.b * clean.log_pmax.exp()
     top = None if c.top is None else -weights[:, None] * c.top
-    return RowCoefficients(value, -weights * c.a, bm, h, top)
+    return RowCoefficients(value, a, bm, h, top)
+
+
+def _corrected_kl(
+    terms: TokenTerms, weights: Tensor, logp: Tensor, old_logp: Tensor, sequence_mean: SequenceMean
+) -> tuple[Tensor, Tensor]:
+    """The KL estimate times the importance ratio, weighted, and its slope in log π(y).
+
+    A ratio that a sequence shares moves with each of its tokens, by their mean.
+    """
+    assert terms.ref_logp is not None
+    shared = GATES[terms.method.gate].one_ratio
+    distance = logp - old_logp
+    scale = terms.beta * weights * (sequence_mean(distance) if shared else distance).exp()
+    kl = scale * kl_penalty(logp, terms.ref_logp)
+    of_ratio = torch.where(weights != 0, sequence_mean(kl), 0.0) if shared else kl
+    return kl, of_ratio + scale * (1 - (terms.ref_logp - logp).exp())

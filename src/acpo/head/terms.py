@@ -76,7 +76,7 @@ class TokenTerms:
         self.tokens, self.temperature = tokens, temperature
         self.advantages, self.weights, self.old_logp = advantages, weights, old_logp
         self.sequence_ids, self.entropy_max = sequence_ids, entropy_max
-        self.ref_logp, self.beta, self.corrects_kl = ref_logp, beta, corrects_kl
+        self.ref_logp, self.beta, self.corrects_kl = ref_logp, beta, corrects_kl and bool(beta)
         self.entropy_weights, self.marks = entropy_weights, marks
         if self.method.shaping.marks and advantages is not None and marks is None:
             raise ACPOError(

@@ -86,9 +86,10 @@ def policy_gradient(
 ) -> tuple[RowCoefficients, Tensor | SparseGradient]:
     """Statistics, coefficients, and the loss's gradient for the raw products, in `dtype`.
 
-    A gate without a kernel of its own has its coefficients made by torch, between two launches.
+    What no kernel knows has its coefficients made by torch, between two launches.
     """
-    if terms.method.gate not in KERNEL_GATES or terms.method.options.get("delta") is not None:
+    clips_twice = terms.method.options.get("delta") is not None
+    if terms.method.gate not in KERNEL_GATES or clips_twice or terms.corrects_kl:
         statistics(raw, terms.tokens, projection, terms.align_tol, out)
         c = row_coefficients(out, terms)
         return c, gradient(raw, terms.tokens, projection, out, c, dtype, sparsity)
