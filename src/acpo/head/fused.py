@@ -9,9 +9,9 @@ from acpo.errors import ACPOError
 from acpo.head.checks import check_shapes, check_values
 from acpo.head.lookup import LanguageModelHead
 from acpo.head.products import (
+    Gradients,
     Head,
     HeadSettings,
-    InputGradients,
     Wanted,
     compute_statistics,
     gradient_pass,
@@ -128,10 +128,21 @@ class _FusedLoss(torch.autograd.Function):
         differentiated: bool,
     ) -> Tensor:
         wanted = Wanted(*(differentiated and needed for needed in ctx.needs_input_grad[:3]))
-        head = settings.head(hidden, weight, bias)
-        compute = _two_passes if _needs_statistics_first(terms) else _one_pass
-        value, stats, result = compute(head, terms, rows, wanted, sparse)
-        ctx.gradients = result.cast(hidden, weight, bias) if any(wanted) else None
+        head, count = settings.head(hidden, weight, bias), terms.tokens.shape[0]
+        compute = _one_pass
+        if _needs_statistics_first(terms):
+            compute = _two_passes
+            # A sequence's mean and the largest entropy include tokens whose own gradient is 0.
+            rows = unless_all((terms.row_weight() != 0) | terms.active())
+        part, local = (head, terms) if rows is None else (head.at(rows), terms.at(rows))
+        sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
+        value, stats, gradients = compute(part, local, wanted, sparsity)
+        gradients.spread(rows, count)
+        ctx.gradients = gradients.like(hidden, weight, bias) if any(wanted) else None
+        terms.computed = torch.full_like(terms.tokens, rows is None, dtype=torch.bool)
+        if rows is not None:
+            terms.computed.index_fill_(0, rows, True)
+            stats = stats.spread(rows, count)
         terms.stats = stats.tokens()
         terms.nonfinite = (terms.computed & terms.active() & ~stats.finite()).sum()
         return value.sum()
@@ -158,68 +169,46 @@ def _scaled_(gradient: Tensor | None, by: Tensor) -> Tensor | None:
     return gradient.mul_(by)
 
 
-_Outcome = tuple[Tensor, RowStats, InputGradients]
-"""Each token's share of the loss, every row's statistics, and the gradients."""
+_Outcome = tuple[Tensor, RowStats, Gradients]
+"""Each token's share of the loss, its statistics, and the gradients."""
 
 
-def _one_pass(
-    head: Head, terms: TokenTerms, rows: Tensor | None, wanted: Wanted, sparse: float | None
-) -> _Outcome:
+def _one_pass(head: Head, terms: TokenTerms, wanted: Wanted, sparsity: Sparsity | None) -> _Outcome:
     """Methods whose coefficients depend on the token alone: statistics and gradient together."""
-    part, local = (head, terms) if rows is None else (head.at(rows), terms.at(rows))
-    weight = local.row_weight()
+    weight = terms.row_weight()
     stats = RowStats.empty(weight.shape[0], weight.device, weight.dtype)
     value = torch.empty_like(weight)
     needs_gradient = any(wanted)
-    sparsity = None if sparse is None else Sparsity(sparse, weight)
 
     def step(raw: Tensor, span: slice) -> Any:
-        here, out = local.at(span), stats.at(span)
+        here, out = terms.at(span), stats.at(span)
         if not needs_gradient:
-            part.backend.statistics(raw, here.tokens, part.projection, here.align_tol, out)
+            head.backend.statistics(raw, here.tokens, head.projection, here.align_tol, out)
             value[span] = row_coefficients(out, here).value
             return None
-        dtype, where = part.hidden.dtype, sparsity and sparsity.at(span)
-        c, gradient = part.backend.policy_gradient(raw, part.projection, here, out, dtype, where)
+        dtype, where = head.hidden.dtype, sparsity and sparsity.at(span)
+        c, gradient = head.backend.policy_gradient(raw, head.projection, here, out, dtype, where)
         value[span] = c.value
         return gradient
 
-    result = run_pass(part, step, wanted, sparse=sparse is not None)
-    result = result.spread(rows, terms.tokens.shape[0])
-    return value, _everywhere(stats, rows, terms), result
+    return value, stats, run_pass(head, step, wanted, sparse=sparsity is not None)
 
 
 def _two_passes(
-    head: Head, terms: TokenTerms, _: Tensor | None, wanted: Wanted, sparse: float | None
+    head: Head, terms: TokenTerms, wanted: Wanted, sparsity: Sparsity | None
 ) -> _Outcome:
     """Coefficients that need other tokens' statistics: those first, then the gradient.
 
     Only rows whose coefficients are not 0, so not clipped ones, reach the second pass.
     """
-    # A sequence's mean and the largest entropy include tokens whose own gradient is 0.
-    rows = unless_all((terms.row_weight() != 0) | terms.active())
-    part, local = (head, terms) if rows is None else (head.at(rows), terms.at(rows))
-    tokens = local.tokens
-    stats = compute_statistics(part, tokens, terms.align_tol)
-    assert local.weights is not None
-    valid = (local.weights != 0) & stats.finite()
-    if local.entropy_max is None:
-        local = local.with_columns(entropy_max=entropy_maximum(local.method, stats.entropy, valid))
-    ids = local.sequence_ids
+    stats = compute_statistics(head, terms.tokens, terms.align_tol)
+    assert terms.weights is not None
+    valid = (terms.weights != 0) & stats.finite()
+    if terms.entropy_max is None:
+        terms = terms.with_columns(entropy_max=entropy_maximum(terms.method, stats.entropy, valid))
+    ids = terms.sequence_ids
     mean = missing_sequence_mean if ids is None else segment_mean(ids, valid)
-    c = row_coefficients(stats, local, mean)
-    sparsity = None if sparse is None else Sparsity(sparse, local.row_weight())
-    result = InputGradients(None, None, None)
-    if any(wanted):
-        result = gradient_pass(part, tokens, stats, c, wanted, sparsity)
-        result = result.spread(rows, terms.tokens.shape[0])
-    return c.value, _everywhere(stats, rows, terms), result
-
-
-def _everywhere(stats: RowStats, rows: Tensor | None, terms: TokenTerms) -> RowStats:
-    """Statistics of all rows, NaN where not computed; `terms` learn which were."""
-    terms.computed = torch.ones_like(terms.tokens, dtype=torch.bool)
-    if rows is None:
-        return stats
-    terms.computed = torch.zeros_like(terms.computed).index_fill_(0, rows, True)
-    return stats.spread(rows, terms.tokens.shape[0])
+    c = row_coefficients(stats, terms, mean)
+    if not any(wanted):
+        return c.value, stats, Gradients(head, wanted)
+    return c.value, stats, gradient_pass(head, terms.tokens, stats, c, wanted, sparsity)

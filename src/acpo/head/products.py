@@ -140,29 +140,19 @@ class Gradients:
         if self.bias is not None:
             self.bias.index_add_(0, columns, values.sum(0, dtype=self.bias.dtype))
 
-
-class InputGradients(NamedTuple):
-    """Gradients for the inputs as the caller passed them."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-    def spread(self, rows: Tensor | None, total: int) -> "InputGradients":
+    def spread(self, rows: Tensor | None, total: int) -> None:
         """Those of the computed rows back among all rows, zeros elsewhere; None means all."""
-        if self.hidden is None or rows is None:
-            return self
-        whole = self.hidden.new_zeros(total, self.hidden.shape[1])
-        return self._replace(hidden=whole.index_copy_(0, rows, self.hidden))
+        if self.hidden is not None and rows is not None:
+            whole = self.hidden.new_zeros(total, self.hidden.shape[1])
+            self.hidden = whole.index_copy_(0, rows, self.hidden)
 
-    def cast(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        pairs = zip(self, (hidden, weight, bias), strict=True)
+    def like(self, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        """For hidden states, weight and bias as the caller passed them."""
+        pairs = zip((self.hidden, self.weight, self.bias), inputs, strict=True)
         return tuple(None if g is None or x is None else g.to(x.dtype) for g, x in pairs)
 
 
-def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> InputGradients:
+def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False) -> Gradients:
     """Apply `step` to every chunk and gather the gradients it returns."""
     gradients = Gradients(head, wanted, sparse=sparse)
     # The dtypes are fixed; autocast would narrow sums that have to be wide.
@@ -173,7 +163,7 @@ def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False)
                 gradients.add(span, gradient)
     if gradients.weight is None and wanted.weight:
         gradients.weight = torch.zeros_like(head.weight)
-    return InputGradients(gradients.hidden, gradients.weight, gradients.bias)
+    return gradients
 
 
 def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats:
@@ -236,7 +226,7 @@ def gradient_pass(
     coefficients: RowCoefficients,
     wanted: Wanted,
     sparsity: Sparsity | None,
-) -> InputGradients:
+) -> Gradients:
     """Gradients from known coefficients, over the rows where any is not 0."""
     total = tokens.shape[0]
     rows = unless_all(coefficients.live())
@@ -256,7 +246,9 @@ def gradient_pass(
             sparsity and sparsity.at(span),
         )
 
-    return run_pass(head, step, wanted, sparse=sparsity is not None).spread(rows, total)
+    gradients = run_pass(head, step, wanted, sparse=sparsity is not None)
+    gradients.spread(rows, total)
+    return gradients
 
 
 def unless_all(mask: Tensor) -> Tensor | None:

@@ -91,4 +91,4 @@ class _Statistics(torch.autograd.Function):
         wanted = Wanted(*ctx.needs_input_grad[:3])
         head = ctx.settings.head(hidden, weight, bias)
         result = gradient_pass(head, ctx.tokens, stats, coefficients, wanted, None)
-        return *result.cast(hidden, weight, bias), *(None,) * 4
+        return *result.like(hidden, weight, bias), *(None,) * 4
