@@ -8,6 +8,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives import Method, TokenStats, get_method
+from acpo.objectives.batch import require_columns
 from acpo.objectives.gates import SequenceMean
 
 
@@ -78,15 +79,7 @@ class TokenTerms:
         self.sequence_ids, self.entropy_max = sequence_ids, entropy_max
         self.ref_logp, self.beta, self.corrects_kl = ref_logp, beta, corrects_kl and bool(beta)
         self.entropy_weights, self.marks = entropy_weights, marks
-        if self.method.shaping.marks and advantages is not None and marks is None:
-            raise ACPOError(
-                f"marks is missing: the gate of method {self.method.name!r} reads them; pass those "
-                "of shape_tokens with its advantages"
-            )
-        if beta and ref_logp is None:
-            raise ACPOError(
-                f"ref_logp is missing: beta={beta} needs the reference policy's log-probs"
-            )
+        require_columns(self.method, beta, ref_logp, marks, shaped=advantages is not None)
         if self.method.sequence_level and advantages is not None and sequence_ids is None:
             raise ACPOError(
                 f"sequence_ids is missing: method {self.method.name!r} averages over sequences"

@@ -54,6 +54,19 @@ def row_and_rollout(method: str | Method, rest: dict[str, Any]) -> tuple[Method,
     return get_method(method, **rest), rollout
 
 
+def require_columns(
+    method: Method, beta: float, ref_logp: Tensor | None, marks: Tensor | None, *, shaped: bool
+) -> None:
+    """Raise where the KL term, or the gate of advantages that were shaped, lacks its column."""
+    if shaped and method.shaping.marks and marks is None:
+        raise ACPOError(
+            f"marks is missing: the gate of method {method.name!r} reads them; pass those of "
+            "shape_tokens with its advantages"
+        )
+    if beta and ref_logp is None:
+        raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
+
+
 def prepare_batch(
     method: Method,
     *,
@@ -71,8 +84,7 @@ def prepare_batch(
     **rollout: Any,
 ) -> Batch:
     """Check a mini-batch, or a part of one, and shape its advantages unless that was done."""
-    if beta and ref_logp is None:
-        raise ACPOError(f"ref_logp is missing: beta={beta} needs the reference policy's log-probs")
+    require_columns(method, beta, ref_logp, marks, shaped=shaped)
     group_size = rollout.pop("group_size", None)
     columns = {**stats._asdict(), "tokens": tokens, "old_logp": old_logp, **rollout}
     _check_columns(advantages, mask, {**columns, "ref_logp": ref_logp})
@@ -80,11 +92,6 @@ def prepare_batch(
     if not shaped:
         del columns["is_mode"]
         advantages, _, marks = _shape(method, advantages.to(dtype), mask, columns, group_size)
-    elif method.shaping.marks and marks is None:
-        raise ACPOError(
-            f"marks is missing: the gate of method {method.name!r} reads them; pass those of "
-            "shape_tokens with its advantages"
-        )
 
     def valid(x: Tensor) -> Tensor:
         return torch.where(mask, x, 0.0).to(dtype)

@@ -123,25 +123,19 @@ def token_coefficients(
     method: Method,
     *,
     stats: TokenStats,
-    old_logp: Tensor,
     advantages: Tensor,
-    sequence_mean: SequenceMean,
     entropy_max: Tensor | float | None = None,
     ref_logp: Tensor | None = None,
     beta: float = 0.0,
-    marks: Tensor | None = None,
+    **rest: Any,
 ) -> TokenCoefficients:
-    """J and its gradient scalars (a, b, h, t) for every token, in closed form."""
+    """J and its gradient scalars (a, b, h, t) for every token, in closed form.
+
+    Reads what `evaluate_tokens` does, and `ref_logp` for `beta`.
+    """
+    rest |= {"stats": stats, "advantages": advantages, "entropy_max": entropy_max}
     with torch.no_grad():
-        gated, credit = evaluate_tokens(
-            method,
-            stats=stats,
-            old_logp=old_logp,
-            advantages=advantages,
-            sequence_mean=sequence_mean,
-            entropy_max=entropy_max,
-            marks=marks,
-        )
+        gated, credit = evaluate_tokens(method, **rest)
         value = objective_value(advantages, gated, credit)
         a = advantages * gated.slope * credit.value
         if gated.penalty_slope is not None:
