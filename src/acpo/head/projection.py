@@ -46,15 +46,8 @@ class Projection(NamedTuple):
             return raw
         return raw.mul_(self.logit_scale / self.softcap).tanh_()
 
-    def slope(self, raw: Tensor) -> Tensor:
-        """∂z / ∂raw."""
-        pull = self.logit_scale / self.temperature
-        if self.softcap is None:
-            return torch.full_like(raw, pull)
-        return pull * (1 - torch.tanh(raw * (self.logit_scale / self.softcap)).square())
-
     def pull_back_(self, gradient: Tensor, squashed: Tensor | None) -> Tensor:
-        """Turn the gradient for z into the gradient for the raw product, in place."""
+        """Turn the gradient for z into the one for the raw product, in place; ends `squashed`."""
         gradient.mul_(self.logit_scale / self.temperature)
         if self.softcap is not None:
             assert squashed is not None

@@ -176,13 +176,13 @@ def _values_at(
         for x in (c.a, c.bm, c.h, stats.entropy, stats.top, stats.log_total, stats.mode, tokens)
     )
     assert c.top is not None
-    given, products = c.top[rows], raw[rows[:, None], columns].float()
-    log_p = (projection.squash_(products.clone()) - top) * projection.factor - log_total
+    given, squashed = c.top[rows], projection.squash_(raw[rows[:, None], columns].float())
+    log_p = (squashed - top) * projection.factor - log_total
     pull = a + bm + given.sum(1, keepdim=True) + h * (log_p.clamp(min=-1e30) + entropy)
     # A sampled token among the likeliest stands twice: both entries get the same value.
     own = torch.where(columns == sampled, a, 0.0) + torch.where(columns == mode, bm, 0.0)
     own += torch.where(columns[:, :, None] == columns[:, None, :-1], given[:, None], 0.0).sum(2)
-    values = (own - log_p.exp() * pull) * projection.slope(products)
+    values = projection.pull_back_(own - log_p.exp() * pull, squashed)
     return torch.where(stats.finite()[rows, None], values, 0.0)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
+from torch.nn import functional
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
@@ -75,7 +75,7 @@ def shape_advantages(
     advantages = _sequence_advantages(_padded(data, "advantages"), mask, ranks)
     column = None
     if row.shaping.group_needs:
-        column = _group_column(data, row, group_size, seen, advantages, mask, dp)
+        column = _group_column(data, row, group_size, seen, advantages, mask, ranks)
     current = {name: x for name, x in seen.items() if name != "old_entropy"}
     batch = sequences(
         row,
@@ -115,25 +115,25 @@ def _group_column(
     seen: Mapping[str, Tensor],
     advantages: Tensor,
     mask: Tensor,
-    dp: Any,
+    ranks: Ranks,
 ) -> Tensor:
     """What the shaping finds in whole groups, for this rank's rows; groups may span ranks."""
-    names = _gather(_group_names(data).to(mask.device), dp)
+    names = _gather(_group_names(data).to(mask.device), ranks)
     _check_groups(names, group_size, row)
     order = names.argsort(stable=True)
     known = {**seen, "tokens": _padded(data, "responses")}
     columns = {"advantages": advantages, "mask": mask}
     columns |= {name: known[name] for name in row.shaping.group_needs}
-    whole = {name: _gather(x, dp)[order] for name, x in columns.items()}
+    whole = {name: _gather(x, ranks)[order] for name, x in columns.items()}
     found = row.shaping.of_group(Sequences(group_size=group_size, options=row.options, **whole))
-    return found[order.argsort()][dist.get_rank(dp) * len(mask) :][: len(mask), : mask.shape[1]]
+    return found[order.argsort()][ranks.place * len(mask) :][: len(mask), : mask.shape[1]]
 
 
-def _sequence_advantages(advantages: Tensor, mask: Tensor, dp: Ranks) -> Tensor:
+def _sequence_advantages(advantages: Tensor, mask: Tensor, ranks: Ranks) -> Tensor:
     """`[B]` from verl's `[B, T]`, if every rank's repeat one number over a response."""
     first = advantages.gather(1, mask.int().argmax(1, keepdim=True))
     differ = torch.where(mask, advantages != first, False).any()
-    if bool(dp.maximum(differ.float())):
+    if bool(ranks.maximum(differ.float())):
         return torch.where(mask, advantages, 0.0)
     return torch.where(mask.any(1), first[:, 0], 0.0)
 
@@ -164,12 +164,9 @@ def _padded(data: TensorDict, name: str) -> Tensor:
     return padded.to(get_device_id())
 
 
-def _gather(x: Tensor, dp: Any) -> Tensor:
+def _gather(x: Tensor, ranks: Ranks) -> Tensor:
     """Rows of all ranks, in rank order, padded on the right to the longest."""
-    if x.dim() == 2:
-        width = torch.tensor(x.shape[1], device=x.device)
-        dist.all_reduce(width, op=dist.ReduceOp.MAX, group=dp)
-        x = torch.nn.functional.pad(x, (0, int(width) - x.shape[1]))
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size(dp))]
-    dist.all_gather(parts, x.contiguous(), group=dp)
-    return torch.cat(parts)
+    if x.dim() == 1:
+        return ranks.gather(x)
+    width = ranks.most(x.shape[1])
+    return ranks.gather(functional.pad(x, (0, width - x.shape[1])).flatten()).view(-1, width)
