@@ -172,7 +172,8 @@ class Uncertain(Shaping):
 
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         assert batch.entropy is not None
-        limit = completion_quantile(batch.entropy, batch.mask, batch.option("entropy_quantile"))
+        valid = batch.entropy.masked_fill(~batch.mask, torch.nan)
+        limit = valid.nanquantile(batch.option("entropy_quantile"), 1, keepdim=True)
         marks = (batch.mask & (batch.entropy > limit)).to(batch.entropy.dtype)
         return Shaped(batch.per_token, batch.mask, marks)
 
@@ -300,17 +301,6 @@ def score_variation(norms: Tensor, group_size: int) -> Tensor:
     """The coefficient of variation of n^½ within a group, mean over groups."""
     roots = norms.sqrt().view(-1, group_size)
     return (roots.std(1) / roots.mean(1).clamp_min(1e-9)).mean()
-
-
-def completion_quantile(values: Tensor, mask: Tensor, q: float) -> Tensor:
-    """`[B, 1]`, the quantile of each row's valid values, linearly interpolated."""
-    ordered = values.masked_fill(~mask, torch.inf).sort(1).values
-    last = (mask.sum(1, keepdim=True) - 1).clamp_min(0)
-    position = q * last.to(values.dtype)
-    low = position.long()
-    high = torch.minimum(low + 1, last)
-    bounds = ordered.gather(1, low), ordered.gather(1, high)
-    return torch.where(mask.any(1, keepdim=True), torch.lerp(*bounds, position - low), 0.0)
 
 
 def draw_keys(tokens: Tensor, mask: Tensor) -> Tensor:
