@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError, ACPOWarning
-from acpo.objectives.branches import share_controlled, sign_weighted
 from acpo.objectives.credit import Affine, Branches, CreditRule
 from acpo.objectives.gates import GATES
 from acpo.objectives.shaping import Reducer, Sequences, Shaped, Shaping
+from acpo.objectives.tokens import select
 
 ONE = Affine(1.0, 0.0)
 OFFSET_UNCERTAIN = Affine("offset", 1.0)  # offset + S
@@ -28,6 +28,9 @@ SHARED: Mapping[str, Any] = {
 }
 """Options that every row takes: the tie tolerance of the mode, the weight of each sign of the
 advantage (0 leaves it out), and the share of the update that good answers get."""
+
+LEAST_MEAN = 1e-3
+"""Bounds a branch's mean multiplier: a policy sure of everything is not scaled up without end."""
 
 Aggregation = Literal["sequence_mean", "token_mean", "fixed_length"]
 
@@ -100,10 +103,9 @@ class Method:
     @property
     def shapes(self) -> bool:
         """Whether the row makes token advantages of its own."""
-        weights = self.options["positive_weight"], self.options["nonpositive_weight"]
         return (
             type(self.shaping).shape is not Shaping.shape
-            or weights != (1.0, 1.0)
+            or self._sign_weights != (1.0, 1.0)
             or self.options["positive_share"] is not None
         )
 
@@ -115,18 +117,41 @@ class Method:
     def shape(self, batch: Sequences, reduce: Reducer) -> Shaped:
         """Token advantages of a mini-batch: the row's shaping, then the weights of the branches."""
         shaped = self.shaping.shape(batch, reduce)
-        advantages = sign_weighted(shaped.advantages, self.options)
-        share = self.options["positive_share"]
-        if share is not None:
-            advantages = share_controlled(
-                advantages,
-                share=share,
-                credit=self._first_order(batch, advantages, reduce),
-                mask=batch.mask,
-                by_sequence=self.aggregation == "sequence_mean",
-                reduce=reduce,
-            )
+        advantages = shaped.advantages
+        if self._sign_weights != (1.0, 1.0):
+            weights = select(advantages > 0, *self._sign_weights, advantages.dtype)
+            advantages = advantages * weights
+        if self.options["positive_share"] is not None:
+            advantages = self._share_controlled(advantages, batch, reduce)
         return shaped._replace(advantages=advantages)
+
+    @property
+    def _sign_weights(self) -> tuple[float, float]:
+        return float(self.options["positive_weight"]), float(self.options["nonpositive_weight"])
+
+    def _share_controlled(self, advantages: Tensor, batch: Sequences, reduce: Reducer) -> Tensor:
+        """Advantages scaled by branch, so that good answers make up their share at w = 1.
+
+        With ω a token's weight in the loss, a branch's update is Σ ω|A|c and its advantages weigh
+        Σ ω|A|. Each branch is divided by its mean c, so that credit moves within it only, and then
+        multiplied so that the good answers have their share of what all advantages weigh.
+        "advantages" leaves that share as the advantages have it: one half, where groups are whole
+        and centred. A mini-batch of one branch keeps its weight.
+        """
+        share, credit = self.options["positive_share"], self._first_order(batch, advantages, reduce)
+        weight = batch.mask.to(advantages.dtype)
+        if self.aggregation == "sequence_mean":
+            weight = weight / weight.sum(1, keepdim=True).clamp_min(1)
+        size, positive = weight * advantages.abs(), advantages > 0
+        both = torch.stack([size * credit, size])
+        sums = reduce.sum(torch.stack([both[:, positive].sum(1), both[:, ~positive].sum(1)]))
+        mass = sums[:, 1]
+        means = (sums[:, 0] / mass.clamp_min(1e-12)).clamp_min(LEAST_MEAN)
+        scaled = advantages / torch.where(positive, means[0], means[1])
+        if isinstance(share, str) or not bool((mass > 0).all()):
+            return scaled
+        factors = mass.sum() * mass.new_tensor([share, 1 - share]) / mass
+        return scaled * torch.where(positive, factors[0], factors[1])
 
     def _first_order(self, batch: Sequences, advantages: Tensor, reduce: Reducer) -> Tensor:
         """What each token is multiplied by at w = 1."""
