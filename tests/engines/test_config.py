@@ -337,10 +337,6 @@ def test_options_of_the_method(tmp_path):
         ({"off_policy_mask_threshold": -1.0}, "off_policy_mask_threshold=-1.0 must be 0 or more"),
         ({"max_steps": 0}, "max_steps=0 must be above 0, or left out"),
         ({"sparse_head": 1.0}, r"sparse_head=1.0 must be in \[0, 1\)"),
-        (
-            {"sparse_head": 1e-5, "beta": 0.1, "use_bias_correction_kl": True},
-            "no effect with use_bias_correction_kl",
-        ),
         ({"gradient_checkpointing_kwargs": {"nope": 1}}, "nope is no option of torch.utils"),
         ({"method": "simko", "sparse_head": 1e-5}, "'simko' moves the likeliest tokens too"),
         ({"method": "vespo", "use_vllm": True}, "takes the correction token by token"),

@@ -297,16 +297,10 @@ class ACPOConfig(GRPOConfig):
             )
         if self.max_completion_length is None:
             raise ACPOError("max_completion_length=None: completions need a bound; give a number")
-        if self.sparse_head is not None and self.beta and self.use_bias_correction_kl:
+        if self.objective.candidates and self.sparse_head is not None:
             raise ACPOError(
-                f"sparse_head={self.sparse_head} has no effect with use_bias_correction_kl, whose "
-                "gradient is taken another way; leave one of them out"
-            )
-        dense = self.sparse_head is None and not (self.beta and self.use_bias_correction_kl)
-        if self.objective.candidates and not dense:
-            raise ACPOError(
-                f"method={self.method!r} moves the likeliest tokens too, which sparse_head and "
-                "use_bias_correction_kl leave out; leave them out"
+                f"method={self.method!r} moves the likeliest tokens too, which sparse_head leaves "
+                "out; train without it"
             )
         cache, limit = self.soft_overlong_cache, self.max_completion_length
         if cache is not None and cache >= limit:
