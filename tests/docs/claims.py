@@ -1107,12 +1107,19 @@ def recipe_curve(runs):
 
 
 SHARE = r"([\d.]+)% of ([\d,]+)"
+SIGNS = ("ē", r"2 \+ ē", r"2 \+ δ")
 
 
 @claim("docs/diagnose.md", "results/diagnose/smollm2-after/gradients.md")
 def smollm2(text):
     shannon, offset, surrogate = re.findall(rf"reverses {SHARE} aligned", text)
     return [f"{float(shannon[0]):.1f}% / {rounded(offset[0])}% / 0 of {surrogate[1]}"]
+
+
+def once_rounded(share, count):
+    """A page's share of a count with one digit, from the number it stands for."""
+    count = int(count.replace(",", ""))
+    return f"{100 * round(float(share) / 100 * count) / count:.1f}%"
 
 
 def rounded(share):
@@ -1126,10 +1133,45 @@ def smollm2_routed(text):
     return [f"{float(share):.1f}% / 0 of {count}"]
 
 
-@claim("docs/diagnose.md", "results/diagnose/quickstart-before/alignment.md")
-def aligned(text):
-    share, low, high = re.search(r"\| ≤ 1e-6 \| (\S+%) \| (\S+%) to (\S+%) \|", text).groups()
-    return [f"{share} [{low}, {high}]"]
+@claim("docs/diagnose.md", "results/diagnose/quickstart.json")
+def before_and_after(_):
+    rows = zip(measures("before"), measures("after"), strict=True)
+    return [f"| {before} | {after} |" for before, after in rows]
+
+
+def measures(when):
+    """What is measured of the quickstart model before or after training, row by row."""
+
+    def find(page, *patterns):
+        text = load(f"results/diagnose/quickstart-{when}/{page}.md").replace("\\", "")
+        return [value for pattern in patterns for value in re.search(pattern, text).groups()]
+
+    mode, low, high = find("alignment", r"\| ≤ 1e-6 \| (\S+%) \[(\S+%), (\S+%)\] \|")
+    delta, entropy, longer = find(
+        "gradients", r"at most (\S+) times as", r"up to (\S+) times.*at (\S+)% of the tokens"
+    )
+    of = {
+        c: find("gradients", rf"c⁺ = {c} reverses {SHARE} aligned and {SHARE} mis") for c in SIGNS
+    }
+    assert of["2 \\+ δ"][0] == "0.00" and all(float(v[2]) == 0 for v in of.values())
+    unrouted, routed = (
+        find("mismatch", rf"{way}, non-positive branch: {SHARE}") for way in ("Unrouted", "Routed")
+    )
+    assert routed[0] == "0.00"
+    outside, tokens, correlation = find(
+        "envelope", r"- (\d+) of ([\d,]+) tokens lie outside", r"correlation of δ and H: (\d\.\d+)"
+    )
+    shares = [once_rounded(*of[c][:2]) for c in SIGNS[:2]]
+    return [
+        f"{mode} [{low}, {high}]",
+        f"{float(delta):.2f} / {float(entropy):.1f}",
+        f"{float(longer):.1f}%",
+        f"{' / '.join(shares)} / 0 of {of['ē'][1]}",
+        f"0 of {of['ē'][3]}",
+        f"{once_rounded(*unrouted)} / 0 of {unrouted[1]}",
+        f"{outside} of {tokens}",
+        f"{float(correlation):.3f}",
+    ]
 
 
 @claim("docs/diagnose.md", "results/diagnose/blame-quickstart/blame.csv")
