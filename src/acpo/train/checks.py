@@ -38,11 +38,13 @@ def gather(
         elsewhere: whether another machine is to train.
     """
     from acpo.engines.trl.identity import STREAM
+    from acpo.engines.trl.refusals import refuse_several_gpus
     from acpo.engines.trl.rewards import checked_rewards
     from acpo.engines.trl.safety import check_data, check_output_folder, data_sets
 
     config, model = recipe.config, recipe.model
     check_packages(recipe, elsewhere=elsewhere)
+    refuse_several_gpus(config)
     if config.fsdp and config.world_size == 1:
         raise ACPOError(
             f"fsdp={config.fsdp} shards over several processes, and here is one: start them with "
@@ -151,7 +153,7 @@ def empty_model(recipe: Recipe, name: str, attention: str | None = None) -> Any:
 
 def check_model(recipe: Recipe, name: str, tokenizer: Any, *, elsewhere: bool = False) -> None:
     """Raise for a model that cannot be trained, or what does not fit it; no weights are loaded."""
-    from acpo.engines.trl.safety import refuse_model
+    from acpo.engines.trl.refusals import refuse_model
 
     rows = getattr(shape_of(recipe, name).get_text_config(), "vocab_size", None)
     for token in ("pad_token", "eos_token"):

@@ -29,7 +29,7 @@ from trl.trainer.utils import get_config_model_id, shuffle_sequence_dict, split_
 
 from acpo.engines.attention import HALF
 from acpo.engines.ranks import Ranks
-from acpo.engines.trl import checkpoint, guard, identity, overrides, packing, safety
+from acpo.engines.trl import checkpoint, guard, identity, overrides, packing, refusals, safety
 from acpo.engines.trl.config import ACPOConfig
 from acpo.engines.trl.forward import (
     Attention,
@@ -97,6 +97,7 @@ class ACPOTrainer(GRPOTrainer):
             raise ACPOError("images are not supported; pass the tokenizer as processing_class")
         if args.use_vllm:
             require_vllm("use_vllm")
+        refusals.refuse_several_gpus(args)
         first = (model, reward_funcs, args, train_dataset, eval_dataset, processing_class)
         given = inspect.signature(GRPOTrainer).bind(*first, *more, **kwargs).arguments
         environment = given.get("environment_factory") is not None
@@ -112,7 +113,7 @@ class ACPOTrainer(GRPOTrainer):
             adds=environment or given.get("rollout_func") is not None,
         )
         super().__init__(**{**given, "args": args.per_optimizer_step()})
-        safety.refuse_built(self)
+        refusals.refuse_built(self)
         self._prepare_update()
         self.reward_func_names = distinct(self.reward_func_names)
         safety.check_prompts(data, self, may_be_empty=environment)
@@ -120,7 +121,7 @@ class ACPOTrainer(GRPOTrainer):
     def _prepare_update(self) -> None:
         args = self.args
         self.policy = self.model.get_base_model() if is_peft_model(self.model) else self.model
-        safety.refuse_model(self.model, args)
+        refusals.refuse_model(self.model, args)
         head = HeadOptions(args.cast_lm_head_to_fp32, args.logits_bytes, args.sparse_head)
         add_policy_forward(self.policy, head)
         if self.ref_model is not None:
@@ -219,7 +220,7 @@ class ACPOTrainer(GRPOTrainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         optimizer = super().create_optimizer(*args, **kwargs)
-        safety.refuse_optimizer(optimizer)
+        refusals.refuse_optimizer(optimizer)
         return optimizer
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
