@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from acpo.evaluate.backends import Sampling, SamplingError
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.static import StaticDecoder, make_decoder
+from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.head.projection import Projection
 from acpo.sampling import StaticSampler
 from acpo.sampling.draw import draw
@@ -231,3 +232,13 @@ def test_models_that_do_not_fit_are_explained(tmp_path):
     model = save(tmp_path / "model")
     done = acpo("eval", model, "--benchmarks", data, "--output", tmp_path / "run")
     assert done.returncode == 2 and "the 512 positions of" in " ".join(done.stderr.split())
+
+
+def test_a_gpu_that_is_named_is_the_current_one(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: done.append(str(device)))
+    monkeypatch.setattr(LlamaForCausalLM, "to", lambda model, device: done.append(device) or model)
+    for device in ("cuda:1", "cuda", "cpu"):
+        backend = TransformersBackend(str(save(tmp_path / "tiny")), GREEDY, device=device)
+        backend.load()
+    assert list(map(str, done)) == ["cuda:1", "cuda:1", "cuda", "cpu"]

@@ -60,8 +60,11 @@ class TransformersBackend:
         """The weights, in evaluation mode."""
         name = self.checkpoint.name
         try:
+            device = torch.device(self._device)
+            if device.type == "cuda" and device.index is not None:
+                torch.cuda.set_device(device)  # where kernels and graphs run that name none
             model = load_model(self.checkpoint.place, dtype=self._dtype, trust_remote_code=False)
-            return model.to(self._device).eval()
+            return model.to(device).eval()
         except Exception as error:  # damaged weights raise whatever their parser raises
             said = (str(error).splitlines() or [repr(error)])[0]
             raise SamplingError(f"model {name!r} cannot be loaded: {said}") from error
