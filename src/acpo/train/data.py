@@ -27,8 +27,9 @@ Prompt = str | list[dict[str, str]]
 RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "completion_ids"})
 """Columns the trainer fills itself; the user's of these names reach the grader alone."""
 
-MOST_DRAWN = 20
-"""Endless problems of which not one in so many is short enough are given up."""
+MOST_DRAWN, FIRST_LOOK = 20, 1000
+"""Endless problems of which not one in so many is short enough are given up; after so many, where
+not half as large a share is."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,8 @@ def _endless(
             ]
             if len(short) >= count:
                 break
-            if drawn >= MOST_DRAWN * count + 1000:
+            hopeless = drawn >= FIRST_LOOK and 2 * MOST_DRAWN * len(short) < drawn
+            if hopeless or drawn >= MOST_DRAWN * count + FIRST_LOOK:
                 raise ACPOError(
                     f"max_prompt_tokens={limit}: of {drawn} {what} problems of "
                     f"task={task.reference!r} only {len(short)} are as short, and {count} are "
