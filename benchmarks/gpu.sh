@@ -7,13 +7,14 @@
 # A part writes its file and its log to $OUT (runs/gpu). One that fails, or takes longer than its
 # limit, is named at the end and stops no other. $PYTHON is the Python of an environment with a CUDA
 # build of torch, TRL and pytest; $VERL_PYTHON one with verl. Without a hub, GSM8K,
-# GSM8K_TEST and MATH500 name the data of traces, and STUDY_OPTIONS gives the study what its file says to add.
+# GSM8K_TEST and MATH500 name the data of traces, STUDY another study's file, and STUDY_OPTIONS what it says to add.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 VERL_PYTHON=${VERL_PYTHON:-$PYTHON}
 OUT=${OUT:-runs/gpu}
 MODEL=${MODEL:-Qwen/Qwen2.5-Coder-0.5B-Instruct}
+STUDY=${STUDY:-recipes/studies/qwen2.5-0.5b-gsm8k.yaml}
 STUDY_SECONDS=${STUDY_SECONDS:-1200}
 export PYTHONPATH=src:tests:benchmarks${PYTHONPATH:+:$PYTHONPATH}
 mkdir -p "$OUT"
@@ -86,8 +87,7 @@ rl() {
 }
 
 study() {
-  part $((STUDY_SECONDS + 200)) study "$PYTHON" -m acpo compare \
-    recipes/studies/qwen2.5-0.5b-gsm8k.yaml --workers "${WORKERS:-4}" --only "${ONLY:-*}" \
+  part $((STUDY_SECONDS + 200)) study "$PYTHON" -m acpo compare "$STUDY" --workers "${WORKERS:-4}" --only "${ONLY:-*}" \
     --stop-after "$STUDY_SECONDS" --output "$OUT/study" ${STUDY_OPTIONS:-}
 }
 
