@@ -80,3 +80,10 @@ def test_one_prompt_has_no_interval():
     found = effect(np.array([1.0, 2.0]), ["a", "a"])
     assert found.mean == 1.5 and found.p_value == 1.0
     assert np.isnan([found.low, found.high, found.size]).all()
+
+
+def test_what_rounding_makes_of_equal_means_is_no_spread():
+    """(0.1 + 0.1 + 0.1) / 3 is not 0.1: over that rounding a size would be 6e15."""
+    found = effect(np.array([0.1, 0.3, 0.7]), ["a", "b", "c"])
+    assert 0 < found.size_low < found.size < found.size_high < 10
+    assert np.isnan(effect(np.array([0.1, 0.1, 0.1]), ["a", "b", "c"]).size)

@@ -94,9 +94,13 @@ def _drawn_again(means: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _sizes(means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Means of `[n, prompts]`, and those of them with a spread, in standard deviations."""
-    mean, spread = means.mean(axis=1), means.std(axis=1, ddof=1)
-    return mean, mean[spread > 0] / spread[spread > 0]
+    """Means of `[n, prompts]`, and those of them with a spread, in standard deviations.
+
+    What rounding makes of equal means is no spread: among few prompts one is often drawn alone.
+    """
+    mean = means.mean(axis=1)
+    spreads = np.ptp(means, axis=1) > 1e-12 * np.abs(means).max(axis=1)
+    return mean, mean[spreads] / means[spreads].std(axis=1, ddof=1)
 
 
 def _percentiles(draws: Sequence[np.ndarray]) -> tuple[float, float]:
