@@ -70,6 +70,7 @@ def test_all_makes_one_page_that_nothing_escapes_from(tmp_path, no_pdf):
         (("all", "nowhere"), "`acpo trace` makes one"),
         (("dynamics", "nowhere"), "acpo train"),
         (("envelope", "--support", "1"), "at least 2"),
+        (("envelope", "--support", "1" + "0" * 30), "below 2^31"),
         (("coupling", "--tau-pos", "0"), "must be positive"),
         (("coupling", "--offset", "nan"), "offset=nan"),
         (("coupling", "--step", "3"), "--step 3: name the trace"),

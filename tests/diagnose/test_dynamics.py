@@ -67,6 +67,11 @@ def test_curves_that_some_runs_did_not_log_say_so(tmp_path):
     assert shown == ["acpo (1 seed)", *["acpo (2 seeds)"] * 3]
 
 
+def test_a_run_whose_name_begins_as_hidden_ones_do_is_named(tmp_path):
+    figure = dynamics([make_run(tmp_path / "a", method="_mine")]).figure
+    assert "_mine (1 seed)" in figure.axes[0].get_legend().get_texts()[0].get_text()
+
+
 def test_equal_seeds_are_refused(tmp_path):
     with pytest.raises(ACPOError, match=r"both acpo with seed 0.*--group-by run"):
         dynamics([make_run(tmp_path / "a"), make_run(tmp_path / "b")])
@@ -100,7 +105,10 @@ def test_an_unfinished_run_is_read_from_its_newest_checkpoint(tmp_path):
         ('{"log_history": []}', "logged none"),
         ('{"log_history": [{"step": 1, "reward": NaN}]}', "logged none"),
         ('{"log_history": [{"step": 1, "reward": 1' + "0" * 400 + "}]}", "logged none"),
+        ('{"log_history": [{"step": 1, "reward": 1e308}]}', "logged none"),
         ('{"log_history": [{"step": "1", "reward": 1}]}', "logged none"),
+        ('{"log_history": [{"step": -1, "reward": 1}]}', "logged none"),
+        ('{"log_history": [{"step": 1' + "0" * 400 + ', "reward": 1}]}', "logged none"),
         ('{"log_history": [{"step": 1, "reward": "high"}]}', "logged none"),
     ],
     ids=lambda text: text[:30],

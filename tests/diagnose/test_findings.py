@@ -326,7 +326,7 @@ def test_a_vocabulary_of_one_token(tmp_path):
     assert "none is mismatched" in " ".join(mismatch(trace).facts)
 
 
-@pytest.mark.parametrize("size", [None, "many", 0, 2.5])
+@pytest.mark.parametrize("size", [None, "many", 0, 2.5, 10**30])
 def test_a_header_without_a_vocabulary(tmp_path, size):
     trace = make_trace(tmp_path / "t", header={"vocab_size": size})
     with pytest.raises(ACPOError, match=r"vocab_size=.*--support"):

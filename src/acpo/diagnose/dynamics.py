@@ -5,7 +5,6 @@ A run's curves are what its folder logged, in `trainer_state.json` and `report.j
 
 import json
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,7 +78,8 @@ def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[
     for row in history:
         step, value = row.get("step"), row.get(names[0], "")
         # JSON's integers have no end, and comparing them is no conversion.
-        if type(step) is int and type(value) in (int, float) and abs(value) <= sys.float_info.max:
+        known = type(step) is int and 0 <= step < 2**53 and type(value) in (int, float)
+        if known and abs(value) < 1e300:  # of which a picture has the difference
             points[step] = float(value)
     return points
 

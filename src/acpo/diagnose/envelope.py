@@ -177,8 +177,10 @@ def envelope(
         raise ACPOError(f"--rollout {rollout}: name the trace it is of")
     if support is None:
         support = QWEN3 if trace is None else vocabulary(trace.header)
-    if support < 2:
-        raise ACPOError(f"support={support}: an envelope needs a vocabulary of at least 2 tokens")
+    if not 2 <= support < 2**31:
+        raise ACPOError(
+            f"support={support}: an envelope needs a vocabulary of at least 2 tokens, below 2^31"
+        )
     cloud = drawn = None
     if trace is not None:
         cloud = _cloud(trace, support)

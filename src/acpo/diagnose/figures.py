@@ -213,8 +213,9 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def plain(text: str, limit: int = 48) -> str:
-    """A name from data, so that it is drawn and not taken for a formula."""
-    return one_line(text, limit).replace("$", r"\$")
+    """A name from data, so that it is drawn and not taken for a formula, nor for one to hide."""
+    text = one_line(text, limit).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text  # which legends leave out
 
 
 def rendered(figure: Figure, kind: str) -> bytes:

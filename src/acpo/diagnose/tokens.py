@@ -240,6 +240,6 @@ def require_temperatures(**temperatures: float) -> None:
 def vocabulary(header: dict[str, Any]) -> int:
     """The header's `vocab_size`."""
     size = header.get("vocab_size")
-    if type(size) is not int or size < 1:
-        raise ACPOError(f"the trace's vocab_size={size!r} is no number of tokens: give --support")
+    if type(size) is not int or not 1 <= size < 2**31:
+        raise ACPOError(f"the trace's vocab_size={size!r:.50} is no vocabulary: give --support")
     return size
