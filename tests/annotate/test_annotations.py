@@ -17,7 +17,7 @@ from acpo.annotate.annotations import (
     Review,
 )
 from acpo.annotate.annotators import ExactAnnotator, Status
-from acpo.annotate.evidence import agreements
+from acpo.annotate.evidence import Accept, agreements, aligned_pairs
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
 from acpo.records import Trace
@@ -114,6 +114,17 @@ def test_lines_that_are_not_ours_are_refused(path, number, change, message):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(AnnotationError, match=message):
         Annotations.read(path)
+
+
+def test_places_outside_the_completions_are_refused(path, selection):
+    """The file says how long a completion is, and may say anything."""
+    text = path.read_text().replace('"length": ', '"length": 1000')
+    path.write_text(text)
+    assert Annotations.read(path).items
+    with pytest.raises(AnnotationError, match=r"tokens there and \d+ in the trace"):
+        aligned_pairs(selection, Annotations.read(path), Accept.SOUND)
+    with pytest.raises(AnnotationError, match="propose anew"):
+        AnnotationWriter(path, selection)
 
 
 def test_writers_in_threads_do_not_mix_lines(path, selection):

@@ -121,12 +121,21 @@ class Annotations:
         return parse(path, text[: text.rfind(b"\n") + 1])
 
     def require(self, selection: Selection) -> None:
-        """Refuse a trace these annotations are not about."""
+        """Refuse a trace these annotations are not about, and places outside its completions."""
         if self.header["trace"] != selection.fingerprint:
             raise AnnotationError(
                 f"{self.path} belongs to another trace, or the trace has changed since: give the "
                 "trace it was made from, or propose anew into another file"
             )
+        for group, wrong, right in selection.pairs:
+            error = Item(group.prompt_id, wrong.sample)
+            for item, one in ((error, wrong), (error._replace(right=right.sample), right)):
+                record = self.items.get(item)
+                if record is not None and record.length != one.length:
+                    raise AnnotationError(
+                        f"{self.path}: {item} has {record.length} tokens there and {one.length} in "
+                        "the trace: the file was changed; propose anew into another file"
+                    )
 
     def require_step(self, trace: Trace) -> None:
         """Refuse a trace that does not hold the step these annotations are of."""
