@@ -1,6 +1,7 @@
 """What the report says of studies that did not go well; results are made up, none is run."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -309,6 +310,17 @@ def test_a_sweep_goes_on_beyond_an_end_while_the_best_lies_there(study):
     for name in found:
         found[name]["failed"] = "diverged"
     assert plan.choose(study, task, row, found).learning_rate == 1e-6, "the smallest"
+
+
+def test_a_rollout_without_a_verdict_chooses_no_learning_rate(study):
+    task, row = study.tasks[0], study.tasks[0].rows[0]
+    found = {}
+    for run in plan.sweep_runs(study, task, {}):
+        silent = run.learning_rate == 1e-4
+        points = [0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, math.nan] if silent else [0.5] * 8
+        curve = [{"step": at, "accuracy": point} for at, point in enumerate(points)]
+        found[run.name] = result(run, curve=curve)
+    assert plan.choose(study, task, row, found).learning_rate == 1e-3
 
 
 def test_files_of_two_machines_are_merged_by_writing_one_behind_the_other(study, tmp_path):

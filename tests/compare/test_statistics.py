@@ -1,9 +1,11 @@
 """Intervals and verdicts: known values, and the right rate of false alarms on simulated studies."""
 
+import math
 import random
 
 import pytest
 
+from acpo.compare.plan import end_of_curve
 from acpo.compare.statistics import (
     bootstrap,
     effect_size,
@@ -142,6 +144,9 @@ def test_a_collapse_is_told_from_a_bad_rollout():
     assert collapsed(run(0.1, 0.4, 0.5, 0.5, 0.2, 0.1, 0.1))
     assert not collapsed(run(0.1, 0.4, 0.5, 0.5, 0.4, 0.5, 0.1)) and not collapsed({})
     assert area(run(0.1, 0.3)) == pytest.approx(0.2) and area({}) is None
+    silent = run(0.1, 0.3, math.nan)  # a last rollout without a verdict
+    assert area(silent) == pytest.approx(0.2) and end_of_curve(silent, "accuracy") == 0.3
+    assert [point["step"] for point in band([silent], "accuracy")] == [0, 1]
 
 
 def test_intervals_of_shares_stay_within_what_is_possible():

@@ -1,6 +1,7 @@
 """What a study consists of: its settings, the runs they ask for, the learning rates they choose."""
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -318,9 +319,18 @@ def sweep_score(result: Result) -> float | None:
     return end_of_curve(result, "accuracy")
 
 
+def points_of(result: Result, name: str) -> list[tuple[int, float]]:
+    """Step and value of a logged quantity of a run, wherever it is a number.
+
+    The accuracy of a rollout without a verdict is none: NaN.
+    """
+    curve = result.get("curve") or []
+    return [(e["step"], e[name]) for e in curve if abs(e.get(name, math.nan)) < math.inf]
+
+
 def curve_of(result: Result, name: str) -> list[float]:
-    """A logged quantity of a run, wherever it was logged."""
-    return [e[name] for e in result.get("curve") or [] if e.get(name) is not None]
+    """The values alone."""
+    return [value for _, value in points_of(result, name)]
 
 
 def end_of_curve(result: Result, name: str) -> float | None:

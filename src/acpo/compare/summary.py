@@ -373,9 +373,8 @@ def band(runs: Sequence[Result], name: str) -> list[dict[str, float]]:
     """A logged quantity over updates: mean and 95% interval over the seeds that logged it."""
     points: dict[int, list[float]] = {}
     for result in runs:
-        for entry in result.get("curve") or []:
-            if entry.get(name) is not None:
-                points.setdefault(entry["step"], []).append(entry[name])
+        for step, value in plan.points_of(result, name):
+            points.setdefault(step, []).append(value)
     rows = []
     for step, values in sorted(points.items()):
         value, *ends, _ = mean_over_seeds(values).within(*CURVES[name])
