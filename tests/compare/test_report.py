@@ -1,8 +1,10 @@
 """What the report says of studies that did not go well; results are made up, none is run."""
 
+import base64
 import json
 import math
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -379,6 +381,9 @@ def test_the_place_of_data_and_model_is_no_part_of_a_run(study):
 def test_damaged_verdicts_are_refused():
     verdicts = [[True, False], [], [True]]
     assert unpack_verdicts(pack_verdicts(verdicts)) == [[True, False], [], [True]]
-    for packed in ("x", "AAAA", "é"):
+    whole = pack_verdicts(verdicts)
+    cut = base64.b64encode(base64.b64decode(whole)[:-5]).decode()
+    endless = base64.b64encode(zlib.compress(b"0" * 20_000_000)).decode()
+    for packed in ("x", "AAAA", "é", cut, endless):
         with pytest.raises(ACPOError, match="damaged"):
             unpack_verdicts(packed)

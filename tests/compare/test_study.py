@@ -1,6 +1,7 @@
 """Study files: what the repository ships is sound, and what cannot be run is refused by line."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -181,7 +182,7 @@ def test_bad_files_are_refused(write, tmp_path):
         read_study(path)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"spec": {"recipe": 3}}'])
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000, '{"spec": {"recipe": 3}}'])
 def test_a_damaged_result_is_named(write, tmp_path, text):
     study = read_study(write(SOUND))
     run = next(sweep_runs(study, study.tasks[0], {}))
@@ -198,6 +199,10 @@ def test_a_damaged_result_is_named(write, tmp_path, text):
         *(("seconds", None), ("hardware", None), ("accuracy", 0.5), ("accuracy", {"value": "a"})),
         *(("accuracy", {"value": 0.5, "verdicts": 3}), ("pass_at", []), ("step_lengths", ["a"])),
         *(("curve", [1]), ("curve", [{"accuracy": 0.5}]), ("curve", 3), ("tokens", "a")),
+        *(("seconds", math.nan), ("seconds", 10**400), ("accuracy", {"value": math.nan})),
+        *(("accuracy", {"value": 50}), ("curve", [{"step": math.nan}]), ("tokens", 10**400)),
+        *(("curve", [{"step": 1, "accuracy": 10**400}]), ("step_lengths", [10**400])),
+        *(("hardware", {"gpu": "H200\n\n## better: all"}), ("versions", {"torch": ["2"]})),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, name, value):

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,26 +25,42 @@ LOCK = ".lock"
 STEPS = "steps.txt"
 """In a run's folder: every update and how far it moved the weights, as it goes."""
 
+MOST_VERDICTS = 10_000_000
+"""Of one run; a thousandth of that many letters may say so."""
+
 PLACES = ("data", "held_out_data", "model_name_or_path")
 """Options that say where something lies, which may differ from machine to machine."""
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    """Whether it is one that a float can be: JSON's integers have no end."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
 
 
 def _is_measured(value: Any) -> bool:
     if value is None:
         return True
     packed = type(value) is dict and type(value.get("verdicts", "")) is str
-    return packed and _is_number(value.get("value"))
+    return packed and _is_number(value.get("value")) and 0 <= value["value"] <= 1
 
 
 def _is_curve(value: Any) -> bool:
     entries = value if type(value) is list else []
     return value in (None, entries) and all(
-        type(one) is dict and "step" in one and all(map(_is_number, one.values()))
+        type(one) is dict and _is_finite(one.get("step")) and all(map(_is_number, one.values()))
         for one in entries
+    )
+
+
+def _is_told(value: Any) -> bool:
+    """What a machine or its software is called, which a report prints."""
+    return type(value) is dict and all(
+        one is None or _is_number(one) or (type(one) is str and one.isprintable())
+        for one in (*value, *value.values())
     )
 
 
@@ -55,10 +72,10 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "pass_at": _is_measured,
     "curve": _is_curve,
     "step_lengths": lambda v: v is None or (type(v) is list and all(map(_is_number, v))),
-    "tokens": lambda v: v is None or type(v) is int,
-    "seconds": _is_number,
-    "hardware": lambda v: type(v) is dict,
-    "versions": lambda v: type(v) is dict,
+    "tokens": lambda v: v is None or (type(v) is int and _is_number(v)),
+    "seconds": _is_finite,
+    "hardware": _is_told,
+    "versions": _is_told,
 }
 """What the report reads of a result, and what that may be."""
 
@@ -169,7 +186,10 @@ def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
 def unpack_verdicts(packed: str) -> list[list[bool]]:
     """What `pack_verdicts` packed."""
     try:
-        text = zlib.decompress(base64.b64decode(packed)).decode()
+        unpacking = zlib.decompressobj()
+        text = unpacking.decompress(base64.b64decode(packed), MOST_VERDICTS).decode()
+        if not unpacking.eof:
+            raise ValueError(f"cut off, or more than {MOST_VERDICTS:,}")
     except (ValueError, zlib.error) as error:
         raise ACPOError(f"verdicts={packed[:40]!r} are damaged: {error}") from error
     return [[letter == "1" for letter in group] for group in text.split(" ")]
@@ -179,7 +199,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A file that a run wrote, perhaps on another machine."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ACPOError(f"{path} is damaged ({error}); remove it") from error
     if not isinstance(content, dict):
         raise ACPOError(f"{path} is damaged (not a mapping); remove it")
