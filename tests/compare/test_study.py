@@ -103,6 +103,11 @@ BAD = {
     "unknown option": (SOUND + "sedes: [1]\n", 8, "did you mean 'seeds'"),
     "decided option": (SOUND + "options:\n  seed: 3\n", 9, "decided run by run"),
     "leaking sweep": (SOUND.replace("[7]", "[1]"), 7, "must not see its test"),
+    "leaking sweep of an offset": (
+        SOUND.replace("grpo", "{name: b, method: grpo, seed_offset: 6}"),
+        7,
+        "must not see its test",
+    ),
     "zero rate": (SOUND.replace("1.0e-3", "0.0"), 6, "above 0"),
     "rate as text": (SOUND.replace("1.0e-3", "1e-3"), 6, "as in 3.0e-4"),
     "recipe gone": (SOUND.replace("recipe.yaml", "gone.yaml"), 1, "not a file"),

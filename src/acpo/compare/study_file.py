@@ -309,7 +309,7 @@ class _Reader:
                 )
         seeds = self._seeds(("sweep", "seeds"))
         for index, seed in enumerate(seeds):
-            if any(seed in task.seeds for task in tasks):
+            if any(seed - row.seed_offset in task.seeds for task in tasks for row in task.rows):
                 self.file.refuse(
                     ("sweep", "seeds", index),
                     f"seed {seed} is also one of the study's; a choice must not see its test",
