@@ -314,6 +314,17 @@ def test_a_sweep_goes_on_beyond_an_end_while_the_best_lies_there(study):
     assert plan.choose(study, task, row, found).learning_rate == 1e-6, "the smallest"
 
 
+def test_rates_that_are_near_have_none_beyond(study):
+    """0.00101, one step on and to two digits, is 0.001 again: the study waited for it for ever."""
+    study = replace(study, sweep=replace(study.sweep, extend=2, learning_rates=(1e-3, 1.01e-3)))
+    task, row = study.tasks[0], study.tasks[0].rows[0]
+    found = {
+        run.name: result(run, curve=[{"step": 1, "accuracy": run.learning_rate}])
+        for run in plan.sweep_runs(study, task, {})
+    }
+    assert plan.choose(study, task, row, found).learning_rate == 1.01e-3
+
+
 def test_a_rollout_without_a_verdict_chooses_no_learning_rate(study):
     task, row = study.tasks[0], study.tasks[0].rows[0]
     found = {}

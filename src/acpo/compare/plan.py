@@ -267,11 +267,12 @@ def _candidates(
     below = above = sweep.extend
     while len(scores := _scores(study, task, row, rates, results)) == len(rates):
         best = _best(scores)
-        if best == rates[0] and below:
-            rates.insert(0, _beyond(rates[0], rates[1]))
+        # To two digits, near rates have none beyond.
+        if best == rates[0] and below and (rate := _beyond(rates[0], rates[1])) < rates[0]:
+            rates.insert(0, rate)
             below -= 1
-        elif best == rates[-1] and above:
-            rates.append(_beyond(rates[-1], rates[-2]))
+        elif best == rates[-1] and above and (rate := _beyond(rates[-1], rates[-2])) > rates[-1]:
+            rates.append(rate)
             above -= 1
         else:
             break
