@@ -3,9 +3,11 @@
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from acpo.verify import runner
 from acpo.verify.problem import read_problem
 from acpo.verify.verdict import Outcome
 from verify.naive import exit_code_checker, same_process_checker
@@ -229,6 +231,35 @@ def test_attack_11_forged_verdict_in_assert_mode():
     assert judge(ALWAYS_EQUAL + "def add(a, b): return E()", problem).outcome is Outcome.INCORRECT
     assert judge("import sys\nsys.exit(0)", problem).outcome is Outcome.INCORRECT
     assert judge("import os\ndef add(a, b): os._exit(0)", problem).outcome is Outcome.INCORRECT
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "all(map(lambda a: add(a, 1) == a + 1, range(9)))",
+        "all(a == b for a, b in zip(map(lambda a: add(a, 1), range(9)), range(1, 10)))",
+        "not any(map(lambda a: add(a, 1) != a + 1, range(9)))",
+        "next(map(lambda a: add(a, 1) == a + 1, range(9)), True)",
+        "[*iter(lambda: add(0, 1), 1)] == []",
+    ],
+)
+@pytest.mark.parametrize(
+    "error",
+    ["StopIteration", "StopAsyncIteration", "type('StopIteration', (Exception,), {})"],
+)
+def test_what_the_solution_raises_ends_no_loop_of_the_test(condition, error):
+    test = {"prelude": "", "names": ["add"], "test": f"assert {condition}\n", "nonce": "1"}
+    assert "failed" in said_by_test(f"def add(a, b): raise {error}", test)
+    assert said_by_test("def add(a, b): return a + b", test) == {"passed": "1"}
+
+
+def said_by_test(source: str, test: dict) -> dict:
+    """What the runner of a test ends with; the solution is loaded here, without any sandbox."""
+    namespace = runner.load([source], "solution")
+    sent: list[dict] = []
+    wire = SimpleNamespace(send=sent.append, receive=lambda: runner.evaluate(namespace, sent[-1]))
+    runner.run_asserts(wire, test)
+    return sent[-1]
 
 
 OBLIGING = """

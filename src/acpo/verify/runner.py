@@ -194,11 +194,16 @@ def run_program(channel: Channel, job: dict[str, Any]) -> None:
 
 
 def as_raised(error: str) -> Exception:
-    """What `describe` described, where it is a builtin exception; a RuntimeError elsewhere."""
+    """What `describe` described, where it is a builtin exception; a RuntimeError elsewhere.
+
+    Raised in a `map` or an iterator of the test, a StopIteration would end it before the next
+    check, as if all had been made.
+    """
     import builtins
 
     kind = getattr(builtins, error.partition(":")[0], None)
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    ends_loops = (StopIteration, StopAsyncIteration)
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind not in ends_loops:
         try:
             return kind("raised by the solution")
         except TypeError:  # it wants other arguments
