@@ -230,6 +230,48 @@ def test_attack_38_a_gold_that_cannot_be_read_is_judged_by_its_text_alone(pool):
         assert boxed(pool, answer, "5 6").outcome is Outcome.UNPARSEABLE_GOLD
 
 
+UNDEFINED = [
+    *("\\frac{1}{0}", "\\frac{0}{0}", "1/0", "0^{-1}", "\\frac{1}{\\sin 0}", "(-1)!", "e^{1/0}"),
+    *(
+        "\\infty-\\infty",
+        "0\\cdot\\infty",
+        "\\frac{\\infty}{\\infty}",
+        "\\ln 0",
+        "\\log(0)",
+        "\\cot 0",
+    ),
+    *("\\ln(x-x)", "\\frac{x}{0}", "\\frac{1}{x-x}", "\\int_0^1 \\frac{1}{0} dx", "1^{\\infty}"),
+    *(
+        "\\sum_{k=0}^{1}\\frac{1}{k}",
+        "\\sum_{k=1}^{3}\\infty-\\infty",
+        "\\prod_{k=0}^{2}\\frac{1}{k}",
+    ),
+    "\\det\\begin{pmatrix}\\frac{1}{0}&0\\\\0&1\\end{pmatrix}",
+]
+
+
+@pytest.mark.parametrize("gold", [*UNDEFINED, "-\\infty", "7", "x", "y=x"])
+def test_what_is_undefined_is_equal_to_its_own_text_alone(pool, gold):
+    others = [text for text in UNDEFINED if text != gold]
+    verdicts = pool.verify_all((f"\\boxed{{{text}}}", gold) for text in others)
+    assert {v.outcome for v in verdicts} <= {Outcome.INCORRECT, Outcome.UNPARSEABLE_GOLD}
+    assert not [v.detail for v in verdicts if "ends its worker" in v.detail]
+    assert boxed(pool, gold, gold).correct
+
+
+@pytest.mark.parametrize("gold", ["\\frac{1}{0}", "\\infty-\\infty", "\\ln 0", "(\\frac{0}{0}, 1)"])
+def test_a_gold_without_a_value_is_told(pool, gold):
+    verdict = boxed(pool, "7", gold)
+    assert verdict.outcome is Outcome.UNPARSEABLE_GOLD and "has no value" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "answer", ["\\sqrt{-\\infty}", "\\sqrt[3]{i^2}", "\\sqrt[4]{\\sqrt[3]{-\\infty}}"]
+)
+def test_complex_values_end_no_worker(pool, answer):
+    assert boxed(pool, answer, "\\sqrt{5}").outcome is Outcome.INCORRECT
+
+
 def test_attack_38_the_answer_cannot_ask_for_it(pool):
     """A sample that leaves its group is not punished, so no answer may cause that."""
     for answer in (*TOWERS, *BLOW_UPS, "}{", "\\frac{", "\x00", "\ud800", "{" * 10**4, "\\left("):

@@ -42,8 +42,9 @@ def _unreadable_gold(gold: Shape) -> str | None:
         return f"{text[:80]!r} is no answer"
     try:
         if same_part("0", text) is None and same_part("x", text) is None:
-            for side in text.split("\\le "):
-                _single(side)
+            values = map(_single, text.split("\\le "))
+            if not all(value is None or evaluate.has_value(value) for value in values):
+                return f"{text[:80]!r} has no value"
     except TooLarge:
         return None  # the comparison says so
     except Unreadable as error:
@@ -124,10 +125,17 @@ def _by_math_verify(text: str) -> tuple[Any, ...]:
 
 def _same_by_math_verify(answer: str, gold: str) -> bool:
     from math_verify import verify
+    from math_verify.grader import safe_sympy_doit
+    from sympy import nan, zoo
 
     values, golds = _by_math_verify(answer), _by_math_verify(gold)
     digits = {"float_rounding": 30, "numeric_precision": 40}
-    return bool(values) and verify(list(golds), list(values), timeout_seconds=None, **digits)
+    return (
+        bool(values)
+        and verify(list(golds), list(values), timeout_seconds=None, **digits)
+        # To SymPy one undefined value is equal to another.
+        and not any(safe_sympy_doit(value).has(nan, zoo) for value in golds)
+    )
 
 
 def clear_caches() -> None:

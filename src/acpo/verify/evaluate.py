@@ -31,6 +31,10 @@ _INTEGER_SYMBOLS = frozenset("jkmn")
 _RESIDUES = 12
 
 
+_UNDEFINED = (ZeroDivisionError, ValueError)
+"""What the value of an expression that has none raises."""
+
+
 class TooLarge(BaseException):
     """A number grew past the limit. No `Exception`: math-verify swallows those."""
 
@@ -72,11 +76,13 @@ def _value(node: Node, point: Point | None) -> Value:
     if operation == "constant":
         return _CONSTANTS[parts[0]](_mp())
     numbers = [_inexact(value) for value in values]
-    if operation in _INEXACT:
-        return _INEXACT[operation](*numbers)
     if operation in ("exp", "sinh", "cosh") and abs(numbers[0]) > MAX_BITS:
         raise TooLarge(f"a number of more than {MAX_BITS} bits")
-    return getattr(_mp(), operation)(*numbers)
+    mp = _mp()
+    result = (_INEXACT.get(operation) or getattr(mp, operation))(*numbers)
+    if mp.isnan(result) or (mp.isinf(result) and all(map(mp.isfinite, numbers))):
+        raise ZeroDivisionError(f"{operation} of {numbers} has no value")
+    return result
 
 
 def _mp() -> Any:
@@ -142,7 +148,7 @@ def _exact_root(value: Fraction, degree: Fraction) -> Fraction | None:
 
 def _root(value: Any, degree: Any) -> Any:
     mp = _mp()
-    odd = int(degree) % 2 and not mp.im(value) and value < 0
+    odd = int(degree) % 2 and not mp.im(value) and mp.re(value) < 0
     return -mp.root(-value, int(degree)) if odd else mp.root(value, int(degree))
 
 
@@ -237,6 +243,11 @@ def same_value(left: Expression, right: Expression) -> bool:
     return _agree(left, right, _close)
 
 
+def has_value(expression: Expression) -> bool:
+    """Whether a constant is defined: 1/0 and ln 0 are not. Anything with symbols counts as it."""
+    return bool(expression.symbols) or _agree(expression, expression, lambda *_: True)
+
+
 def same_equation(left: tuple[Expression, ...], right: tuple[Expression, ...]) -> int:
     """Whether `l - r` of one is a constant multiple of the other's: its sign, or 0 for no."""
     ratios: list[Any] = []
@@ -269,7 +280,7 @@ def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int],
             try:
                 point = points.draw(turn, scale)
                 agree, is_real = _agree_at(point, left, right, close, scale in _FAR_SCALES)
-            except (ZeroDivisionError, ValueError):
+            except _UNDEFINED:
                 continue
             except TooLarge:
                 if scale in _FAR_SCALES:
@@ -369,7 +380,10 @@ def decimal_of(expression: Expression, places: int) -> Fraction | None:
         return None
     mp = _mp()
     with mp.workdps(places + 10):
-        number = _value(expression.node, {})
+        try:
+            number = _value(expression.node, {})
+        except _UNDEFINED:
+            return None
         if mp.im(number) or not mp.isfinite(number):
             return None
-        return Fraction(int(mp.floor(number * 10**places)), 10**places)
+        return Fraction(int(mp.floor(mp.re(number) * 10**places)), 10**places)
