@@ -19,6 +19,7 @@ from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks import Outcome, Task, get_task, reward_function
 from acpo.tasks.grading import ROW, Judges, gold_completion, vote
+from acpo.tasks.gym import extract
 from acpo.tasks.problems import endless_problems
 from acpo.tasks.questions import load_questions
 from acpo.train.launch import prepare
@@ -335,6 +336,31 @@ def test_gym_problems_are_endless_and_seeds_apart():
     assert (
         load_questions(GYM, limit=5).checksum != load_questions(f"{GYM}&seed=2", limit=5).checksum
     )
+
+
+@pytest.mark.parametrize(
+    ("completion", "answer"),
+    [
+        ("<answer>1</answer> or rather <answer> 2\n</answer>.", "2"),
+        ("<answer>1</answer> and </answer>", "1"),
+        ("<answer>1</answer> and <answer>2", "1"),
+        ("<answer>I think <answer>2</answer>", "2"),
+        ("<answer></answer>", ""),
+        ("</answer>1<answer>", None),
+        ("</answer>", None),
+        ("<answer>1", None),
+        ("1", None),
+    ],
+)
+def test_gym_answers_stand_between_the_last_tags(completion, answer):
+    assert extract(completion) == answer
+
+
+@pytest.mark.parametrize("unit", ["<answer>", "</answer>", "<answer> </answer"])
+def test_gym_answers_are_found_in_linear_time(unit):
+    start = time.process_time()
+    assert extract(unit * 10**5) is None
+    assert time.process_time() - start < 1.0
 
 
 def test_gym_scores_with_its_own_scorer_in_a_process_apart(tmp_path):

@@ -6,7 +6,6 @@ acpo eval MODEL --benchmarks "gym:countdown?min_numbers=3&max_numbers=4"
 import dataclasses
 import difflib
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from itertools import count
@@ -27,8 +26,6 @@ TRAINING_SEEDS = 1000
 """Seeds from here on are training's."""
 
 Settings = tuple[tuple[str, Any], ...]
-
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
@@ -114,8 +111,9 @@ def _rows(name: str, settings: Settings, seed: int) -> Iterator[Row]:
 
 def extract(completion: str) -> str | None:
     """What stands between the last pair of tags."""
-    found = _ANSWER.findall(completion)
-    return found[-1].strip() if found else None
+    before = completion.rpartition("</answer>")[0]
+    _, opening, answer = before.rpartition("<answer>")
+    return answer.partition("</answer>")[0].strip() if opening else None
 
 
 def grade(name: str, settings: Settings, completion: str, row: Row) -> Verdict:
