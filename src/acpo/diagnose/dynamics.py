@@ -74,9 +74,10 @@ def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[
     names = [key for row in history for key in row if pattern.fullmatch(key)]
     if not names:
         return {}
-    points = {}
+    points: dict[int, float] = {}
     for row in history:
-        step, value = row.get("step"), row.get(names[0], "")
+        step: Any = row.get("step")
+        value = row.get(names[0], "")
         # JSON's integers have no end, and comparing them is no conversion.
         known = type(step) is int and 0 <= step < 2**53 and type(value) in (int, float)
         if known and abs(value) < 1e300:  # of which a picture has the difference
