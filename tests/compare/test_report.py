@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
-from acpo.compare import plan
+from acpo.compare import plan, runner
 from acpo.compare.report import latex, markdown, write_report
 from acpo.compare.runner import progress
 from acpo.compare.store import (
+    alone,
     pack_verdicts,
     read_results,
     refuse_difference,
@@ -247,6 +248,21 @@ def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
     (kept / "runs.jsonl").write_text('{"run": 3}\n')
     with pytest.raises(ACPOError, match=r"runs.jsonl:1 is not the result of a run"):
         read_results(kept)
+
+
+def test_a_report_takes_no_run_back_that_ends_meanwhile(study, tmp_path, monkeypatch):
+    found = results(study)
+    first = dict(list(found.items())[:-1])
+    write_results(first, tmp_path / "runs.jsonl")
+
+    def slow(summary, folder):
+        write_results(found, folder / "runs.jsonl")  # as the command at work there does
+
+    monkeypatch.setattr(runner, "write_report", slow)
+    arguments = ["compare", str(study.path), "--output", str(tmp_path), "--report-only"]
+    with alone(tmp_path):
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0 and read_results(tmp_path) == found
 
 
 @pytest.mark.parametrize("kept", sorted(KEPT.iterdir()), ids=lambda path: path.name)

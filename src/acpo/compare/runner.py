@@ -59,7 +59,7 @@ def compare(
     say: Callable[[str], None] = functools.partial(print, flush=True)
     broken: list[str] = []
     if report_only:
-        results = store.read_results(folder, say)
+        results = _found(folder, say)
         if not results:
             raise ACPOError(f"{folder} holds no runs to report; set --output to a study's folder")
         progress(study, results)  # which refuses runs of other settings
@@ -68,13 +68,23 @@ def compare(
             study, folder, workers=workers, only=only, stop_after=stop_after, say=say
         )
     write_report(summarise(study, results), folder)
-    store.write_results(results, folder / store.RUNS)
     say(
         f"{folder}/report.md, table.tex, page.html, summary.json and figures; {store.RUNS} holds "
         f"{len(results)} runs"
     )
     if broken:
         raise ACPOError(f"{len(broken)} runs could not be made: {'; '.join(broken)}")
+
+
+def _found(folder: Path, say: Callable[[str], None]) -> dict[str, Result]:
+    """Every result there is; a command that is at work there may know more by now, and keeps it."""
+    if not (folder / store.LOCK).exists():  # nor make one in a folder that is only read
+        return store.merge_results(folder, say)
+    try:
+        with store.alone(folder):
+            return store.merge_results(folder, say)
+    except store.Busy:
+        return store.read_results(folder, say)
 
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
@@ -135,7 +145,7 @@ def run_missing(
     broken: dict[str, str] = {}
     pool = worker_pool(workers, threads=study.threads, launcher=study.launcher)
     with store.alone(folder) as hold, pool as submit:
-        results = store.read_results(folder, say)
+        results = store.merge_results(folder, say)
         whole, state = progress(study, results), progress(study, results, only)
         say(f"{study.title}: {whole.runs} runs, {whole.done} of them done, {workers} at a time")
         if "*" not in only:

@@ -64,6 +64,10 @@ def _is_told(value: Any) -> bool:
     )
 
 
+class Busy(ACPOError):
+    """A study's folder where another command is at work."""
+
+
 FIELDS: dict[str, Callable[[Any], bool]] = {
     "run": lambda v: type(v) is str,
     "spec": lambda v: type(v) is dict and type(v.get("recipe")) is dict,
@@ -116,13 +120,21 @@ def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, 
     return found
 
 
+def merge_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, Result]:
+    """The same, and `runs.jsonl` holds each of them once: for whoever has the folder alone."""
+    found = read_results(folder, say)
+    if found:
+        write_results(found, folder / RUNS)
+    return found
+
+
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[int]:
     """Hold a study's folder; so does who has this descriptor, such as a run that was launched."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         busy = "another `acpo compare`, or a run it launched, is at work there"
-        lock(file, folder / LOCK, ACPOError(f"{folder}: {busy}: wait for it, or end it"))
+        lock(file, folder / LOCK, Busy(f"{folder}: {busy}: wait for it, or end it"))
         yield file.fileno()
 
 
