@@ -27,6 +27,18 @@ def array(value: dict) -> np.ndarray:
     return np.frombuffer(base64.b64decode(value["b"]), dtype=value["t"])
 
 
+def test_a_page_grows_with_tokens_and_not_with_what_else_was_likely(tmp_path):
+    columns = {
+        "token_id": [0, 1],
+        "top_ids": [list(range(300)), [1]],
+        "top_logps": [[-1.0] * 300, [0.0]],
+    }
+    with TraceWriter(tmp_path / "trace", {}) as writer:
+        writer.append([{"prompt_id": "q", "sample": 0, "tokens": 2}], columns)
+    top = TracePayload(Trace.open(tmp_path / "trace")).group([0])["completions"][0]["top"]
+    assert top["k"] == 10 and array(top["id"]).tolist() == [*range(10), 1, *[-1] * 9]
+
+
 def test_the_policy_names_exactly_this_script_and_style(tmp_path, view):
     write_trace(tmp_path / "t")
     html = view(tmp_path / "t").read_text()

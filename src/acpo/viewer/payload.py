@@ -25,6 +25,8 @@ NUMBERS: dict[str, tuple[type[np.generic], Any]] = {
 }
 """Columns of numbers that a page shows: their type there, and what stands for null."""
 TOPS = ("top_ids", "top_logps", "top_pieces")
+MOST_TOP = 10
+"""Of the likeliest tokens; a trace may hold any number, and each weighs as much as a column."""
 TEXT_ONLY = ("token_id", "piece")
 FACTS = ("sample", "step", "reward", "verdict", "advantage", "truncated")
 
@@ -132,6 +134,7 @@ class TracePayload:
             return None
         cut = {name: self._cut(name, first, last) for name in TOPS if name in self.table}
         k = max((len(row) for row in cut["top_ids"] if row is not None), default=0)
+        k = min(k, MOST_TOP)
         if not k:
             return None
         top = {
