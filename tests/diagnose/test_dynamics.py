@@ -72,6 +72,17 @@ def test_a_run_whose_name_begins_as_hidden_ones_do_is_named(tmp_path):
     assert "_mine (1 seed)" in figure.axes[0].get_legend().get_texts()[0].get_text()
 
 
+def test_what_a_run_calls_itself_can_be_written(tmp_path):
+    finding = dynamics([make_run(tmp_path / "a", method="=half \ud800\ra line")])
+    finding.write(tmp_path / "out")
+    assert (
+        (tmp_path / "out" / "dynamics.csv")
+        .read_text()
+        .split("\n")[1]
+        .startswith("'=half   a line,")
+    )
+
+
 def test_equal_seeds_are_refused(tmp_path):
     with pytest.raises(ACPOError, match=r"both acpo with seed 0.*--group-by run"):
         dynamics([make_run(tmp_path / "a"), make_run(tmp_path / "b")])

@@ -1,9 +1,11 @@
 """The credit page as a file: what it holds, what it can never do, what it refuses."""
 
 import base64
+import errno
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -124,6 +126,24 @@ def test_numbers_beyond_all_bounds_are_gaps(tmp_path, view):
             row = {"prompt_id": "q", "sample": sample, "tokens": 1, "reward": reward}
             writer.append([row], {"token_id": [1]})
     view(tmp_path / "t", "--methods", "")
+
+
+def test_half_a_character_in_a_name_and_a_full_disk(tmp_path, view, monkeypatch):
+    with TraceWriter(tmp_path / "t", {"model": "half \ud800"}) as writer:
+        writer.append([{"prompt_id": "q", "sample": 0, "tokens": 1}], {"token_id": [1]})
+    page = tmp_path / "page.html"
+    view(tmp_path / "t", "-o", page)
+    before = page.read_text()
+    assert "<title>half ? · token credit</title>" in before
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    assert "cannot be written" in refused("view", tmp_path / "t", "-o", page)
+    assert page.read_text() == before
+
+
+def full_disk(path: Path, text: str, **options: str) -> None:
+    with path.open("w") as file:
+        file.write(text[: len(text) // 2])
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_packed_arrays_are_little_endian():

@@ -116,9 +116,10 @@ def csv_text(rows: Sequence[Row]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.9g}"
+    text = one_line(str(value))
     # A spreadsheet must not take a model's or a run's name for a formula.
     formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if formula else str(value)
+    return f"'{text}" if formula else text
 
 
 def escape(text: str) -> str:

@@ -19,6 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from acpo.errors import ACPOError
+from acpo.linefile import write_whole
 
 TOKEN_STYLES = ("base.css", "tokens.css")
 """Style sheets of a page that shows tokens."""
@@ -53,7 +54,9 @@ def render_page(
     loader = PackageLoader("acpo.viewer", "page")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
-        title=title,
+        title=title.encode(
+            "utf-8", "replace"
+        ).decode(),  # names from data may hold half a character
         policy=content_security_policy(style=style, script=script, live=live),
         style=Markup(style),
         script=Markup(script),
@@ -62,10 +65,9 @@ def render_page(
 
 
 def write_page(html: str, output: Path) -> None:
-    """Write a page, and the folder it is in, or raise `ACPOError`."""
+    """Write a page, and the folder it is in, or raise `ACPOError` and leave what was there."""
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(html, encoding="utf-8", newline="\n")
+        write_whole(output, html)
     except OSError as error:
         raise ACPOError(
             f"{output} cannot be written ({error.strerror}): name another file"
