@@ -104,6 +104,15 @@ def test_what_a_method_multiplies():
     assert clip["positive"] == pytest.approx(expected)
 
 
+def test_errors_hold_nothing_that_a_terminal_obeys(tmp_path):
+    (tmp_path / "a\x1b[2Jb.jsonl").write_text("{}\n")
+    arguments = ["diagnose", "blame", str(tmp_path), "--annotations"]
+    result = CliRunner().invoke(app, [*arguments, str(tmp_path / "a\x1b[2Jb.jsonl")])
+    assert (
+        result.exit_code == 2 and "\x1b" not in result.output and "a [2Jb.jsonl:1" in result.output
+    )
+
+
 def test_an_unknown_method_is_refused_with_the_nearest():
     result = CliRunner().invoke(app, ["methods", "acop"])
     assert result.exit_code == 2 and "did you mean 'acpo'" in result.output

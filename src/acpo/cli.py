@@ -50,7 +50,9 @@ class OneLineErrors(TyperGroup):
             message = NO_TRL if isinstance(error, ModuleNotFoundError) else str(error)
             if isinstance(error, OSError) and error.filename is not None:
                 message = f"{error.filename}: {error.strerror}"
-            typer.secho(f"error: {message}", fg="red", err=True)
+            # It quotes files, which may hold what a terminal would obey.
+            shown = "".join(c if c.isprintable() or c == "\n" else " " for c in message)
+            typer.secho(f"error: {shown}", fg="red", err=True)
             raise typer.Exit(2) from error
 
 
