@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
         self.payload_faults: Callable[[dict], str | None] = lambda payload: None
         self.card: dict = {}
         self.fingerprint: str | None = None
+        self.finish: Callable[[int], object] = lambda number: "stop"
         self.latency = 0.0
         self.requests: Counter[tuple[str, int]] = Counter()
         self.payloads: list[dict] = []
@@ -76,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         time.sleep(self.server.latency)
         text = self.server.answer(prompt, payload["seed"])
-        choice = {"index": 0, "finish_reason": "stop"}
+        choice = {"index": 0, "finish_reason": self.server.finish(number)}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         mark = self.server.fingerprint
         said = {"system_fingerprint": mark} if mark else {}

@@ -75,6 +75,40 @@ def test_a_model_that_says_nothing_has_answered():
         assert server.number == 2
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", None, "", 0, ["stop"], {"type": "stop"}])
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_completion_that_was_broken_off_is_drawn_again(reason, chat):
+    with serving(echo) as server:
+        server.finish = lambda number: reason if number % 3 == 0 else "stop"
+        source = backend(server, Sampling(chat=chat), concurrency=4, retries=8)
+        assert texts(source, 10) == expected(10)
+        assert server.number > 10
+        server.finish = lambda number: reason
+        (failed,) = backend(server, Sampling(chat=chat), retries=1).sample(requests(1))
+        assert isinstance(failed, Failure) and not failed.refused
+        assert "gave up after 2 attempts" in failed.reason
+
+
+def test_a_filtered_completion_is_a_refusal():
+    with serving(echo) as server:
+        server.finish = lambda number: "content_filter"
+        found = list(backend(server).sample(requests(2)))
+        assert server.number == 2, "asked again, it would be filtered again"
+    assert all(isinstance(one, Failure) and one.refused for one in found)
+    assert "finish_reason is 'content_filter'" in found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("said", "finish"),
+    [("stop", "stop"), ("eos_token", "stop"), ("length", "length"), ("model_length", "length")],
+)
+def test_the_ends_of_a_completion(said, finish):
+    with serving(echo) as server:
+        server.finish = lambda number: said
+        (done,) = backend(server).sample(requests(1))
+    assert done.finish == finish
+
+
 def test_hanging_requests_time_out_and_are_retried():
     with serving(echo) as server:
         server.faults = lambda number: "hang" if number == 1 else None

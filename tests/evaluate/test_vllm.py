@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acpo.evaluate.backends import Request, Sampling, SamplingError, make_backend
+from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, make_backend
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.run import plan, run
 from acpo.tasks.grading import Judges
@@ -141,14 +141,26 @@ def test_an_engine_that_dies_keeps_what_had_come(vllm, model, tmp_path):
     [
         ({"start": ValueError("No available memory for the cache blocks.")}, "No available memory"),
         ({"drop": 3}, "dropped 6 requests"),
-        ({"reason": "abort"}, "with 'abort'"),
-        ({"empty": True}, "without an output"),
     ],
 )
 def test_failures_of_the_engine_are_told(vllm, model, fault, said):
     vllm.FAULTS.update(fault)
     with pytest.raises(SamplingError, match=said):
         list(backend(model, SAMPLING._replace(max_tokens=8)).sample(requests(6)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"reason": "abort"}, "with 'abort'"),
+        ({"reason": "error"}, "with 'error'"),
+        ({"empty": True}, "without an output"),
+    ],
+)
+def test_a_request_that_the_engine_gives_up_fails_alone(vllm, model, fault, said):
+    vllm.FAULTS.update(fault)
+    found = list(backend(model, SAMPLING._replace(max_tokens=8)).sample(requests(6)))
+    assert len(found) == 6 and all(isinstance(one, Failure) and said in one.reason for one in found)
 
 
 def test_refused_sampling_is_told(vllm, model):

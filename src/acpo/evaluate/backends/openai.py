@@ -29,9 +29,19 @@ _REFUSED_PROMPT = (400, 413, 422)
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent since `vllm serve` takes what is left out from the checkpoint's generation_config.json."""
 
+_FINISHES = {
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+}
+"""What servers call the ends of a completion; what they call otherwise is none, as `abort`."""
+
 
 class _Malformed(Exception):
-    """A reply of status 200 that holds no completion."""
+    """A reply of status 200 that holds no whole completion."""
+
+
+class _Filtered(_Malformed):
+    """A completion that was withheld, and would be again."""
 
 
 class OpenAIBackend:
@@ -148,7 +158,9 @@ class OpenAIBackend:
             except WireError as error:
                 reason = without_key(str(error), self._key)
             except _Malformed as error:
-                reason = f"{error}: {self._said(reply)[:100]!r}"
+                reason = f"{error}: {self._said(reply)[:300]!r}"
+                if isinstance(error, _Filtered):
+                    return Failure(request.key, f"{self._url}: {reason}", refused=True)
             if attempt < self._retries and stop.wait(self._pause(attempt)):
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
@@ -259,13 +271,16 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
         text = choice["text"] if "text" in choice else _message(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
         reason = choice.get("finish_reason")
+        finish = _FINISHES.get(reason)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Malformed(f"a malformed reply ({type(error).__name__}: {error})") from error
-    if text is None and reason is not None:
+    if finish is None:
+        kind = _Filtered if reason == "content_filter" else _Malformed
+        raise kind(f"the completion has not ended, its finish_reason is {reason!r:.40}")
+    if text is None:
         text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
         raise _Malformed("a completion that is no text")
-    finish = "length" if reason == "length" else "stop"
     known = tokens if isinstance(tokens, int) else None
     mark = reply.get("system_fingerprint")
     mark = mark if isinstance(mark, str) else None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
+from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
 from acpo.vllm_version import require_vllm
 
@@ -63,7 +63,7 @@ class VLLMBackend:
             "dtype": str(self._checkpoint.dtype),
         }
 
-    def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
+    def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
         prompts = self._checkpoint.prompts(requests)
         with self._failures():
             engine = self._given or self._engine(max(map(len, prompts.values()), default=0))
@@ -113,12 +113,14 @@ class VLLMBackend:
         )
         engine.add_request(name, tokens_input(prompt), params)
 
-    def _completion(self, request: Request, outputs: Sequence[Any], seconds: float) -> Completion:
+    def _completion(
+        self, request: Request, outputs: Sequence[Any], seconds: float
+    ) -> Completion | Failure:
         if not outputs:
-            raise SamplingError("vLLM ended a request without an output")
+            return Failure(request.key, "vLLM ended a request without an output")
         output = outputs[0]
         if output.finish_reason not in ("stop", "length"):
-            raise SamplingError(f"vLLM ended a request with {output.finish_reason!r}")
+            return Failure(request.key, f"vLLM ended a request with {output.finish_reason!r}")
         tokens = len(output.token_ids)
         # A text that stopped it was written by the model; the token that ended it is no text.
         if output.finish_reason == "stop" and not isinstance(output.stop_reason, str):
