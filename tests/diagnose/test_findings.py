@@ -326,6 +326,12 @@ def test_a_vocabulary_of_one_token(tmp_path):
     assert "none is mismatched" in " ".join(mismatch(trace).facts)
 
 
+def test_a_vocabulary_that_is_too_small_leaves_all_tokens_outside(tmp_path):
+    trace = make_trace(tmp_path / "t", parts=1, rollouts=1, change={"entropy": [3.0] * 100})
+    finding = envelope(trace, support=2)
+    assert finding.png and "100 of 100 tokens lie outside" in finding.sentence
+
+
 @pytest.mark.parametrize("size", [None, "many", 0, 2.5, 10**30])
 def test_a_header_without_a_vocabulary(tmp_path, size):
     trace = make_trace(tmp_path / "t", header={"vocab_size": size})

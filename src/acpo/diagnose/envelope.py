@@ -282,7 +282,7 @@ def _facts(support: int, cloud: Cloud | None, drawn: Profile | None) -> list[str
 
 
 def _draw_bounds(axes: Axes, support: int, cloud: Cloud | None) -> None:
-    if cloud:
+    if cloud and cloud.counts.any():  # a token may lie outside all that is drawn
         x, y = cloud.edges
         shown = np.ma.masked_equal(cloud.counts.T, 0)
         mesh = axes.pcolormesh(x, y, shown, norm=LogNorm(vmin=0.2), cmap="Greys", rasterized=True)
