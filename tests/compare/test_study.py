@@ -208,6 +208,7 @@ def test_a_damaged_result_is_named(write, tmp_path, text):
         *(("accuracy", {"value": 50}), ("curve", [{"step": math.nan}]), ("tokens", 10**400)),
         *(("curve", [{"step": 1, "accuracy": 10**400}]), ("step_lengths", [10**400])),
         *(("hardware", {"gpu": "H200\n\n## better: all"}), ("versions", {"torch": ["2"]})),
+        *(("hardware", {"cpus": math.nan}), ("held_out", math.nan), ("start_model", ["m"])),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, name, value):

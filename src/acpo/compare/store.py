@@ -59,7 +59,7 @@ def _is_curve(value: Any) -> bool:
 def _is_told(value: Any) -> bool:
     """What a machine or its software is called, which a report prints."""
     return type(value) is dict and all(
-        one is None or _is_number(one) or (type(one) is str and one.isprintable())
+        one is None or _is_finite(one) or (type(one) is str and one.isprintable())
         for one in (*value, *value.values())
     )
 
@@ -72,6 +72,7 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "run": lambda v: type(v) is str,
     "spec": lambda v: type(v) is dict and type(v.get("recipe")) is dict,
     "failed": lambda v: v is None or type(v) is str,
+    **dict.fromkeys(("start_model", "held_out", "problems"), lambda v: v is None or type(v) is str),
     "accuracy": _is_measured,
     "pass_at": _is_measured,
     "curve": _is_curve,
