@@ -70,7 +70,13 @@ def test_attack_31_is_one():
 BLOW_UPS = [
     "99999999!",
     "(9999!)!",
+    "10^9!",
+    "100000!!",
+    "(10^9)!!",
+    "(9999!)!!",
     "((3!)!)!!!",
+    "5" + "!" * 1900,
+    "\\sum_{k=1}^{2} (10^9)!!",
     "\\binom{10^9}{5 \\cdot 10^8}",
     "\\binom{1000000}{500000}",
     "\\prod_{k=1}^{1000000} k",
@@ -81,6 +87,11 @@ BLOW_UPS = [
 @pytest.mark.parametrize("answer", BLOW_UPS)
 def test_attack_32_factorials_and_binomials(pool, answer):
     assert boxed(pool, answer).outcome in (*STOPPED, Outcome.INCORRECT)
+
+
+def test_a_gold_that_is_too_large_a_factorial_is_told(pool):
+    for gold in ("10^9!", "100000!!"):
+        assert boxed(pool, "7", gold).outcome is Outcome.UNPARSEABLE_GOLD
 
 
 def test_attack_32_from_many_threads(pool):
@@ -326,7 +337,7 @@ def test_attack_40_huge_string_form(pool, answer):
 
 
 @pytest.mark.parametrize(
-    "term", ["\\frac{1}{%d^{40000}}", "%d^{50000}", "\\frac{1}{9%d!}", "\\binom{9%d}{400}"]
+    "term", ["\\frac{1}{%d^{40000}}", "%d^{50000}", "\\frac{1}{9%d!}", "9%d!!", "\\binom{9%d}{400}"]
 )
 def test_attack_40_costly_numbers_are_not_made_in_the_callers_process(term):
     """Whoever asks has no CPU limit: numbers of many digits are the worker's to compute."""

@@ -14,6 +14,7 @@ from acpo.verify.shape import Shape, same, shape
 _CALCULUS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|det|begin)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}")
+_DOUBLE_FACTORIAL = re.compile(r"! ?!")
 
 
 def compare(answer: str, gold: str) -> dict[str, str]:
@@ -108,7 +109,12 @@ def _rounded(decimal: str, value: Expression) -> bool:
 
 @lru_cache(maxsize=512)
 def _by_math_verify(text: str) -> tuple[Any, ...]:
-    """What math-verify reads in one boxed answer; only the whole box, never a number inside it."""
+    """What math-verify reads in one boxed answer; only the whole box, never a number inside it.
+
+    Nothing where a double factorial is in it, which it takes for the factorial of a factorial.
+    """
+    if _DOUBLE_FACTORIAL.search(text):
+        return ()
     from math_verify import LatexExtractionConfig, parse
 
     whole_box = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)

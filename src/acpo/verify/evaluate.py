@@ -27,6 +27,7 @@ _FAR_DIGITS = (60, 200, 1000)
 _NEAR_SCALES, _FAR_SCALES = (1, 3), (10, 100, 1000)
 _TRIES = 3
 
+_OF_WHOLE_NUMBERS = frozenset({"factorial", "fac2", "binomial"})
 _INTEGER_SYMBOLS = frozenset("jkmn")
 _RESIDUES = 12
 
@@ -93,7 +94,7 @@ def _mp() -> Any:
 
 def _is_costly(operation: str, values: list[Fraction]) -> bool:
     """Whether a result may be too large to be made in the caller's process, which has no limit."""
-    if operation in ("factorial", "binomial"):
+    if operation in _OF_WHOLE_NUMBERS:
         return max(values) > _CHEAP_ARGUMENT
     bits = sum(map(_bits, values))
     return (bits * abs(values[1]) if operation == "^" else bits) > _CHEAP_BITS
@@ -157,12 +158,17 @@ def _whole(function: Callable[..., int]) -> Callable[..., Fraction | None]:
 
     def value(*values: Fraction) -> Fraction | None:
         if max(values) > MAX_INTEGER_ARGUMENT:
-            raise TooLarge(f"{function.__name__} of a number above {MAX_INTEGER_ARGUMENT}")
+            name = function.__name__.strip("_")
+            raise TooLarge(f"{name} of a number above {MAX_INTEGER_ARGUMENT}")
         if any(v.denominator != 1 or v < 0 for v in values):
             return None
         return Fraction(function(*map(int, values)))
 
     return value
+
+
+def _double_factorial(number: int) -> int:
+    return math.prod(range(number, 0, -2))
 
 
 def _small(name: str) -> Callable[..., Any]:
@@ -189,14 +195,14 @@ _INEXACT: dict[str, Callable[..., Any]] = {
     "abs": abs,
     "^": _power,
     "root": _root,
-    "factorial": _small("factorial"),
-    "binomial": _small("binomial"),
+    **{name: _small(name) for name in _OF_WHOLE_NUMBERS},
 }
 _EXACT: dict[str, Callable[..., Fraction | None]] = {
     **{name: _INEXACT[name] for name in ("+", "-", "*", "/", "abs")},
     "^": _exact_power,
     "root": _exact_root,
     "factorial": _whole(math.factorial),
+    "fac2": _whole(_double_factorial),
     "binomial": _whole(math.comb),
     "floor": lambda value: Fraction(math.floor(value)),
     "ceil": lambda value: Fraction(math.ceil(value)),

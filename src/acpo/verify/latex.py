@@ -1,6 +1,7 @@
 r"""LaTeX to expressions: a small parser whose every refusal is `Unreadable`, never a guess.
 
-What it does not know, two numbers side by side, a sign without an operand: none of it is read.
+What it does not know, two numbers side by side (but 5!5! is a product), a sign without an operand:
+none of it is read.
 """
 
 import re
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 _MAX_DEGREE = 100
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{5,}")
-_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[a-zA-Z]'*|\s+|.", re.DOTALL)
+_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[a-zA-Z]'*|\S", re.DOTALL)
 _DIGIT, _LETTER = frozenset(string.digits), frozenset(string.ascii_letters)
 _ACCENTS = frozenset({"\\overline", "\\vec", "\\hat", "\\bar", "\\tilde", "\\widehat", "\\mathbb"})
 _OPERATORS = {"*": "*", "\\cdot": "*", "\\times": "*", "\\ast": "*", "/": "/", "\\div": "/"}
@@ -88,9 +89,7 @@ class _Parser:
         return Expression(value, frozenset(self._symbols), self._complex)
 
     def _peek(self) -> str:
-        """The next token that is no space; "" at the end."""
-        while self._position < len(self._tokens) and self._tokens[self._position].isspace():
-            self._position += 1
+        """The next token; "" at the end."""
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def _take(self, expected: str | None = None) -> str:
@@ -123,7 +122,7 @@ class _Parser:
         """Whether `token` multiplies what stands before it without a sign between them."""
         if not token or token in "+-)]}!^_,;:=<>&'" or token in _CLOSERS.values():
             return token in ("|", "\\vert") and not self._bars
-        if _is_number(token):
+        if _is_number(token) and self._tokens[self._position - 1] != "!":
             raise Unreadable("two numbers side by side")
         return True
 
@@ -140,15 +139,23 @@ class _Parser:
                 self._take()
                 value = _power_node(value, self._script())
             elif token == "!":
-                self._take()
-                if self._peek() == "!":
-                    raise Unreadable("a double factorial")
-                value = ("factorial", value)
+                marks = self._marks()
+                if marks > 2:
+                    raise Unreadable("more than a double factorial")
+                value = ("factorial" if marks == 1 else "fac2", value)
             elif token == "\\degree":
                 self._take()
                 value = ("*", value, ("constant", "degree"))
             else:
                 return value
+
+    def _marks(self) -> int:
+        """How many `!` follow; a factorial of a factorial has brackets."""
+        count = 0
+        while self._peek() == "!":
+            self._take()
+            count += 1
+        return count
 
     def _script(self) -> Node:
         """What stands behind `^`: one group, or one signed number or symbol."""
