@@ -1,12 +1,16 @@
 """Graders, and the answer with which a completion votes."""
 
+import json
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from acpo.tasks import get_task
+from acpo.tasks import Task, get_task, grading
 from acpo.tasks.grading import Judges, vote
+from acpo.verify.sandbox import ProgramRun
+from acpo.verify.session import Limits
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,27 @@ def test_a_grader_that_two_threads_need_at_once_is_started_once(monkeypatch):
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(judges.prepare, [get_task("math500")] * 4))
     assert started == ["math"] and all(one is started for one in found)
+
+
+class Silent:
+    """A backend that runs nothing."""
+
+    limits = Limits()
+
+    def run_program(self, source, stdin, within):
+        time.sleep(0.01)  # while the queue fills up
+        return ProgramRun(b"3", 0, "", None, 0.0)
+
+
+def test_completions_of_a_row_share_its_test_cases(monkeypatch):
+    row = json.dumps({"inputs": ["x" * 2**20], "outputs": ["3"]})
+    task = Task(name="large", grader="code")
+    with Judges(4, Silent) as judges:
+        judges.prepare(task)
+        monkeypatch.setattr(grading, "_shared_judges", lambda: judges)
+        tracemalloc.start()
+        verdicts = grading.grade_all(task, ["```python\nprint(3)\n```"] * 40, [row] * 40)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert all(verdict.correct for verdict in verdicts)
+    assert peak < 10 * 2**20, "the row, and the input of each of four runs"

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from acpo.verify import CodeProblem, Outcome, read_problem
+from acpo.verify import CodeProblem, Limits, Outcome, code, read_problem, rewards
 from acpo.verify.code import CodePool, judge_code
 from acpo.verify.compare import matches
 from acpo.verify.problem import ProblemError
 from acpo.verify.rewrite import Case, Untranslatable, cases_from_test
 from acpo.verify.runner import decode, encode
+from acpo.verify.sandbox import Execution
 from verify.sandboxed import ADD, backend, judge
 
 HUMANEVAL = {
@@ -219,3 +220,32 @@ def test_runs_do_not_see_each_other():
     with CodePool(1, backend()) as pool:
         verdicts = pool.verify_all([(f"```python\n{c}\n```", ADD) for c in (leave, look, look)])
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CORRECT] * 3
+
+
+class Silent:
+    """A backend that runs nothing and passes everything."""
+
+    limits = Limits()
+
+    def run_calls(self, sources, expressions, accept):
+        for _ in expressions:
+            accept({"value": 3})
+        return Execution(None, None, 0.0)
+
+
+def test_a_row_is_read_once_for_its_completions(monkeypatch):
+    """To parse tests takes longer than to run them."""
+    read: list[dict] = []
+    original = code.read_problem
+    monkeypatch.setattr(code, "read_problem", lambda row: read.append(row) or original(row))
+    solution = "```python\ndef add(a, b): return 3\n```"
+    rows = [{**ADD, "test_code": f"assert add({n}, 2) == 3\n"} for n in range(3)]
+    columns = {name: [row[name] for row in rows for _ in range(8)] for name in ADD}
+    with CodePool(4, Silent()) as pool:
+        reward = rewards._reward(lambda: pool, rewards._code_pairs, 0.0, False)
+        assert reward(["?"] * 24, [solution] * 24, **columns) == [1.0] * 24
+    assert len(read) == 3
+    bad = {**ADD, "test_code": "assert"}
+    with CodePool(2, Silent()) as pool:
+        verdicts = pool.verify_all([(solution, row) for row in (rows[0], bad, bad, rows[1])])
+    assert [v.outcome for v in verdicts] == ["correct", *["unparseable_gold"] * 2, "correct"]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -213,3 +214,24 @@ def test_shared_pool_survives_a_fork():
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0 and ok\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+class Forgetful:
+    def run(self, job: threading.Event) -> Verdict:
+        return Verdict(Outcome.CORRECT)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_thread_that_waits_holds_no_job():
+    """Rows of code problems may be large, and a machine have many threads."""
+    job = threading.Event()
+    kept = weakref.ref(job)
+    with Pool(Forgetful, 2) as made:
+        assert made.submit(job).result().correct
+        del job
+        deadline = time.monotonic() + 10
+        while kept() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept() is None

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,9 +191,8 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
     """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
     judges = _shared_judges()
-    futures = [
-        judges.verify(task, text, json.loads(row)) for text, row in zip(texts, rows, strict=True)
-    ]
+    read = lru_cache(maxsize=1)(json.loads)  # completions of a row come one after the other
+    futures = [judges.verify(task, text, read(row)) for text, row in zip(texts, rows, strict=True)]
     return [future.result() for future in futures]
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,18 +48,37 @@ class CodePool(Pool[CodeJob]):
     """
 
     def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
-        super().__init__(functools.partial(_CodeWorker, backend or sandbox()), workers)
+        read = _ReadOnce()
+        super().__init__(functools.partial(_CodeWorker, backend or sandbox(), read), workers)
 
     def job(self, text: str, reference: AnyProblem) -> CodeJob:
         return text, reference
 
 
+class _ReadOnce:
+    """`read_problem`, once for all completions of a row that come one after the other.
+
+    To parse tests takes longer than to run them, and some thousand times the memory of their text.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._read: tuple[Any, Any] = (None, None)
+
+    def __call__(self, row: Mapping[str, Any]) -> CodeProblem:
+        with self._lock:
+            if self._read[0] is not row:
+                self._read = row, read_problem(row)
+            problem: CodeProblem = self._read[1]
+            return problem
+
+
 class _CodeWorker:
-    def __init__(self, backend: CodeBackend) -> None:
-        self._backend = backend
+    def __init__(self, backend: CodeBackend, read: _ReadOnce) -> None:
+        self._backend, self._read = backend, read
 
     def run(self, job: CodeJob) -> Verdict:
-        return judge_code(*job, self._backend)
+        return judge_code(*job, self._backend, self._read)
 
     def close(self) -> None:
         """Nothing outlives a job."""
@@ -77,11 +97,16 @@ def verify_code(text: str, problem: AnyProblem) -> Verdict:
     return shared_pool().verify(text, problem).result()
 
 
-def judge_code(text: str, problem: AnyProblem, backend: CodeBackend) -> Verdict:
+def judge_code(
+    text: str,
+    problem: AnyProblem,
+    backend: CodeBackend,
+    read: Callable[[Mapping[str, Any]], CodeProblem] = read_problem,
+) -> Verdict:
     """Extract the program of `text`, run it on `backend`, compare what came back."""
     if not isinstance(problem, CodeProblem):
         try:
-            problem = read_problem(problem)
+            problem = read(problem)
         except ProblemError as error:
             return Verdict(Outcome.UNPARSEABLE_GOLD, str(error))
     code = extract_code(text, problem.entry_point)

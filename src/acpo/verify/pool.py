@@ -151,13 +151,20 @@ class Pool(Closing, Generic[AnyJob]):
     def _serve(self) -> None:
         worker = self._make_worker()
         try:
-            while (item := self._queue.get()) is not None:
-                future, job = item
-                if not future.set_running_or_notify_cancel():
-                    continue
-                try:
-                    future.set_result(worker.run(job))
-                except BaseException as error:  # handed to whoever asked for the verdict
-                    future.set_exception(error)
+            while self._serve_one(worker):
+                pass
         finally:
             worker.close()
+
+    def _serve_one(self, worker: Worker[AnyJob]) -> bool:
+        """Whether there was a job. It is let go with this call: a thread that waits holds none."""
+        item = self._queue.get()
+        if item is None:
+            return False
+        future, job = item
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(worker.run(job))
+            except BaseException as error:  # handed to whoever asked for the verdict
+                future.set_exception(error)
+        return True

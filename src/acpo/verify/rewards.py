@@ -181,7 +181,15 @@ def _code_pairs(prompts: Any, completions: Any, columns: dict[str, Any]) -> Pair
             own = row.get(CODE_PROMPT) or row.get("problem")
             asked = prompt if isinstance(prompt, str) else _content(prompt[-1]) if prompt else ""
             row["prompt"] = code_in_prompt(str(own or asked), str(row["entry_point"]))
+    for number in range(1, count):
+        if _same_texts(rows[number], rows[number - 1]):
+            rows[number] = rows[number - 1]  # one object for a group, so that it is read once
     return [(completion_text(text), row) for text, row in zip(completions, rows, strict=True)]
+
+
+def _same_texts(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two rows of equal columns hold the same texts and numbers, and nothing else."""
+    return all(isinstance(row[name], str | int | None) and row[name] == other[name] for name in row)
 
 
 def _rewards(
