@@ -569,6 +569,10 @@ SURE_HEAD = """\
 | `score_normalised` (ours) |
 |---|---|---|---|---|---|---|
 """
+MATCHED_HEAD = """\
+| start's entropy | `acpo` | `grpo` | `score_baseline` (ours) | `score_normalised` (ours) |
+|---|---|---|---|---|
+"""
 
 
 @claim("docs/results.md", "results/law/law.md")
@@ -597,12 +601,15 @@ def sure_starts(text):
     least = min(variation.values())
     assert variation[gains[-1]] == least >= 0.2
     above = {f"{float(row[1]):.2f}" for _, row in cells if float(row[1]) >= 0.1}
-    lengths = [
-        f"| {entropy} | {' | '.join(cell.strip() for cell in rest.split('|'))} |"
-        for entropy, rest in re.findall(
-            r"^\| law-0.1m \| e(\S+) \| eight \|(.*)\|$", at_length, re.M
+    at_eight, carried = (
+        "\n".join(
+            f"| {entropy} | {' | '.join(cell.strip() for cell in rest.split('|'))} |"
+            for entropy, rest in re.findall(
+                rf"^\| {study} \| e(\S+) \| eight \|(.*)\|$", at_length, re.M
+            )
         )
-    ]
+        for study in ("law-0.1m", "law-carry")
+    )
     assert "per rollout | acpo | grpo | score_baseline | score_normalised |" in at_length
     lost = sorted(cells[:10], key=lambda cell: float(cell[1][5].split()[0]))
     assert all(float(row[1]) >= 0.1 for _, row in lost[:2])
@@ -621,7 +628,8 @@ def sure_starts(text):
         f"8 updates per rollout:\n\n{SURE_HEAD}{tables[0]}\n\n4 updates per rollout, at the rates "
         f"found at 8:\n\n{SURE_HEAD}{tables[1]}",
         f"sweeps of its own:\n\n{SURE_HEAD}{tables[2]}",
-        f"`score_normalised` (ours) |\n|---|---|---|---|---|\n{chr(10).join(lengths)}\n\n",
+        f"{MATCHED_HEAD}{at_eight}\n\n",
+        f"{MATCHED_HEAD}{carried}\n\n",
         f"smallest ({least:.2f}) where it gains most",
         f"all three settings above\n({min(above)})",
         f"of {count[1]} such settings {count[2]} are below SAPO and {count[3]} are not told apart",
@@ -781,6 +789,37 @@ def carry_starts_told(r):
         f"one of `fixed` ends at {100 * min(seeds['fixed']):.1f}%, one of `score_baseline` at "
         f"{100 * min(seeds[baseline]):.1f}%",
     ]
+
+
+@claim("docs/results.md", "results/compare/law-carry/summary.json")
+def matched_carry_starts_told(r):
+    """Where rows are above or below SAPO at its update lengths, on the second task."""
+    ours, baseline = SCORE_ROWS
+    rows = law_matched(r, "eight")
+    acpo = [rows[start]["acpo"] for start in ("0.02", "0.1", "0.5")]
+    assert [row["verdict"] for row in acpo] == ["worse", "not told apart", "worse"]
+    assert acpo[1]["difference"]["won"] == 0
+    assert rows["0.5"][ours]["verdict"] == rows["0.5"][baseline]["verdict"] == "better"
+    assert rows["0.02"][ours]["verdict"] == "not settled (alone: better)"
+    middle = rows["0.1"][ours]
+    assert middle["verdict"] == "not told apart" and middle["difference"]["won"] == 6
+    assert all(rows[start][ours]["difference"]["won"] == 8 for start in ("0.02", "0.5"))
+    own = law_rows(r, ours, "eight")["0.5"]["difference"]["value"]
+    matched = rows["0.5"][ours]["difference"]["value"]
+    low, high = sorted(middle["values"].values())[:2]
+    return [
+        f"by {100 * matched:.1f} points where it had {100 * own:.1f} at its own rate",
+        f"two seeds end at {100 * low:.1f}% and {100 * high:.1f}%, six above SAPO's",
+        f"one of which falls to {100 * min(acpo[1]['values'].values()):.1f}%",
+    ]
+
+
+@claim("docs/method-ours.md", "results/compare/law-carry/summary.json")
+def left_of_the_gain(r):
+    ours = SCORE_ROWS[0]
+    own = law_rows(r, ours, "eight")["0.5"]["difference"]["value"]
+    matched = law_matched(r, "eight")["0.5"][ours]["difference"]["value"]
+    return [f"of its {100 * own:.1f} points at the least sure start\n{100 * matched:.1f} are left"]
 
 
 @claim("docs/results.md", "results/compare/law-carry/runs.jsonl")
