@@ -74,13 +74,13 @@ def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[
     names = [key for row in history for key in row if pattern.fullmatch(key)]
     if not names:
         return {}
-    points: dict[int, float] = {}
+    points = {}
     for row in history:
-        step: Any = row.get("step")
-        value = row.get(names[0], "")
-        # JSON's integers have no end, and comparing them is no conversion.
-        known = type(step) is int and 0 <= step < 2**53 and type(value) in (int, float)
-        if known and abs(value) < 1e300:  # of which a picture has the difference
+        step, value = row.get("step"), row.get(names[0], "")
+        if type(step) is not int or type(value) not in (int, float):
+            continue
+        # JSON's integers have no end, and a picture takes the difference of its ends.
+        if 0 <= step < 2**53 and abs(value) < 1e300:
             points[step] = float(value)
     return points
 
