@@ -20,7 +20,6 @@ from acpo.method_columns import MethodColumns, method_columns
 from acpo.objectives import METHODS
 from acpo.records import Trace
 
-REGIONS = ("before", "at", "after")
 QUANTITIES = {"update": "negative update", "gradient": "negative gradient", "credit": "credit"}
 READING = (
     "Wrong completions with a known first error, and how much of a method falls on the tokens of "
@@ -41,6 +40,7 @@ class Shares(NamedTuple):
     after: np.ndarray
 
 
+REGIONS = Shares._fields
 Wrong = Sequence[tuple[Trajectory, Place]]
 """Wrong completions, and the first error of each."""
 

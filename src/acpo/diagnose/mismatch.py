@@ -77,9 +77,8 @@ def mismatch(
 
 def unrouted(t: geometry.TokenScalars, *, positive: bool, coupling: float) -> geometry.Direction:
     """The update with a differentiable multiplier: 2 + δ, or 1 - δ."""
-    if positive:
-        return geometry.surrogate_composite(t, offset=2, slope=1, coupling=coupling)
-    return geometry.surrogate_composite(t, offset=1, slope=-1, coupling=coupling)
+    offset, slope = (2, 1) if positive else (1, -1)
+    return geometry.surrogate_composite(t, offset=offset, slope=slope, coupling=coupling)
 
 
 def _facts(series: AllSeries, counted: Survey, limit: float) -> list[str]:
