@@ -56,7 +56,7 @@ ALLOWED = {
     },
     "methods_table": {"objectives"},
     "method_columns": {"errors", "objectives", "records", "scoring"},
-    "viewer": {"errors", "records", "annotate", "method_columns"},
+    "viewer": {"errors", "linefile", "records", "annotate", "method_columns"},
     "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")
