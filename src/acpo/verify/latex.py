@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 _MAX_DEGREE = 100
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{5,}")
-_TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[a-zA-Z]'*|\S", re.DOTALL)
+_TOKEN = re.compile(
+    r"\\[a-zA-Z]+|\\.|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|[a-zA-Z]'*|!(?:\s*!)*|\S", re.DOTALL
+)
 _DIGIT, _LETTER = frozenset(string.digits), frozenset(string.ascii_letters)
 _ACCENTS = frozenset({"\\overline", "\\vec", "\\hat", "\\bar", "\\tilde", "\\widehat", "\\mathbb"})
 _OPERATORS = {"*": "*", "\\cdot": "*", "\\times": "*", "\\ast": "*", "/": "/", "\\div": "/"}
@@ -122,7 +124,7 @@ class _Parser:
         """Whether `token` multiplies what stands before it without a sign between them."""
         if not token or token in "+-)]}!^_,;:=<>&'" or token in _CLOSERS.values():
             return token in ("|", "\\vert") and not self._bars
-        if _is_number(token) and self._tokens[self._position - 1] != "!":
+        if _is_number(token) and self._tokens[self._position - 1][0] != "!":
             raise Unreadable("two numbers side by side")
         return True
 
@@ -138,9 +140,10 @@ class _Parser:
             if token == "^":
                 self._take()
                 value = _power_node(value, self._script())
-            elif token == "!":
-                marks = self._marks()
-                if marks > 2:
+            elif token.startswith("!"):
+                self._take()
+                marks = token.count("!")
+                if marks > 2:  # a factorial of a factorial has brackets
                     raise Unreadable("more than a double factorial")
                 value = ("factorial" if marks == 1 else "fac2", value)
             elif token == "\\degree":
@@ -148,14 +151,6 @@ class _Parser:
                 value = ("*", value, ("constant", "degree"))
             else:
                 return value
-
-    def _marks(self) -> int:
-        """How many `!` follow; a factorial of a factorial has brackets."""
-        count = 0
-        while self._peek() == "!":
-            self._take()
-            count += 1
-        return count
 
     def _script(self) -> Node:
         """What stands behind `^`: one group, or one signed number or symbol."""
