@@ -23,7 +23,7 @@ from acpo.tasks.grading import Judges, vote
 from acpo.tasks.questions import Question, Questions
 from acpo.tasks.task import Task
 from acpo.tasks.templates import get_template
-from acpo.verify.verdict import Outcome, Verdict
+from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
 Watcher = Callable[[str, bool | None], None]
 Arrivals = queue.SimpleQueue[Completion | BaseException | None]
@@ -263,6 +263,4 @@ def sample_seed(seed: int, benchmark: str, key: Key) -> int:
 
 
 def _correct(outcome: str) -> bool | None:
-    if outcome in (Outcome.UNPARSEABLE_GOLD, Outcome.INFRA_ERROR):
-        return None
-    return outcome == Outcome.CORRECT
+    return None if outcome in UNDECIDED else outcome == Outcome.CORRECT
