@@ -13,7 +13,7 @@ import pytest
 
 from acpo.errors import ACPOError
 from acpo.verify import MathPool, Outcome, Verdict
-from acpo.verify.pool import Pool, PoolClosedError
+from acpo.verify.pool import Pool, PoolClosedError, Stateless
 from acpo.verify.proctree import children, descendants
 
 SLOW = ("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")
@@ -216,19 +216,11 @@ def test_shared_pool_survives_a_fork():
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-class Forgetful:
-    def run(self, job: threading.Event) -> Verdict:
-        return Verdict(Outcome.CORRECT)
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_thread_that_waits_holds_no_job():
     """Rows of code problems may be large, and a machine have many threads."""
     job = threading.Event()
     kept = weakref.ref(job)
-    with Pool(Forgetful, 2) as made:
+    with Pool(lambda: Stateless(lambda job: Verdict(Outcome.CORRECT)), 2) as made:
         assert made.submit(job).result().correct
         del job
         deadline = time.monotonic() + 10

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.pool import Pool, once_per_process
+from acpo.verify.pool import Pool, Stateless, once_per_process
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.rewrite import Case
 from acpo.verify.sandbox import Execution, ProgramRun, Reply, sandbox
@@ -48,8 +48,8 @@ class CodePool(Pool[CodeJob]):
     """
 
     def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
-        read = _ReadOnce()
-        super().__init__(functools.partial(_CodeWorker, backend or sandbox(), read), workers)
+        worker = Stateless(functools.partial(_judge_job, backend or sandbox(), _ReadOnce()))
+        super().__init__(lambda: worker, workers)
 
     def job(self, text: str, reference: AnyProblem) -> CodeJob:
         return text, reference
@@ -73,15 +73,8 @@ class _ReadOnce:
             return problem
 
 
-class _CodeWorker:
-    def __init__(self, backend: CodeBackend, read: _ReadOnce) -> None:
-        self._backend, self._read = backend, read
-
-    def run(self, job: CodeJob) -> Verdict:
-        return judge_code(*job, self._backend, self._read)
-
-    def close(self) -> None:
-        """Nothing outlives a job."""
+def _judge_job(backend: CodeBackend, read: _ReadOnce, job: CodeJob) -> Verdict:
+    return judge_code(*job, backend, read)
 
 
 shared_pool = once_per_process(CodePool)

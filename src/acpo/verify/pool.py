@@ -42,6 +42,16 @@ class Worker(Protocol[Job]):
     def close(self) -> None: ...
 
 
+class Stateless:
+    """A worker that is a function."""
+
+    def __init__(self, run: Callable[[Any], Verdict]) -> None:
+        self.run = run
+
+    def close(self) -> None:
+        """Nothing outlives a job."""
+
+
 def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
     """`make`, called once per process (a fork is another) and closed at its end."""
 
