@@ -31,19 +31,18 @@ MARK = f"acpo-test-{os.getpid()}"
 class MarkedLauncher(BubblewrapLauncher):
     """The launcher under test, with a last argument that the runner ignores."""
 
+    def __init__(self) -> None:
+        require_tool(shutil.which("bwrap") is not None, "bubblewrap")
+        super().__init__()
+
     def command(self, channel: int, limits: Limits) -> tuple[list[str], list[int]]:
         command, extra = super().command(channel, limits)
         return [*command, MARK], extra
 
 
 @functools.cache
-def _sandbox(limits: Limits) -> LocalBackend:
-    return LocalBackend(MarkedLauncher(), limits)
-
-
 def backend(limits: Limits = SHORT) -> LocalBackend:
-    require_tool(shutil.which("bwrap") is not None, "bubblewrap")
-    return _sandbox(limits)
+    return LocalBackend(MarkedLauncher(), limits)
 
 
 def judge(code: str, problem: dict = ADD, limits: Limits = SHORT) -> Verdict:

@@ -14,7 +14,7 @@ from acpo.tasks import get_task
 from acpo.verify import Outcome, read_problem, rewards
 from acpo.verify.problem import ProblemError, code_in_prompt
 from acpo.verify.references import bad_references
-from verify.sandboxed import ADD, judge
+from verify.sandboxed import ADD, backend, judge
 
 DEEP = "assert add(" + "(" * 5000 + "1" + ")" * 5000 + ", 2) == 3"
 UNREADABLE = [
@@ -162,6 +162,7 @@ def test_one_bad_row_loses_no_batch(caplog):
 
 @pytest.mark.sandbox
 def test_one_bad_problem_loses_no_batch(caplog):
+    backend()  # or skip: it is this machine's that the reward functions take
     tests = [ADD["test_code"], DEEP]
     completions = ["def add(a, b): return a + b"] * 2
     with caplog.at_level(logging.WARNING, "acpo.verify.rewards"):
