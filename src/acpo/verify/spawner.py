@@ -139,7 +139,7 @@ class WorkerProcess:
     def run(self, job: Any) -> Verdict:
         """The worker's verdict on a job, a named tuple, or what became of the worker."""
         line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
-        for _ in range(2):
+        for is_last in (False, True):
             try:
                 channel = self._connected()
                 channel.sendall(line)
@@ -156,9 +156,11 @@ class WorkerProcess:
                 return Verdict(Outcome(reply["outcome"]), reply["detail"], reply["seconds"])
             seconds = time.perf_counter() - start
             status = self._kill()
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-                continue
-            return self._death(status, seconds)
+            retired = os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0
+            if retired and is_last:  # a fresh one, so the job made it leave
+                return Verdict(Outcome.LIMIT, "the answer ends its worker", seconds)
+            if not retired:
+                return self._death(status, seconds)
         return Verdict(Outcome.INFRA_ERROR, "two workers in a row ended without an answer")
 
     def close(self) -> None:
