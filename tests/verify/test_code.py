@@ -234,7 +234,6 @@ class Silent:
 
 
 def test_a_row_is_read_once_for_its_completions(monkeypatch):
-    """To parse tests takes longer than to run them."""
     read: list[dict] = []
     original = code.read_problem
     monkeypatch.setattr(code, "read_problem", lambda row: read.append(row) or original(row))

@@ -58,7 +58,7 @@ class CodePool(Pool[CodeJob]):
 class _ReadOnce:
     """`read_problem`, once for all completions of a row that come one after the other.
 
-    To parse tests takes longer than to run them, and some thousand times the memory of their text.
+    Parsing tests of 66 kB takes 0.4 s, and some hundred times the memory of their text.
     """
 
     def __init__(self) -> None:
