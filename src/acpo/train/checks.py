@@ -38,20 +38,12 @@ def gather(
         elsewhere: whether another machine is to train.
     """
     from acpo.engines.trl.identity import STREAM
-    from acpo.engines.trl.refusals import refuse_several_gpus
     from acpo.engines.trl.rewards import checked_rewards
-    from acpo.engines.trl.safety import check_data, check_output_folder, data_sets
+    from acpo.engines.trl.safety import check_data, data_sets
 
     config, model = recipe.config, recipe.model
     check_packages(recipe, elsewhere=elsewhere)
-    refuse_several_gpus(config)
-    if config.fsdp and config.world_size == 1:
-        raise ACPOError(
-            f"fsdp={config.fsdp} shards over several processes, and here is one: start them with "
-            "accelerate launch (recipes/accelerate), or leave fsdp out"
-        )
-    if config.process_index == 0:
-        check_output_folder(str(recipe.output_dir))
+    check_launch(recipe)
     name = resolve_model(recipe.model_name, recipe.output_dir)
     tokenizer = load_tokenizer(
         name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
@@ -105,6 +97,22 @@ def check_packages(recipe: Recipe, *, elsewhere: bool = False) -> None:
             raise ACPOError(
                 f"{option}: {package} is not installed; pip install {package}, or leave it out"
             )
+
+
+def check_launch(recipe: Recipe) -> None:
+    """Raise where the processes cannot train as they were started, or write no output folder."""
+    from acpo.engines.trl.refusals import refuse_several_gpus
+    from acpo.engines.trl.safety import check_output_folder
+
+    config = recipe.config
+    refuse_several_gpus(config)
+    if config.fsdp and config.world_size == 1:
+        raise ACPOError(
+            f"fsdp={config.fsdp} shards over several processes, and here is one: start them with "
+            "accelerate launch (recipes/accelerate), or leave fsdp out"
+        )
+    if config.process_index == 0:
+        check_output_folder(str(recipe.output_dir))
 
 
 @contextmanager

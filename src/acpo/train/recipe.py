@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from acpo.engines.trl.ranges import check_ranges
 from acpo.errors import ACPOError
 from acpo.train.values import check_loading, check_switches, check_types, kinds
 from acpo.yamlfile import YamlFile
@@ -94,6 +93,8 @@ def read_recipe(
         overrides: `--key value` pairs that replace its values.
         processes: those that will train; None for those of this launch.
     """
+    from acpo.engines.trl.ranges import check_ranges
+
     path = Path(path)
     values = YamlFile(path, what="recipe", others="recipes/").values
     parser = _parser(processes)
