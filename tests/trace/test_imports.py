@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from acpo.checkpoints import load_tokenizer, resolve_model
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.method_columns import method_columns
 from acpo.objectives import METHODS
 from acpo.records import Trace
@@ -133,10 +133,13 @@ def test_damaged_dumps_are_told(tmp_path, changes):
         read_rollouts(source)
 
 
-@pytest.mark.parametrize(("make", "steps"), [(verl, [1, 1, 1, 2, 2, 2]), (trl, [5, 5])])
-def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps):
+@pytest.mark.parametrize(
+    ("make", "steps", "rewards"),
+    [(verl, [1, 1, 1, 2, 2, 2], ()), (trl, [5, 5], ("chain_reward", "format_reward"))],
+)
+def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps, rewards):
     source = make(tmp_path / "theirs")
-    run(source, "--output", tmp_path / "t")
+    run(source, "--output", tmp_path / "t", *(f"--reward={name}" for name in rewards))
     trace = Trace.open(tmp_path / "t")
     rows = trace.rollouts.to_pylist()
     assert [row["step"] for row in rows] == steps
@@ -146,6 +149,28 @@ def test_rollouts_become_a_trace_of_the_same_texts(tmp_path, make, steps):
     assert trace.header["retokenised"] is True and "old_logp" not in trace.columns
     assert np.isfinite(method_columns(trace, "acpo").update).all()
     assert "holds a trace already" in run(source, "--output", tmp_path / "t", status=REFUSED)
+
+
+def test_what_a_reward_function_logs_is_no_reward_where_rewards_are_named(tmp_path):
+    source = trl(tmp_path / "theirs")
+    with pytest.warns(ACPOWarning, match=r"reward is chain_reward \+ format_reward, every column"):
+        assert [one.reward for one in read_rollouts(source)[5]] == [1.5, 0.0]
+    assert [one.reward for one in read_rollouts(source, ["chain_reward"])[5]] == [1.0, 0.0]
+    with pytest.raises(ACPOError, match=r"--reward length: .* has chain_reward, format_reward"):
+        read_rollouts(source, ["length"])
+    with pytest.raises(ACPOError, match=r"--reward chain_reward: .* is not TRL's"):
+        read_rollouts(verl(tmp_path / "others"), ["chain_reward"])
+
+
+def test_a_rollout_that_trl_wrote_at_several_logs_counts_once(tmp_path):
+    folder = trl(tmp_path / "theirs") / "completions"
+    table = pq.read_table(folder / "completions_00005.parquet").to_pydict()
+    for step in (6, 7, 8):
+        table |= {"step": [step] * 2}
+        if step == 7:
+            table |= {"completion": TEXTS[1:]}
+        pq.write_table(pa.table(table), folder / f"completions_{step:05}.parquet")
+    assert [*read_rollouts(folder.parent, ["chain_reward"])] == [5, 7]
 
 
 BAD = {

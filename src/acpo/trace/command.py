@@ -95,6 +95,9 @@ def import_rollouts(
     method: str = typer.Option("acpo", help="Whose advantages and credit; see `acpo methods`."),
     temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
     top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
+    reward: list[str] = typer.Option(
+        [], help="TRL: a column that is part of the reward, once or more (default: all fractions)."
+    ),
     device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),
 ) -> None:
@@ -103,5 +106,11 @@ def import_rollouts(
 
     scored: dict[str, Any] = {"method": method, "temperature": temperature, "top_k": top_k}
     imports.import_rollouts(
-        source, output, model=model, device=device, batch_size=batch_size, **scored
+        source,
+        output,
+        model=model,
+        rewards=reward,
+        device=device,
+        batch_size=batch_size,
+        **scored,
     )

@@ -9,7 +9,8 @@ slime's are pickles, opened as plain values or not at all.
 import math
 import pickle
 import re
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.jsonl import read_jsonl
@@ -72,6 +73,7 @@ def import_rollouts(
     *,
     model: str,
     method: str = "acpo",
+    rewards: Sequence[str] = (),
     temperature: float = 1.0,
     top_k: int = 5,
     device: str | None = None,
@@ -79,12 +81,14 @@ def import_rollouts(
 ) -> None:
     """Score another trainer's rollouts and write them as a trace, one part per step.
 
+    Of TRL's tables, the columns `rewards` are added up to the reward; none are all of fractions.
+
     Raises:
         ACPOError: `source` is of no known format or damaged, or `output` holds a trace.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ACPOError(f"{output} holds a trace already, or other files: name another --output")
-    steps = read_rollouts(source)
+    steps = read_rollouts(source, rewards)
     row = get_method(method)
     scored_at: dict[str, Any] = {"temperature": temperature, "top_k": top_k}
     sampling = Sampling(temperature, chat=False)
@@ -121,8 +125,8 @@ def _joined(parts: list[Part]) -> Part:
     return [row for rows, _ in parts for row in rows], whole
 
 
-def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
-    """Rollouts by step.
+def read_rollouts(source: Path, rewards: Sequence[str] = ()) -> dict[int, list[ForeignRollout]]:
+    """Rollouts by step; `rewards` as `import_rollouts` takes them.
 
     Raises:
         ACPOError: naming the file and what is wrong with it.
@@ -132,16 +136,19 @@ def read_rollouts(source: Path) -> dict[int, list[ForeignRollout]]:
         files = sorted(source.glob(pattern))
         if source.is_file() and source.match(pattern.rpartition("/")[2]):
             files = [source]
+        by_trl = read is _read_trl
+        if files and rewards and not by_trl:
+            raise ACPOError(f"--reward {rewards[0]}: {source} is not TRL's; leave it out")
         for file in files:
             try:
-                for rollout in read(file):
+                for rollout in read(file, rewards) if by_trl else read(file):
                     steps.setdefault(rollout.step, []).append(rollout)
             except ACPOError:
                 raise
             except UNREADABLE as error:
                 raise ACPOError(f"{file} is not of its trainer ({error!r:.200})") from error
         if files:
-            return steps
+            return _each_once(steps) if by_trl else steps
     raise ACPOError(
         f"{source} is none of verl's rollout_data_dir (N.jsonl), prime-rl's token_exports "
         "(step_N/rank_N.jsonl), slime's debug rollout data (*.pt) and TRL's completions "
@@ -233,19 +240,36 @@ def _read_slime(file: Path) -> Iterator[ForeignRollout]:
         )
 
 
-def _read_trl(file: Path) -> Iterator[ForeignRollout]:
-    """One row per completion, texts or messages; rewards are the columns of fractions."""
+def _read_trl(file: Path, rewards: Sequence[str]) -> Iterator[ForeignRollout]:
+    """One row per completion, texts or messages; what `log_extra` wrote stands beside rewards."""
     table = pq.read_table(file)
     fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    known = [name for name in fractions if name != "advantage"]
+    if missing := [name for name in rewards if name not in known]:
+        raise ACPOError(f"--reward {missing[0]}: {file} has {', '.join(known) or 'none'}")
+    if len(known) > 1 and not rewards:
+        warnings.warn(
+            f"the reward is {' + '.join(known)}, every column of fractions; --reward NAME, once or "
+            "more, says which are",
+            ACPOWarning,
+            stacklevel=2,
+        )
     for row in table.to_pylist():
-        known = [row[name] for name in fractions if name != "advantage" and row[name] is not None]
+        values = [row[name] for name in rewards or known if row[name] is not None]
         said = row["completion"]
         if isinstance(said, list):
             said = "".join(str(message["content"]) for message in said)
-        yield ForeignRollout(row["step"], row["prompt"], said, sum(known) if known else None)
+        yield ForeignRollout(row["step"], row["prompt"], said, sum(values) if values else None)
 
 
-FORMATS: dict[str, Callable[[Path], Iterator[ForeignRollout]]] = {
+def _each_once(steps: dict[int, list[ForeignRollout]]) -> dict[int, list[ForeignRollout]]:
+    """Without the steps that hold the rollout of the step before: TRL writes it at every log."""
+    texts = {step: [(one.prompt, one.completion) for one in steps[step]] for step in sorted(steps)}
+    before = dict(zip([*texts][1:], texts.values(), strict=False))
+    return {step: steps[step] for step in texts if texts[step] != before.get(step)}
+
+
+FORMATS: dict[str, Callable[..., Iterator[ForeignRollout]]] = {
     "**/rank_*.jsonl": _read_prime_rl,
     "*.jsonl": _read_verl,
     "**/completions_*.parquet": _read_trl,
