@@ -176,8 +176,12 @@ def _missing(settings: Sequence[Setting]) -> Iterator[str]:
                 "failed, which have no benefit there."
             )
             yield ""
-    whole = max((len(kept) for one in settings for kept in one.tuned.values()), default=0)
+    of_study: dict[str, int] = defaultdict(int)
     for one in settings:
+        most = max(map(len, one.tuned.values()), default=0)
+        of_study[one.study] = max(most, of_study[one.study])
+    for one in settings:
+        whole = of_study[one.study]
         short = [f"{row} {len(kept)}" for row, kept in one.tuned.items() if len(kept) < whole]
         if short:
             yield (

@@ -197,13 +197,25 @@ def pooled(settings: Sequence[Setting], row: str) -> SeedEstimate | None:
 def _over_seeds(
     settings: Sequence[Setting], row: str, use: Callable[[Setting], int]
 ) -> SeedEstimate | None:
-    """Mean over settings of so many times the benefit, over the seeds that all of them have."""
-    seeds = sorted(set.intersection(*(set(one.tuned[row]) for one in settings)))
-    by_seed = [
-        math.fsum(use(one) * one.tuned[row][seed] for one in settings) / len(settings)
-        for seed in seeds
-    ]
-    return mean_over_seeds(by_seed) if by_seed else None
+    """Mean over settings of so many times the benefit, over the seeds that all of a study have.
+
+    Studies are independent and may differ in seeds: their half-widths add as squares.
+    """
+    of_study: dict[str, list[Setting]] = defaultdict(list)
+    for one in settings:
+        of_study[one.study].append(one)
+    parts = []
+    for own in of_study.values():
+        seeds = sorted(set.intersection(*(set(one.tuned[row]) for one in own)))
+        if not seeds:
+            return None
+        sums = [math.fsum(use(one) * one.tuned[row][seed] for one in own) for seed in seeds]
+        parts.append(mean_over_seeds([total / len(settings) for total in sums]))
+    value, count = math.fsum(part.value for part in parts), sum(part.seeds for part in parts)
+    if any(part.low is None for part in parts):
+        return SeedEstimate(value, None, None, count)
+    half = math.hypot(*(part.value - (part.low or 0.0) for part in parts))
+    return SeedEstimate(value, value - half, value + half, count)
 
 
 def tested(settings: Sequence[Setting], row: str, fit: Fit) -> tuple[str, SeedEstimate | None]:

@@ -1,6 +1,7 @@
 """Study L's analysis, on made-up runs whose answer is known; and its start policies' tables."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -204,6 +205,22 @@ def test_runs_are_paired_by_seed_and_start_and_failures_said(tmp_path):
     kept.write_text(kept.read_text() + json.dumps(lines[0]) + "\n")
     with pytest.raises(law.ACPOError, match=r"runs.jsonl:14: .* is there twice"):
         law.read_settings(kept.parent)
+
+
+def test_studies_of_fewer_seeds_take_none_from_others():
+    def setting(study, values):
+        return law.Setting(study, "e0.1", "eight", {}, {"acpo": dict(enumerate(values))}, {}, set())
+
+    first, second = [0.1, 0.3, 0.2, 0.4], [-0.1, 0.1]
+    settings = [setting("law-0.1m", first), setting("law-1m", second)]
+    found = law.pooled(settings, "acpo")
+    parts = [law.mean_over_seeds([value / 2 for value in values]) for values in (first, second)]
+    assert found.value == pytest.approx(0.125) and found.seeds == 6
+    widths = [part.high - part.low for part in parts]
+    assert found.high - found.low == pytest.approx(math.hypot(*widths))
+    assert law.pooled(settings[:1], "acpo") == law.mean_over_seeds(first)
+    assert law.pooled([setting("law-1m", [0.1])], "acpo").low is None
+    assert "provisional" not in law.answer_text(settings, law.fit_rows(settings))
 
 
 def test_rules_read_as_words():
