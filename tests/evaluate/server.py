@@ -77,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         time.sleep(self.server.latency)
         text = self.server.answer(prompt, payload["seed"])
-        choice = {"index": 0, "finish_reason": self.server.finish(number)}
+        finish = self.server.finish(number)
+        choice = {"index": 0} if finish is ... else {"index": 0, "finish_reason": finish}
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         mark = self.server.fingerprint
         said = {"system_fingerprint": mark} if mark else {}

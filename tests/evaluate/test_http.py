@@ -89,18 +89,19 @@ def test_a_completion_that_was_broken_off_is_drawn_again(reason, chat):
         assert "gave up after 2 attempts" in failed.reason
 
 
-def test_a_filtered_completion_is_a_refusal():
+@pytest.mark.parametrize("reason", ["content_filter", "repetition"])
+def test_a_completion_that_is_withheld_is_a_refusal(reason):
     with serving(echo) as server:
-        server.finish = lambda number: "content_filter"
+        server.finish = lambda number: reason
         found = list(backend(server).sample(requests(2)))
         assert server.number == 2, "asked again, it would be filtered again"
     assert all(isinstance(one, Failure) and one.refused for one in found)
-    assert "finish_reason is 'content_filter'" in found[0].reason
+    assert f"finish_reason is '{reason}'" in found[0].reason
 
 
 @pytest.mark.parametrize(
     ("said", "finish"),
-    [("stop", "stop"), ("eos_token", "stop"), ("length", "length"), ("model_length", "length")],
+    [("STOP", "stop"), (..., "stop"), ("eos_token", "stop"), ("MAX_TOKENS", "length")],
 )
 def test_the_ends_of_a_completion(said, finish):
     with serving(echo) as server:

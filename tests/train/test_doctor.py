@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -70,6 +71,16 @@ def test_too_few_problems(examine):
     code, output = examine(max_problems=100, generation_batch_size=1024)
     assert code == 2
     assert "100 prompts, but one rollout takes 128" in " ".join(output.split())
+
+
+def test_a_machine_of_several_gpus_is_planned_for_with_a_number_of_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", property(lambda arguments: 2))
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), *flags(output_dir=tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2 and "with --processes N" in " ".join(result.output.split())
+    for processes in ("1", "2"):
+        result = CliRunner().invoke(app, [*arguments, "--processes", processes])
+        assert result.exit_code == 0, result.output
 
 
 def test_too_few_problems_for_so_many_processes(tmp_path):

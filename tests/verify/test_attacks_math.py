@@ -258,6 +258,12 @@ UNDEFINED = [
         "\\prod_{k=0}^{2}\\frac{1}{k}",
     ),
     "\\det\\begin{pmatrix}\\frac{1}{0}&0\\\\0&1\\end{pmatrix}",
+    *(
+        "\\tan\\frac{\\pi}{2}",
+        "\\sec\\frac{\\pi}{2}",
+        "\\frac{1}{\\sin\\pi}",
+        "\\frac{-1}{\\tan\\pi}",
+    ),
 ]
 
 
@@ -270,7 +276,9 @@ def test_what_is_undefined_is_equal_to_its_own_text_alone(pool, gold):
     assert boxed(pool, gold, gold).correct
 
 
-@pytest.mark.parametrize("gold", ["\\frac{1}{0}", "\\infty-\\infty", "\\ln 0", "(\\frac{0}{0}, 1)"])
+@pytest.mark.parametrize(
+    "gold", ["\\frac{1}{0}", "\\infty-\\infty", "\\ln 0", "(\\frac{0}{0}, 1)", "\\tan(\\pi/2)"]
+)
 def test_a_gold_without_a_value_is_told(pool, gold):
     verdict = boxed(pool, "7", gold)
     assert verdict.outcome is Outcome.UNPARSEABLE_GOLD and "has no value" in verdict.detail

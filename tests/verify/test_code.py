@@ -240,6 +240,7 @@ def test_a_row_is_read_once_for_its_completions(monkeypatch):
     solution = "```python\ndef add(a, b): return 3\n```"
     rows = [{**ADD, "test_code": f"assert add({n}, 2) == 3\n"} for n in range(3)]
     columns = {name: [row[name] for row in rows for _ in range(8)] for name in ADD}
+    columns["completion_ids"] = [[number] for number in range(24)]  # which TRL always gives
     with CodePool(4, Silent()) as pool:
         reward = rewards._reward(lambda: pool, rewards._code_pairs, 0.0, False)
         assert reward(["?"] * 24, [solution] * 24, **columns) == [1.0] * 24

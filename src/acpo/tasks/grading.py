@@ -191,7 +191,8 @@ def reward_function(task: Task) -> Callable[..., list[float | None]]:
 def grade_all(task: Task, texts: Sequence[str], rows: Sequence[str]) -> list[Verdict]:
     """Verdicts on completions whose rows are given as JSON, with this process's shared pool."""
     judges = _shared_judges()
-    read = lru_cache(maxsize=1)(json.loads)  # completions of a row come one after the other
+    # Completions of a row come one after the other; a grader of one's own may change what it gets.
+    read = lru_cache(maxsize=1)(json.loads) if task.grader == CODE else json.loads
     futures = [judges.verify(task, text, read(row)) for text, row in zip(texts, rows, strict=True)]
     return [future.result() for future in futures]
 

@@ -29,7 +29,7 @@ RESERVED = frozenset({"prompt", "prompts", "completion", "completions", "complet
 
 MOST_DRAWN, FIRST_LOOK = 20, 1000
 """Endless problems of which not one in so many is short enough are given up; after so many, where
-not half as large a share is."""
+not an eighth of that share is."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _endless(
             ]
             if len(short) >= count:
                 break
-            hopeless = drawn >= FIRST_LOOK and 2 * MOST_DRAWN * len(short) < drawn
+            hopeless = drawn >= FIRST_LOOK and 8 * MOST_DRAWN * len(short) < drawn
             if hopeless or drawn >= MOST_DRAWN * count + FIRST_LOOK:
                 raise ACPOError(
                     f"max_prompt_tokens={limit}: of {drawn} {what} problems of "

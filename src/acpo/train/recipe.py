@@ -198,7 +198,7 @@ def _parser(processes: int | None) -> Any:
 
     parts: Any = [TaskArguments, ACPOConfig, ModelConfig]
     if processes is not None:  # only to plan with: such a class cannot be pickled
-        parts[1] = type("ACPOConfig", (ACPOConfig,), {"world_size": processes})
+        parts[1] = type("ACPOConfig", (ACPOConfig,), {"world_size": processes, "n_gpu": 1})
     return RecipeParser(parts, allow_abbrev=False)
 
 

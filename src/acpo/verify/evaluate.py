@@ -31,7 +31,6 @@ _OF_WHOLE_NUMBERS = frozenset({"factorial", "fac2", "binomial"})
 _INTEGER_SYMBOLS = frozenset("jkmn")
 _RESIDUES = 12
 
-
 _UNDEFINED = (ZeroDivisionError, ValueError)
 """What the value of an expression that has none raises."""
 
@@ -251,7 +250,13 @@ def same_value(left: Expression, right: Expression) -> bool:
 
 def has_value(expression: Expression) -> bool:
     """Whether a constant is defined: 1/0 and ln 0 are not. Anything with symbols counts as it."""
-    return bool(expression.symbols) or _agree(expression, expression, lambda *_: True)
+    sizes: list[Any] = [float("inf")]
+
+    def bounded(value: Value, _: Value, digits: int) -> bool:
+        sizes.append(abs(value))  # at a pole, as of tan(pi/2), rounding leaves as many digits
+        return bool(sizes[-1] <= max(sizes[-2], 1) * 10**_SLACK_DIGITS)
+
+    return bool(expression.symbols) or _agree(expression, expression, bounded)
 
 
 def same_equation(left: tuple[Expression, ...], right: tuple[Expression, ...]) -> int:

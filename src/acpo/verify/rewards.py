@@ -173,7 +173,7 @@ def _code_pairs(prompts: Any, completions: Any, columns: dict[str, Any]) -> Pair
     lists = {
         name: column
         for name, column in columns.items()
-        if isinstance(column, list) and len(column) == count
+        if isinstance(column, list) and len(column) == count and name != "completion_ids"
     }
     rows = [{name: column[index] for name, column in lists.items()} for index in range(count)]
     for row, prompt in zip(rows, prompts, strict=True):

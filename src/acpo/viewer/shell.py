@@ -51,12 +51,11 @@ def render_page(
     """
     style = "".join(_source(name) for name in styles)
     script = '"use strict";\n(() => {\n' + "".join(_source(name) for name in scripts) + "})();\n"
+    whole = title.encode("utf-8", "replace").decode()  # names from data may hold half a character
     loader = PackageLoader("acpo.viewer", "page")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
-        title=title.encode(
-            "utf-8", "replace"
-        ).decode(),  # names from data may hold half a character
+        title=whole,
         policy=content_security_policy(style=style, script=script, live=live),
         style=Markup(style),
         script=Markup(script),

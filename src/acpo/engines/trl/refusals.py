@@ -20,7 +20,7 @@ def refuse_several_gpus(config: Any) -> None:
         raise ACPOError(
             f"one process sees {config.n_gpu} GPUs, and the model would be split over them; start "
             "a process for each with accelerate launch (recipes/accelerate), or show it one with "
-            "CUDA_VISIBLE_DEVICES=0"
+            "CUDA_VISIBLE_DEVICES=0; acpo doctor plans either with --processes N"
         )
 
 

@@ -30,18 +30,20 @@ _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent since `vllm serve` takes what is left out from the checkpoint's generation_config.json."""
 
 _FINISHES = {
-    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "tool_calls"), "stop"),
+    **dict.fromkeys(("stop", "eos", "eos_token", "stop_sequence", "end_turn", "complete"), "stop"),
+    **dict.fromkeys(("tool_calls", "function_call"), "stop"),
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
 }
-"""What servers call the ends of a completion; what they call otherwise is none, as `abort`."""
+"""What servers call the ends of a completion."""
+_BROKEN_OFF = ("abort", "error", "")
 
 
 class _Malformed(Exception):
     """A reply of status 200 that holds no whole completion."""
 
 
-class _Filtered(_Malformed):
-    """A completion that was withheld, and would be again."""
+class _Withheld(_Malformed):
+    """A completion that would be no other the next time."""
 
 
 class OpenAIBackend:
@@ -159,7 +161,7 @@ class OpenAIBackend:
                 reason = without_key(str(error), self._key)
             except _Malformed as error:
                 reason = f"{error}: {self._said(reply)[:300]!r}"
-                if isinstance(error, _Filtered):
+                if isinstance(error, _Withheld):
                     return Failure(request.key, f"{self._url}: {reason}", refused=True)
             if attempt < self._retries and stop.wait(self._pause(attempt)):
                 break
@@ -270,13 +272,15 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
         choice = reply["choices"][0]
         text = choice["text"] if "text" in choice else _message(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
-        reason = choice.get("finish_reason")
-        finish = _FINISHES.get(reason)
+        unsaid = None if text is None else "stop"  # some servers never say
+        reason = choice.get("finish_reason", unsaid)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
         raise _Malformed(f"a malformed reply ({type(error).__name__}: {error})") from error
+    told = reason.lower() if isinstance(reason, str) else ""
+    finish = _FINISHES.get(told)
     if finish is None:
-        kind = _Filtered if reason == "content_filter" else _Malformed
-        raise kind(f"the completion has not ended, its finish_reason is {reason!r:.40}")
+        kind = _Malformed if told in _BROKEN_OFF else _Withheld
+        raise kind(f"no finished completion, its finish_reason is {reason!r:.40}")
     if text is None:
         text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
