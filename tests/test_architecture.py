@@ -14,12 +14,13 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
 ALLOWED = {
     "errors": set(),
     "intervals": set(),
+    "texts": set(),
     "vllm_version": {"errors"},
     "servers": {"errors"},
     "jsonl": {"errors"},
     "linefile": {"errors"},
     "yamlfile": {"errors"},
-    "record_columns": {"errors", "linefile"},
+    "record_columns": {"errors", "linefile", "texts"},
     "records": {"record_columns", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
@@ -43,11 +44,11 @@ ALLOWED = {
     },
     "trace": {
         *("errors", "jsonl", "objectives", "records", "scoring"),
-        *("tasks", "evaluate", "train"),
+        *("tasks", "evaluate", "train", "texts"),
     },
-    "annotate": {"errors", "linefile", "records", "servers", "tasks"},
+    "annotate": {"errors", "linefile", "records", "servers", "tasks", "texts"},
     "diagnose": {
-        *("errors", "intervals", "records", "objectives", "annotate"),
+        *("errors", "intervals", "records", "objectives", "annotate", "texts"),
         "method_columns",
     },
     "compare": {
@@ -56,7 +57,7 @@ ALLOWED = {
     },
     "methods_table": {"objectives"},
     "method_columns": {"errors", "objectives", "records", "scoring"},
-    "viewer": {"errors", "linefile", "records", "annotate", "method_columns"},
+    "viewer": {"errors", "linefile", "records", "annotate", "method_columns", "texts"},
     "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")

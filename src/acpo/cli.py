@@ -11,6 +11,7 @@ from acpo.annotate import command as annotate
 from acpo.diagnose.command import diagnose_app
 from acpo.errors import ACPOError
 from acpo.evaluate.command import data_app, eval_app
+from acpo.texts import printable
 from acpo.trace.command import import_rollouts, trace
 from acpo.viewer import command as pages
 
@@ -50,8 +51,8 @@ class OneLineErrors(TyperGroup):
             message = NO_TRL if isinstance(error, ModuleNotFoundError) else str(error)
             if isinstance(error, OSError) and error.filename is not None:
                 message = f"{error.filename}: {error.strerror}"
-            # It quotes files, which may hold what a terminal would obey.
-            shown = "".join(c if c.isprintable() or c == "\n" else " " for c in message)
+            # It quotes files, which hold what they like.
+            shown = printable(message, keep="\n")
             typer.secho(f"error: {shown}", fg="red", err=True)
             raise typer.Exit(2) from error
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from acpo.errors import ACPOError
 from acpo.linefile import flush_path
+from acpo.texts import whole_characters
 
 ROLLOUT_COLUMNS: dict[str, pa.DataType] = {
     "prompt_id": pa.string(),  # completions of one prompt share it
@@ -82,8 +83,7 @@ def rollout_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def _text(value: Any) -> Any:
-    """Without halves of characters: JSON can hold them, and so a data set's answers."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+    return whole_characters(value) if isinstance(value, str) else value
 
 
 def token_table(tokens: Mapping[str, Any]) -> pa.Table:

@@ -19,6 +19,7 @@ from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
 from acpo.linefile import write_whole
 from acpo.servers import web_address
+from acpo.texts import whole_characters
 
 PROTOCOL = 1
 """Changes with any word below: answers to other questions do not mix."""
@@ -102,7 +103,7 @@ def read_reply(text: str, completion: str) -> Answer:
     problem = _problem(value)
     if problem:
         return Answer(Status.MALFORMED, detail=f"{problem}: {text[:200]!r}"[:300])
-    rationale = value["rationale"][:MAX_RATIONALE].encode(errors="replace").decode()
+    rationale = whole_characters(value["rationale"][:MAX_RATIONALE])
     if not value["found"]:
         return Answer(Status.NOTHING, rationale=rationale)
     place = locate(completion, value["line"], value["quote"])

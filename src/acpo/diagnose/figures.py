@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from acpo.texts import printable
+
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that the colour-blind can tell apart."""
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
@@ -208,7 +210,7 @@ def close_panel(
 
 def one_line(text: str, limit: int = 2000) -> str:
     """Without line breaks and other control characters, and not endless."""
-    text = "".join(c if c.isprintable() else " " for c in text)
+    text = printable(text)
     return text if len(text) <= limit else text[:limit] + " ..."
 
 

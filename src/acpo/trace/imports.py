@@ -26,6 +26,7 @@ from acpo.jsonl import read_jsonl
 from acpo.objectives import get_method
 from acpo.records import write_trace
 from acpo.scoring.rollouts import Part, SampledCompletion, Scorer, prompt_id
+from acpo.texts import whole_characters
 from acpo.trace.write import print_trace
 from acpo.train.data import as_text
 
@@ -284,9 +285,7 @@ Group = tuple[list[SampledCompletion], list[float]]
 
 
 def _tokens(text: str, tokenizer: Any) -> list[int]:
-    """Tokens of a text; JSON can hold halves of characters, and no tokenizer takes them."""
-    whole = text.encode("utf-8", "replace").decode()
-    return list(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(whole_characters(text), add_special_tokens=False)["input_ids"])
 
 
 def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from acpo.errors import ACPOError
 from acpo.linefile import write_whole
+from acpo.texts import whole_characters
 
 TOKEN_STYLES = ("base.css", "tokens.css")
 """Style sheets of a page that shows tokens."""
@@ -51,11 +52,10 @@ def render_page(
     """
     style = "".join(_source(name) for name in styles)
     script = '"use strict";\n(() => {\n' + "".join(_source(name) for name in scripts) + "})();\n"
-    whole = title.encode("utf-8", "replace").decode()  # names from data may hold half a character
     loader = PackageLoader("acpo.viewer", "page")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
     return environment.get_template(template).render(
-        title=whole,
+        title=whole_characters(title),
         policy=content_security_policy(style=style, script=script, live=live),
         style=Markup(style),
         script=Markup(script),
