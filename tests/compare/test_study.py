@@ -135,6 +135,7 @@ BAD = {
     ),
     "words for a switch": (SOUND + "keep_models: maybe\n", 8, "true or false"),
     "list for a command": (SOUND + "launcher: [a, b]\n", 8, "a command"),
+    "half a quotation": (SOUND + 'launcher: "python \'x"\n', 8, "a command"),
     "matched to nothing": (SOUND + "matched: [grpo, sapo]\n", 8, "'sapo' is no row to match"),
     "matched to lists": (SOUND + "matched: [[a]]\n", 8, "['a'] is no row to match"),
     "matched as words": (SOUND + "matched: some\n", 8, "a list of rows"),

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,13 +37,21 @@ DECIDED = ("method", "seed", "learning_rate", "max_steps", *NOT_A_RUNS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
+
+def _is_command(value: Any) -> bool:
+    try:
+        return type(value) is str and bool(shlex.split(value))
+    except ValueError:  # a quotation that does not end
+        return False
+
+
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "count": (lambda v: type(v) is int and v >= 1, "a whole number of at least 1"),
     "whole": (lambda v: type(v) is int and 0 <= v < 2**32, "a whole number from 0 on, of 32 bits"),
     "rate": (lambda v: type(v) in (int, float) and 0 < v < 1, "a number above 0, as in 3.0e-4"),
     "share": (lambda v: type(v) in (int, float) and 0 < v < 1, "a number between 0 and 1"),
     "switch": (lambda v: type(v) is bool, "true or false"),
-    "command": (lambda v: type(v) is str, "a command"),
+    "command": (_is_command, "a command"),
     "numbers": (lambda v: type(v) is list and bool(v), "a list of numbers"),
     "names": (lambda v: type(v) is list, "a list of rows"),
     "mapping": (lambda v: type(v) is dict, "a mapping of options to values"),
