@@ -1,12 +1,14 @@
 """The first-error analysis on traces whose answer is known."""
 
 import csv
+import importlib.metadata
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from acpo import __version__
 from acpo.annotate.annotators import ExactAnnotator
 from acpo.annotate.pairs import select
 from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
@@ -246,3 +248,11 @@ def test_names_are_escaped_in_markdown_and_nowhere_else(tmp_path):
     assert f"(prompt {name}, wrong 1)" in around.markdown()
     page = html([around], [], source="", command="")
     assert page.count("(prompt a_b*c, wrong 1)") == 2 and name not in page
+
+
+def test_a_page_needs_no_installed_package(monkeypatch):
+    def not_installed(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", not_installed)
+    assert f"acpo {__version__}" in html([], [], source="", command="")

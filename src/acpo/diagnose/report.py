@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.metadata import version
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
+from acpo import __version__
 from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
 from acpo.errors import ACPOError
@@ -168,5 +168,5 @@ def html(
         one_line=one_line,
         missing=missing,
         command=one_line(command),
-        version=version("acpo"),
+        version=__version__,
     )
