@@ -405,6 +405,18 @@ def test_the_place_of_data_and_model_is_no_part_of_a_run(study):
     assert spec_hash(spec) == spec_hash(moved) != spec_hash(other)
 
 
+def test_a_start_has_no_learning_rate_and_a_run_that_trains_has(study):
+    def at(rate, run):
+        spec = run.spec()
+        return {**spec, "recipe": {**spec["recipe"], "learning_rate": rate}}
+
+    task = study.tasks[0]
+    start, trained = next(plan.start_runs(study, task)), next(plan.sweep_runs(study, task, {}))
+    refuse_difference(at(1e-6, start), at(3e-6, start), "here")
+    with pytest.raises(ACPOError, match="learning_rate=1e-06 there"):
+        refuse_difference(at(1e-6, trained), at(3e-6, trained), "here")
+
+
 def test_damaged_verdicts_are_refused():
     verdicts = [[True, False], [], [True]]
     assert unpack_verdicts(pack_verdicts(verdicts)) == [[True, False], [], [True]]

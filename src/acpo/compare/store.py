@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.compare.plan import MATCHED, Result, StudyRun, step_lengths
+from acpo.compare.plan import MATCHED, START, Result, StudyRun, step_lengths
 from acpo.errors import ACPOError
 from acpo.jsonl import read_jsonl
 from acpo.linefile import lock, write_whole
@@ -87,9 +87,14 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
 
 def spec_hash(spec: Mapping[str, Any]) -> str:
     """What a run is known by, on every machine."""
-    recipe = {name: value for name, value in spec["recipe"].items() if name not in PLACES}
-    text = json.dumps({**spec, "recipe": recipe}, sort_keys=True)
+    text = json.dumps({**spec, "recipe": _decisive(spec)}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _decisive(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide what a run finds: a start is measured and not trained."""
+    idle = (*PLACES, *(("learning_rate",) if spec.get("phase") == START else ()))
+    return {name: value for name, value in spec["recipe"].items() if name not in idle}
 
 
 def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, Result]:
@@ -172,8 +177,8 @@ def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str
     new = json.loads(json.dumps(new))
     if spec_hash(old) == spec_hash(new):
         return
-    for part, a, b in (("recipe", old["recipe"], new["recipe"]), ("spec", old, new)):
-        for key in sorted({*a, *b} - {"recipe", *PLACES}):
+    for part, a, b in (("recipe", _decisive(old), _decisive(new)), ("spec", old, new)):
+        for key in sorted({*a, *b} - {"recipe"}):
             if a.get(key) != b.get(key):
                 raise ACPOError(
                     f"{where}: {key}={a.get(key)!r:.60} there, {b.get(key)!r:.60} in the study "
