@@ -72,7 +72,7 @@ trace() {
 rl() {
   local task step model
   declare -A file=([gsm8k]=${GSM8K_TEST:-} [math500]=${MATH500:-})
-  part 600 rl "$PYTHON" -m acpo train recipes/qwen2.5-0.5b-gsm8k.yaml --method acpo --learning_rate 1e-6 \
+  part 600 rl "$PYTHON" -m acpo train recipes/qwen2.5-0.5b-gsm8k.yaml --method acpo \
     --model_name_or_path "$MODEL" ${GSM8K:+--data "$GSM8K" --held_out_data "$GSM8K_TEST"} \
     --save_strategy steps --save_steps 50 --save_only_model true --output_dir "$OUT/rl"
   for task in gsm8k math500; do
