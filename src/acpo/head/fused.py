@@ -90,9 +90,8 @@ def _usable(
     counted = [active, broken & active]
     if GATES[terms.method.gate].one_advantage:
         counted.append(terms.uneven())
-    numbers = {name: x for name, x in terms.columns().items() if name != "sequence_ids"}
     n_active, n_broken, *uneven = check_values(
-        terms.tokens, head.weight.shape[0], numbers, *counted
+        terms.tokens, head.weight.shape[0], terms.numbers(), *counted
     )
     if any(uneven):
         raise ACPOError(

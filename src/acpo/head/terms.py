@@ -97,6 +97,10 @@ class TokenTerms:
         found = {name: getattr(self, name) for name in self.COLUMNS}
         return {name: x for name, x in found.items() if x is not None}
 
+    def numbers(self) -> dict[str, Tensor]:
+        """The columns but for `sequence_ids`."""
+        return {name: x for name, x in self.columns().items() if name != "sequence_ids"}
+
     def with_columns(self, **columns: Any) -> "TokenTerms":
         """The same loss with some columns, or other parts, replaced."""
         other = copy.copy(self)
@@ -104,17 +108,16 @@ class TokenTerms:
             setattr(other, name, value)
         return other
 
-    def at(self, where: slice | Tensor) -> "TokenTerms":
+    def at(self, where: slice | Tensor | tuple[Tensor, ...]) -> "TokenTerms":
         """The same loss for some of the tokens."""
         picked = {name: x[where] for name, x in self.columns().items()}
         return self.with_columns(tokens=self.tokens[where], **picked)
 
     def wide(self, dtype: torch.dtype) -> "TokenTerms":
         """Columns as kernels read them: one dtype, stride 1."""
-        numbers = {k: v for k, v in self.columns().items() if k != "sequence_ids"}
         return self.with_columns(
             tokens=self.tokens.contiguous(),
-            **{name: x.to(dtype).contiguous() for name, x in numbers.items()},
+            **{name: x.to(dtype).contiguous() for name, x in self.numbers().items()},
         )
 
     def without(self, rows: Tensor) -> "TokenTerms":

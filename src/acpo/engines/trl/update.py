@@ -2,9 +2,9 @@
 
 An advantage takes four steps. The plan makes it one per token and fixes every normaliser over the
 whole mini-batch, on all processes, so that how sequences are split into packs changes nothing but
-the time. A pack picks its tokens' share of the plan as `TokenTerms`. The wrapped model carries the
-terms to its head. The head turns them into a loss and its gradient. Sequences that cannot have a
-gradient never enter a pack.
+the time; it is a `TokenTerms` of `[B, C]` columns. A pack picks its tokens' share of them. The
+wrapped model carries these terms to its head. The head turns them into a loss and its gradient.
+Sequences that cannot have a gradient never enter a pack.
 """
 
 import math
@@ -100,10 +100,12 @@ class PackedUpdate:
         out = TokenStats(*(torch.zeros(shape, device=ids.device) for _ in TokenStats._fields))
         out = out._replace(is_mode=out.is_mode.bool())
         chosen = [i for i, length in enumerate(rows.length) if length]
+        settings = self.settings
+        wanted = TokenTerms(ids, method=settings.method, temperature=settings.temperature)
         with torch.no_grad():
             for pack in self._packs(rows, chosen, ids.shape[1]):
                 pack = pack.on(ids.device)
-                terms = self._terms(ids, pack)
+                terms = wanted.at((pack.rows, pack.columns))
                 self._forward(model, ids, pack, terms)
                 for table, column in zip(out, terms.stats, strict=True):
                     table[pack.rows, pack.columns - first] = column.to(table.dtype)
@@ -121,19 +123,13 @@ class PackedUpdate:
         Gradients are not exchanged between processes within `no_sync`.
         """
         plan, broken = self._whole(self._plan(model, batch))
-        live = batch.mask.any(1) & batch.judged
-        if not (self.settings.beta or self.settings.entropy_coef):
-            moved = plan["advantages"] != 0
-            if self.settings.method.shaping.acts_alone:
-                moved = moved | (plan["marks"] != 0)
-            live = live & moved.any(1)
-        chosen = live.nonzero()[:, 0].tolist()
+        chosen = plan.active().any(1).nonzero()[:, 0].tolist()
         packs = self._packs(batch.rows, chosen, batch.ids.shape[1])
         report = self._report(batch, chosen, packs, broken)
         for number, pack in enumerate(packs):
             last = number == len(packs) - 1
             pack = pack.on(batch.device)
-            terms = self._terms(batch.ids, pack, plan, first=batch.first)
+            terms = plan.at((pack.rows, pack.columns - batch.first))
             with nullcontext() if last or backward is None else no_sync():
                 loss = self._forward(model, batch.ids, pack, terms)
                 if backward is not None:
@@ -151,8 +147,8 @@ class PackedUpdate:
         needed = max(1, self.ranks.most(len(packs)))
         return packs + [empty_pack()] * (needed - len(packs))
 
-    def _plan(self, model: Any, batch: MiniBatch) -> dict[str, Any]:
-        """The mini-batch's loss, token by token: `[B, C]` columns of `TokenTerms`, and H_max."""
+    def _plan(self, model: Any, batch: MiniBatch) -> TokenTerms:
+        """The mini-batch's loss, token by token."""
         settings, method = self.settings, self.settings.method
         stats = None
         if method.needs or settings.off_policy_threshold is not None:
@@ -161,6 +157,7 @@ class PackedUpdate:
         # On-policy the update's own pass is the rollout's policy: another pass would differ by its
         # dropout and rounding, and ratios that are 1 would not be.
         before = stats.logp if old_logp is None and stats is not None else old_logp
+        tokens = batch.ids[:, batch.first :]
         shaped = method.shape(
             sequences(
                 method,
@@ -170,7 +167,7 @@ class PackedUpdate:
                 log_pmax=stats and stats.log_pmax,
                 logp=stats and stats.logp,
                 old_logp=before,
-                tokens=batch.ids[:, batch.first :],
+                tokens=tokens,
                 group=batch.columns.get("group"),
             ),
             self.ranks,
@@ -179,15 +176,21 @@ class PackedUpdate:
         if method.options.get("entropy_norm") == "batch_max":
             assert stats is not None
             maximum = entropy_maximum(method, stats.entropy, batch.mask, self.ranks)
-        return {
-            "advantages": self._corrected(shaped.advantages, batch, stats, before),
-            "weights": self._weights(batch),
-            "old_logp": old_logp,
-            "ref_logp": batch.columns.get("ref_logp") if settings.beta else None,
-            "entropy_weights": self._entropy_weights(batch, shaped),
-            "entropy_max": maximum,
-            "marks": self._marks(batch, shaped),
-        }
+        return TokenTerms(
+            tokens,
+            self._corrected(shaped.advantages, batch, stats, before),
+            self._weights(batch),
+            method=method,
+            old_logp=old_logp,
+            temperature=settings.temperature,
+            sequence_ids=torch.arange(len(batch), device=batch.device)[:, None].expand_as(tokens),
+            entropy_max=maximum,
+            ref_logp=batch.columns.get("ref_logp") if settings.beta else None,
+            beta=settings.beta,
+            corrects_kl=settings.corrects_kl,
+            entropy_weights=self._entropy_weights(batch, shaped),
+            marks=self._marks(batch, shaped),
+        )
 
     def _marks(self, batch: MiniBatch, shaped: Shaped) -> Tensor | None:
         """The row's marks; for a gate whose ratio is to the sampler, the correction's logarithm."""
@@ -196,15 +199,12 @@ class PackedUpdate:
             return shaped.marks
         return torch.where(batch.mask, ratio.log().clamp(LEAST_LOG_RATIO, MAX_LOG_RATIO), 0.0)
 
-    def _whole(self, plan: dict[str, Any]) -> tuple[dict[str, Any], Tensor]:
+    def _whole(self, plan: TokenTerms) -> tuple[TokenTerms, Tensor]:
         """The plan without tokens of which a number is not finite, and how many had a weight."""
-        columns = {k: plan[k] for k in ("advantages", "old_logp", "ref_logp", "marks")}
-        columns = {k: x for k, x in columns.items() if x is not None}
-        sound = torch.stack([x.isfinite() for x in columns.values()]).all(0)
-        weights = {k: plan[k] for k in ("weights", "entropy_weights") if plan[k] is not None}
-        usable = {k: torch.where(sound, x, 0) for k, x in (columns | weights).items()}
-        weighed = torch.stack([x != 0 for x in weights.values()]).any(0)
-        return {**plan, **usable}, (weighed & ~sound).sum()
+        numbers = plan.numbers()
+        sound = torch.stack([x.isfinite() for x in numbers.values()]).all(0)
+        usable = {k: torch.where(sound, x, 0).float() for k, x in numbers.items()}
+        return plan.with_columns(**usable), ((plan.row_weight() != 0) & ~sound).sum()
 
     def _corrected(
         self,
@@ -248,26 +248,8 @@ class PackedUpdate:
         each = self.settings.entropy_coef * self.ranks.count / tokens
         return shaped.trained * batch.judged[:, None] * each
 
-    def _terms(
-        self, ids: Tensor, pack: Pack, plan: dict[str, Any] | None = None, first: int = 0
-    ) -> TokenTerms:
-        """The loss of a pack's tokens; without a plan, a request for their statistics."""
-        settings, at = self.settings, (pack.rows, pack.columns - first)
-        loss: dict[str, Any] = {}
-        if plan is not None:
-            picked = {k: x[at].float() if x is not None and x.dim() else x for k, x in plan.items()}
-            loss = {**picked, "beta": settings.beta, "corrects_kl": settings.corrects_kl}
-        terms = TokenTerms(
-            ids[pack.rows, pack.columns],
-            method=settings.method,
-            temperature=settings.temperature,
-            sequence_ids=pack.rows,
-            **loss,
-        )
-        terms.states = pack.states
-        return terms
-
     def _forward(self, model: Any, ids: Tensor, pack: Pack, terms: TokenTerms) -> Tensor:
+        terms.states = pack.states
         inputs: dict[str, Any] = {"input_ids": ids.flatten()[pack.source].view(pack.shape)}
         if self.attention.layout == "packed":
             inputs["position_ids"] = pack.positions[None]
