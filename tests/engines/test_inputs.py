@@ -26,7 +26,6 @@ from acpo.engines.trl.rewards import (
     without_verdict,
 )
 from acpo.errors import ACPOError, NonFiniteError
-from acpo.train.accuracy import Recorder
 from acpo.train.data import placed
 from acpo.verify.rewards import math_correct
 from engines.tiny import (
@@ -448,8 +447,6 @@ def test_async_rewards_log_under_their_own_names():
     assert checked_reward(Judge()).__name__ == "Judge"
     assert checked_reward(slow).__name__ == "slow"
     assert checked_reward(functools.partial(functools.partial(slow), x=1)).__name__ == "slow"
-    assert Recorder().around(functools.partial(slow)).__name__ == "slow"
-    assert Recorder().around(Judge()).__name__ == "Judge"
 
 
 def weighted(completion_ids, w, **_):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from acpo.engines.trl.rewards import checked_reward
-from acpo.train.accuracy import BeforeAndAfter, Recorder, Sample, accuracy
+from acpo.train.accuracy import BeforeAndAfter, Sample, accuracy
 
 
 def samples(*groups):
@@ -44,57 +44,61 @@ def test_completions_that_agree_are_not_certain():
     assert accuracy(samples([1, 1], [1, 1], [1, 1])).low < 0.5
 
 
-def heard(recorder):
-    return [(sample.prompt, sample.completion, sample.correct) for sample in recorder.samples]
+def probe_of(reward, calls, tmp_path):
+    """What measures accuracy, of a trainer whose evaluation calls its reward function so."""
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(output_dir=tmp_path),
+        accelerator=SimpleNamespace(is_main_process=True),
+        reward_func_names=["mine"],
+        reward_funcs=[checked_reward(reward)],
+    )
+
+    def evaluate(eval_dataset):
+        for columns in calls:
+            values = trainer.reward_funcs[0](**columns)
+            if asyncio.iscoroutine(values):
+                asyncio.run(values)
+
+    trainer.evaluate = evaluate
+    return BeforeAndAfter(["p"] * 7, trainer)
 
 
-def test_recorder_listens_only_when_told():
-    recorder = Recorder()
-
+def test_rewards_are_heard_while_accuracy_is_measured_alone(tmp_path):
     def reward(prompts, completions, answer, **columns):
         return [1.0, 0.0, None]
 
-    wrapped = checked_reward(recorder.around(reward))
     columns = {"prompts": ["a", "b", "c"], "completions": ["x", "y", "z"], "answer": ["1"] * 3}
-    assert wrapped(**columns) == [1.0, 0.0, None]
-    assert recorder.samples == []
+    probe = probe_of(reward, [columns], tmp_path)
+    found = [("a", "x", True), ("b", "y", False)]  # the unjudged one is left out
+    assert probe.measure() == found
+    wrapped = probe.trainer.reward_funcs[0]
     assert wrapped.__name__ == "reward"
-    recorder.listening = True
-    wrapped(**columns)
-    assert heard(recorder) == [("a", "x", True), ("b", "y", False)]  # the unjudged one is left out
+    assert wrapped(**columns) == [1.0, 0.0, None]
+    assert probe.measure() == found
 
 
-def test_recorder_around_a_coroutine_and_chats():
-    recorder = Recorder(listening=True)
-
+def test_coroutines_and_chats_are_heard(tmp_path):
     async def reward(prompts, completions, **columns):
         return [-1.0]
 
-    wrapped = checked_reward(recorder.around(reward))
-    assert asyncio.iscoroutinefunction(wrapped)
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
     completion = [{"role": "assistant", "content": "a"}]
-    assert asyncio.run(wrapped(prompts=[prompt], completions=[completion])) == [-1.0]
-    assert heard(recorder) == [("q", "a", False)]
+    call = {"prompts": [prompt], "completions": [completion]}
+    probe = probe_of(reward, [call], tmp_path)
+    assert asyncio.iscoroutinefunction(probe.trainer.reward_funcs[0])
+    assert probe.measure() == [("q", "a", False)]
 
 
 @pytest.mark.parametrize(
     "kind", [list, tuple, iter, np.array, torch.tensor, lambda v: [np.float32(x) for x in v]]
 )
-def test_a_full_reward_is_right_in_whatever_form_it_comes(kind):
-    recorder = Recorder(listening=True)
-    reward = checked_reward(recorder.around(lambda completions, **_: kind([0.1, 0.0, 1.0, 1.5])))
-    assert reward(prompts=list("abcd"), completions=["x"] * 4) == pytest.approx([0.1, 0, 1, 1.5])
-    assert [sample.correct for sample in recorder.samples] == [False, False, True, True]
+def test_a_full_reward_is_right_in_whatever_form_it_comes(kind, tmp_path):
+    call = {"prompts": list("abcd"), "completions": ["x"] * 4}
+    probe = probe_of(lambda completions, **_: kind([0.1, 0.0, 1.0, 1.5]), [call], tmp_path)
+    assert probe.trainer.reward_funcs[0](**call) == pytest.approx([0.1, 0, 1, 1.5])
+    assert [sample.correct for sample in probe.measure()] == [False, False, True, True]
 
 
 def test_an_accuracy_of_which_nothing_was_heard_is_told(tmp_path, caplog):
-    trainer = SimpleNamespace(
-        args=SimpleNamespace(output_dir=tmp_path),
-        accelerator=SimpleNamespace(is_main_process=True),
-        reward_func_names=["mine"],
-        evaluate=lambda eval_dataset: None,
-    )
-    probe = BeforeAndAfter(Recorder(), ["p"] * 7, trainer)
-    assert probe.measure() == []
+    assert probe_of(lambda completions, **_: [], [], tmp_path).measure() == []
     assert "7 held-out problems is unknown: the reward function 'mine' gave no" in caplog.text

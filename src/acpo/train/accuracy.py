@@ -2,8 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from transformers.utils import logging
 from acpo.engines.trl.identity import described_data
 from acpo.engines.trl.safety import random_states_kept
 from acpo.intervals import Estimate, share_interval
-from acpo.verify.rewards import around, completion_text
+from acpo.verify.rewards import completion_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -47,29 +46,6 @@ def accuracy(samples: Sequence[Sample]) -> Estimate | None:
     return share_interval(means, draws=len(samples))
 
 
-@dataclass
-class Recorder:
-    """Listens to the correctness reward while accuracy is being measured."""
-
-    samples: list[Sample] = field(default_factory=list)
-    listening: bool = False
-
-    def around(self, reward: Callable[..., Any]) -> Callable[..., Any]:
-        """The same reward function; the trainer tells this recorder the rewards it has checked."""
-        told = around(reward)
-        told.heard = self._hear  # type: ignore[attr-defined]
-        return told
-
-    def _hear(self, rewards: Sequence[float | None], columns: dict[str, Any]) -> None:
-        if not self.listening:
-            return
-        prompts, completions = columns["prompts"], columns["completions"]
-        for prompt, completion, value in zip(prompts, completions, rewards, strict=True):
-            if value is not None:
-                said = completion_text(completion)
-                self.samples.append(Sample(question(prompt), said, value >= RIGHT))
-
-
 class BeforeAndAfter(TrainerCallback):
     """Measures accuracy on the held-out problems at the start and at the end of training.
 
@@ -77,8 +53,8 @@ class BeforeAndAfter(TrainerCallback):
     it was measured on: of other problems, or other numbers of completions, it says nothing.
     """
 
-    def __init__(self, recorder: Recorder, held_out: "Dataset", trainer: Any) -> None:
-        self.recorder, self.held_out, self.trainer = recorder, held_out, trainer
+    def __init__(self, held_out: "Dataset", trainer: Any) -> None:
+        self.held_out, self.trainer = held_out, trainer
         self.kept = Path(trainer.args.output_dir) / "before.json"
         self.before: list[Sample] = []
         self.after: list[Sample] = []
@@ -117,12 +93,22 @@ class BeforeAndAfter(TrainerCallback):
         """Completions of the held-out problems by the model as it is now."""
         from accelerate.utils import gather_object
 
-        self.recorder.samples, self.recorder.listening = [], True
+        samples: list[Sample] = []
+
+        def heard(rewards: Sequence[float | None], columns: dict[str, Any]) -> None:
+            told = zip(columns["prompts"], columns["completions"], rewards, strict=True)
+            for prompt, completion, value in told:
+                if value is not None:
+                    said = completion_text(completion)
+                    samples.append(Sample(question(prompt), said, value >= RIGHT))
+
+        reward = self.trainer.reward_funcs[0]
+        reward.heard = heard
         try:
             self.trainer.evaluate(eval_dataset=self.held_out)
         finally:
-            self.recorder.listening = False
-        found = gather_object(self.recorder.samples)
+            reward.heard = None
+        found = gather_object(samples)
         if not found and self.trainer.accelerator.is_main_process:
             logger.warning(
                 f"the accuracy on {len(self.held_out)} held-out problems is unknown: the reward "

@@ -12,7 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import writing
-from acpo.train.accuracy import BeforeAndAfter, Recorder, accuracy
+from acpo.train.accuracy import BeforeAndAfter, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
 from acpo.train.recipe import Recipe, read_recipe
@@ -140,49 +140,11 @@ def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | Non
     Raises:
         ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
     """
-    config, model = recipe.config, recipe.model
     name, tokenizer, data = gather(recipe, choose=choose)
-    config.model_init_kwargs = {
-        "revision": model.model_revision,
-        "trust_remote_code": config.trust_remote_code,
-        "attn_implementation": model.attn_implementation,
-        "dtype": model.dtype,
-        **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
-    }
-    recorder = Recorder()
-    trainer = _build_trainer(recipe, name, tokenizer, data, recorder)
-    return _with_callbacks(recipe, data, trainer, recorder)
-
-
-def _build_trainer(
-    recipe: Recipe, name: str, tokenizer: Any, data: TrainingData, recorder: Recorder
-) -> Any:
-    from trl import get_peft_config, get_quantization_config
-
-    from acpo import ACPOTrainer
-
-    config, model = recipe.config, recipe.model
-    kwargs: Any = config.model_init_kwargs
-    adapter = adapter_base(name) is not None
-    with in_one_line(f"{recipe.path}: no trainer could be built"):
-        return ACPOTrainer(
-            model=load_model(name, trainable=True, **kwargs) if adapter else name,
-            reward_funcs=[recorder.around(data.rewards[0]), *data.rewards[1:]],
-            args=config,
-            train_dataset=data.train,
-            eval_dataset=data.held_out,
-            processing_class=tokenizer,
-            peft_config=get_peft_config(model),
-            quantization_config=get_quantization_config(model),
-        )
-
-
-def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: Recorder) -> Run:
-    probe = None
+    trainer, probe, clock = _trainer(recipe, name, tokenizer, data), None, TrainingClock()
     if data.held_out is not None:
-        probe = BeforeAndAfter(recorder, data.held_out, trainer)
+        probe = BeforeAndAfter(data.held_out, trainer)
         trainer.add_callback(probe)
-    clock = TrainingClock()
     trainer.add_callback(clock)
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -191,6 +153,33 @@ def _with_callbacks(recipe: Recipe, data: TrainingData, trainer: Any, recorder: 
         is_accuracy = recipe.task.reward_funcs is None
         trainer.add_callback(LiveProgress(trainer.reward_func_names[0], is_accuracy=is_accuracy))
     return Run(recipe, data, trainer, clock, probe)
+
+
+def _trainer(recipe: Recipe, name: str, tokenizer: Any, data: TrainingData) -> Any:
+    from trl import get_peft_config, get_quantization_config
+
+    from acpo import ACPOTrainer
+
+    config, model = recipe.config, recipe.model
+    config.model_init_kwargs = kwargs = {
+        "revision": model.model_revision,
+        "trust_remote_code": config.trust_remote_code,
+        "attn_implementation": model.attn_implementation,
+        "dtype": model.dtype,
+        **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
+    }
+    adapter = adapter_base(name) is not None
+    with in_one_line(f"{recipe.path}: no trainer could be built"):
+        return ACPOTrainer(
+            model=load_model(name, trainable=True, **kwargs) if adapter else name,
+            reward_funcs=data.rewards,
+            args=config,
+            train_dataset=data.train,
+            eval_dataset=data.held_out,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(model),
+            quantization_config=get_quantization_config(model),
+        )
 
 
 def _finish(run: Run) -> Report:

@@ -56,10 +56,9 @@ def checked_rewards(
 def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same reward function, with what it raises and returns put into words.
 
-    Its attribute `heard`, where it has one, is told the numbers and the columns of every call.
+    Its attribute `heard`, while it is set, is told the numbers and the columns of every call.
     """
     name = name_of(function)
-    heard = getattr(function, "heard", None)
 
     @contextmanager
     def telling() -> Iterator[None]:
@@ -81,11 +80,12 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
             run.per_token = rows  # type: ignore[attr-defined]
             values = [None if row is None else sum(row) / max(len(row), 1) for row in rows]
         numbers = [_number(name, index, value) for index, value in enumerate(values)]
-        if heard is not None:
-            heard(numbers, columns)
+        if run.heard is not None:  # type: ignore[attr-defined]
+            run.heard(numbers, columns)  # type: ignore[attr-defined]
         return numbers
 
     run = around(function, inside=telling, after=checked)
+    run.heard = None  # type: ignore[attr-defined]
     return run
 
 
