@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from acpo.objectives.shaping import Reducer
 
@@ -65,3 +66,10 @@ class Ranks(Reducer):
         everyone = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(everyone, padded, group=self.group)
         return torch.cat([x[: int(n)] for x, n in zip(everyone, lengths, strict=True)])
+
+    def rows(self, x: Tensor) -> Tensor:
+        """All processes' rows, in rank order, padded on the right to the longest."""
+        if x.dim() == 1:
+            return self.gather(x)
+        width = self.most(x.shape[1])
+        return self.gather(functional.pad(x, (0, width - x.shape[1])).flatten()).view(-1, width)

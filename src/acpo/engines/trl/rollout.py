@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate.utils import gather, pad_across_processes
+from accelerate.utils import gather
 from torch import Tensor
 from trl.trainer.utils import nanstd
 
@@ -189,16 +189,13 @@ class Rollouts:
             old = self._old_statistics(rollout)._asdict()
             known |= {f"old_{name}": column for name, column in old.items()}
         columns = {name: known[name] for name in shaping.group_needs}
-        # Numbers, since padding across processes turns some processes' booleans into integers.
-        whole = {"advantages": rollout["advantages"], "mask": mask.long(), **columns}
-        if self.trainer.ranks.count > 1:  # groups may span processes
-            whole = {k: gather(pad_across_processes(x, dim=1)) for k, x in whole.items()}
-        whole["mask"] = whole["mask"].bool()
+        columns |= {"advantages": rollout["advantages"], "mask": mask}
+        ranks = self.trainer.ranks
+        whole = {name: ranks.rows(x) for name, x in columns.items()}  # groups may span processes
         found = shaping.of_group(
             Sequences(group_size=group_size, options=settings.method.options, **whole)
         )
-        start = self.trainer.accelerator.process_index * len(mask)
-        rollout[GROUP_COLUMN] = found[start : start + len(mask), : mask.shape[1]]
+        rollout[GROUP_COLUMN] = found[ranks.place * len(mask) :][: len(mask), : mask.shape[1]]
 
     def _watch(self, rollout: Tensors, stats: TokenStats, group_size: int, metrics: Any) -> None:
         """Log what the rollout policy's statistics say of the groups and of the sampler."""

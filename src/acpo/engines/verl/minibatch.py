@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from torch.nn import functional
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
@@ -118,13 +117,13 @@ def _group_column(
     ranks: Ranks,
 ) -> Tensor:
     """What the shaping finds in whole groups, for this rank's rows; groups may span ranks."""
-    names = _gather(_group_names(data).to(mask.device), ranks)
+    names = ranks.gather(_group_names(data).to(mask.device))
     _check_groups(names, group_size, row)
     order = names.argsort(stable=True)
     known = {**seen, "tokens": _padded(data, "responses")}
     columns = {"advantages": advantages, "mask": mask}
     columns |= {name: known[name] for name in row.shaping.group_needs}
-    whole = {name: _gather(x, ranks)[order] for name, x in columns.items()}
+    whole = {name: ranks.rows(x)[order] for name, x in columns.items()}
     found = row.shaping.of_group(Sequences(group_size=group_size, options=row.options, **whole))
     return found[order.argsort()][ranks.place * len(mask) :][: len(mask), : mask.shape[1]]
 
@@ -162,11 +161,3 @@ def _padded(data: TensorDict, name: str) -> Tensor:
     """A per-response field, `[B, T]`, on the model's device: verl leaves batches on the CPU."""
     padded = data[name].to_padded_tensor(0) if data[name].is_nested else data[name]
     return padded.to(get_device_id())
-
-
-def _gather(x: Tensor, ranks: Ranks) -> Tensor:
-    """Rows of all ranks, in rank order, padded on the right to the longest."""
-    if x.dim() == 1:
-        return ranks.gather(x)
-    width = ranks.most(x.shape[1])
-    return ranks.gather(functional.pad(x, (0, width - x.shape[1])).flatten()).view(-1, width)
