@@ -13,7 +13,11 @@ from acpo.objectives.methods import get_method
 from acpo.objectives.shaping import Reducer, Sequences, Shaped, spread
 from acpo.objectives.tokens import TokenStats
 
-ROLLOUT = ("tokens", "group_size", "old_entropy", "old_log_pmax")
+GIVEN = (
+    *("tokens", "group_size", "old_entropy", "old_log_pmax"),
+    *("old_logp", "advantages", "ref_logp", "beta"),
+)
+"""What `prepare_batch` reads of a mini-batch beside its statistics and its mask."""
 
 
 class Batch(NamedTuple):
@@ -48,10 +52,10 @@ class Batch(NamedTuple):
         }
 
 
-def row_and_rollout(method: str | Method, rest: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
-    """A row with its options, and what `shape_tokens` reads of the rollout; `rest` holds both."""
-    rollout = {name: rest.pop(name) for name in ROLLOUT if name in rest}
-    return get_method(method, **rest), rollout
+def row_and_batch(method: str | Method, rest: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
+    """A row with its options, and what is `GIVEN` of a mini-batch; `rest` holds both."""
+    given = {name: rest.pop(name) for name in GIVEN if name in rest}
+    return get_method(method, **rest), given
 
 
 def require_columns(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.batch import Batch, prepare_batch, row_and_rollout
+from acpo.objectives.batch import Batch, prepare_batch, row_and_batch
 from acpo.objectives.loss import aggregation_weights, batch_objective, token_coefficients
 from acpo.objectives.method import Method
 from acpo.objectives.tokens import likeliest, mean_top_logp, scaled_log_probs, stats_from_logits
@@ -67,14 +67,10 @@ def _dense_batch(
     tokens: Tensor,
     mask: Tensor,
     temperature: float,
-    old_logp: Tensor,
-    advantages: Tensor,
-    beta: float,
-    ref_logp: Tensor | None = None,
     **rest: Any,
 ) -> tuple[Batch, Tensor, Tensor]:
     """The mini-batch as the row reads it; logits and tokens, made harmless where masked."""
-    row, rollout = row_and_rollout(method, rest)
+    row, given = row_and_batch(method, rest)
     _check(logits, tokens, mask)
     logits = torch.where(mask.bool()[..., None], logits, 0.0)
     tokens = torch.where(mask.bool(), tokens, 0)
@@ -88,18 +84,7 @@ def _dense_batch(
     if row.candidates:
         log_probs = scaled_log_probs(logits, temperature)
         top_logp = mean_top_logp(log_probs, row.candidates, tokens)
-    batch = prepare_batch(
-        row,
-        stats=stats,
-        old_logp=old_logp,
-        advantages=advantages,
-        mask=mask,
-        tokens=tokens,
-        ref_logp=ref_logp,
-        beta=beta,
-        top_logp=top_logp,
-        **rollout,
-    )
+    batch = prepare_batch(row, stats=stats, mask=mask, tokens=tokens, top_logp=top_logp, **given)
     return batch, logits, tokens
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch, row_and_rollout
+from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch, row_and_batch
 from acpo.objectives.credit import Credit, credit_multipliers
 from acpo.objectives.gates import GATES, Gated, GateInputs, SequenceMean
 from acpo.objectives.method import Method
@@ -189,7 +189,7 @@ def token_objective(
         **rest: what `shape_tokens` takes of the rollout (`tokens`, `group_size`, `old_entropy`,
             `old_log_pmax`), where the row needs it, and the row's options, e.g. `tau_pos`.
     """
-    row, rollout = row_and_rollout(method, rest)
+    row, rollout = row_and_batch(method, rest)
     batch = prepare_batch(
         row,
         stats=stats,
