@@ -172,10 +172,6 @@ class PackedUpdate:
             ),
             self.ranks,
         )
-        maximum = None
-        if method.options.get("entropy_norm") == "batch_max":
-            assert stats is not None
-            maximum = entropy_maximum(method, stats.entropy, batch.mask, self.ranks)
         return TokenTerms(
             tokens,
             self._corrected(shaped.advantages, batch, stats, before),
@@ -184,7 +180,7 @@ class PackedUpdate:
             old_logp=old_logp,
             temperature=settings.temperature,
             sequence_ids=torch.arange(len(batch), device=batch.device)[:, None].expand_as(tokens),
-            entropy_max=maximum,
+            entropy_max=stats and entropy_maximum(method, stats.entropy, batch.mask, self.ranks),
             ref_logp=batch.columns.get("ref_logp") if settings.beta else None,
             beta=settings.beta,
             corrects_kl=settings.corrects_kl,
