@@ -1257,40 +1257,34 @@ SHARE = r"([\d.]+)% of ([\d,]+)"
 SIGNS = ("ē", r"2 \+ ē", r"2 \+ δ")
 
 
-@claim("docs/diagnose.md", "results/diagnose/smollm2-after/gradients.md")
-def smollm2(text):
-    shannon, offset, surrogate = re.findall(rf"reverses {SHARE} aligned", text)
-    return [f"{float(shannon[0]):.1f}% / {rounded(offset[0])}% / 0 of {surrogate[1]}"]
-
-
 def once_rounded(share, count):
     """A page's share of a count with one digit, from the number it stands for."""
     count = int(count.replace(",", ""))
     return f"{100 * round(float(share) / 100 * count) / count:.1f}%"
 
 
-def rounded(share):
-    """One digit less, half upwards, as people do."""
-    return f"{int(float(share) * 10 + 0.5) / 10:.1f}"
-
-
-@claim("docs/diagnose.md", "results/diagnose/smollm2-after/mismatch.md")
-def smollm2_routed(text):
-    share, count = re.search(rf"Unrouted, non-positive branch: {SHARE}", text).groups()
-    return [f"{float(share):.1f}% / 0 of {count}"]
-
-
 @claim("docs/diagnose.md", "results/diagnose/quickstart.json")
 def before_and_after(_):
-    rows = zip(measures("before"), measures("after"), strict=True)
+    rows = zip(measures("quickstart-before"), measures("quickstart-after"), strict=True)
     return [f"| {before} | {after} |" for before, after in rows]
 
 
-def measures(when):
-    """What is measured of the quickstart model before or after training, row by row."""
+@claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
+def real_geometry(_):
+    folders = [f"qwen2.5-0.5b-{task}" for task in ("gsm8k", "math500")]
+    sources = [load(f"results/diagnose/{name}/alignment.md") for name in folders]
+    tokens = [re.search(r"completions, ([\d,]+) tokens", text)[1] for text in sources]
+    rows = [*map(measures, folders)]
+    return [f"| tokens | {' | '.join(tokens)} |"] + [
+        f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)
+    ]
+
+
+def measures(name):
+    """What is measured of a folder of analyses, row by row."""
 
     def find(page, *patterns):
-        text = load(f"results/diagnose/quickstart-{when}/{page}.md").replace("\\", "")
+        text = load(f"results/diagnose/{name}/{page}.md").replace("\\", "")
         return [value for pattern in patterns for value in re.search(pattern, text).groups()]
 
     mode, low, high = find("alignment", r"\| ≤ 1e-6 \| (\S+%) \[(\S+%), (\S+%)\] \|")
