@@ -8,25 +8,27 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import nullcontext
 
 import pytest
 
 from acpo.errors import ACPOError
+from acpo.linefile import Closing
 from acpo.verify import MathPool, Outcome, Verdict
-from acpo.verify.pool import Pool, PoolClosedError, Stateless
+from acpo.verify.pool import Pool, PoolClosedError
 from acpo.verify.proctree import children, descendants
 
 SLOW = ("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")
 
 
-class Counting:
+class Counting(Closing):
     """A worker that records how many jobs run at once."""
 
     running = 0
     most = 0
     lock = threading.Lock()
 
-    def run(self, job):
+    def __call__(self, job):
         with Counting.lock:
             Counting.running += 1
             Counting.most = max(Counting.most, Counting.running)
@@ -53,9 +55,9 @@ def test_submit_blocks_when_the_queue_is_full():
     gate = threading.Event()
 
     class Waiting(Counting):
-        def run(self, job):
+        def __call__(self, job):
             gate.wait(10)
-            return super().run(job)
+            return super().__call__(job)
 
     submitted = []
     with Pool(Waiting, 1) as pool:
@@ -220,7 +222,7 @@ def test_a_thread_that_waits_holds_no_job():
     """Rows of code problems may be large, and a machine have many threads."""
     job = threading.Event()
     kept = weakref.ref(job)
-    with Pool(lambda: Stateless(lambda job: Verdict(Outcome.CORRECT)), 2) as made:
+    with Pool(lambda: nullcontext(lambda job: Verdict(Outcome.CORRECT)), 2) as made:
         assert made.submit(job).result().correct
         del job
         deadline = time.monotonic() + 10

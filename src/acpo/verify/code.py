@@ -1,14 +1,14 @@
 """Code completions to verdicts: a backend runs them, this side compares."""
 
-import functools
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from acpo.verify.compare import matches
 from acpo.verify.extract import defines, extract_code
-from acpo.verify.pool import Pool, Stateless, once_per_process
+from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.problem import CodeProblem, ProblemError, read_problem
 from acpo.verify.rewrite import Case
 from acpo.verify.sandbox import Execution, ProgramRun, Reply, sandbox
@@ -48,8 +48,12 @@ class CodePool(Pool[CodeJob]):
     """
 
     def __init__(self, workers: int | None = None, backend: CodeBackend | None = None) -> None:
-        worker = Stateless(functools.partial(_judge_job, backend or sandbox(), _ReadOnce()))
-        super().__init__(lambda: worker, workers)
+        place, read = backend or sandbox(), _ReadOnce()
+
+        def judge(job: CodeJob) -> Verdict:
+            return judge_code(*job, place, read)
+
+        super().__init__(lambda: nullcontext(judge), workers)
 
     def job(self, text: str, reference: AnyProblem) -> CodeJob:
         return text, reference
@@ -73,10 +77,6 @@ class _ReadOnce:
                 self._read = row, read_problem(row)
             problem: CodeProblem = self._read[1]
             return problem
-
-
-def _judge_job(backend: CodeBackend, read: _ReadOnce, job: CodeJob) -> Verdict:
-    return judge_code(*job, backend, read)
 
 
 shared_pool = once_per_process(CodePool)

@@ -5,12 +5,13 @@ computation itself, it would be its own answer, and training finds that out.
 """
 
 import re
+from contextlib import nullcontext
 from fractions import Fraction
 
 from acpo.verify.evaluate import exact_value
 from acpo.verify.extract import extract_answer, extract_gold
 from acpo.verify.normalise import normalise, oversized
-from acpo.verify.pool import Pool, Stateless, once_per_process
+from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.verdict import Outcome, Verdict
 
 _NUMBER = re.compile(r"([+-]?) ?(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})", re.ASCII)
@@ -61,7 +62,7 @@ class DigitsPool(Pool[Verdict]):
     """`verify_digits` as a pool: it decides at once, and its thread waits to be closed."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: Stateless(lambda verdict: verdict), 1)
+        super().__init__(lambda: nullcontext(lambda verdict: verdict), 1)
 
     def job(self, text: str, reference: str) -> Verdict:
         return verify_digits(text, reference)

@@ -112,11 +112,11 @@ def _read(answer: str, clean_gold: str) -> str:
 class _MathWorker(WorkerProcess):
     """A worker that compares answers."""
 
-    def run(self, job: MathJob) -> Verdict:
-        verdict = super().run(job)
+    def __call__(self, job: MathJob) -> Verdict:
+        verdict = super().__call__(job)
         if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
             # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
-            probe = super().run(MathJob("0", job.gold))
+            probe = super().__call__(MathJob("0", job.gold))
             if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
                 detail = f"the gold answer itself: {probe.detail}"
                 return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)

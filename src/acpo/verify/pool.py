@@ -8,13 +8,13 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
 from acpo.verify.verdict import Verdict
 
-Job = TypeVar("Job", contravariant=True)
 AnyJob = TypeVar("AnyJob")
 Made = TypeVar("Made", bound=Closing)
 
@@ -34,24 +34,6 @@ class PoolClosedError(ACPOError):
     """A job was handed to a pool that is closed."""
 
 
-class Worker(Protocol[Job]):
-    """What does the jobs of one pool thread, one at a time."""
-
-    def run(self, job: Job) -> Verdict: ...
-
-    def close(self) -> None: ...
-
-
-class Stateless:
-    """A worker that is a function."""
-
-    def __init__(self, run: Callable[[Any], Verdict]) -> None:
-        self.run = run
-
-    def close(self) -> None:
-        """Nothing outlives a job."""
-
-
 def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
     """`make`, called once per process (a fork is another) and closed at its end."""
 
@@ -65,18 +47,20 @@ def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
 
 
 class Pool(Closing, Generic[AnyJob]):
-    """Threads that each own one `Worker` and take jobs from one bounded queue.
+    """Threads that each own one worker and take jobs from one bounded queue.
 
     The time limit of a job starts when its worker takes it: waiting is never billed. When
     `4 * workers` jobs wait, `submit` blocks, so a producer cannot outrun the workers.
 
     Args:
-        make_worker: Makes what does the jobs of one thread.
+        make_worker: Makes the context in which one thread has a function that does its jobs.
         workers: Threads; None for one per CPU core.
     """
 
     def __init__(
-        self, make_worker: Callable[[], Worker[AnyJob]], workers: int | None = None
+        self,
+        make_worker: Callable[[], AbstractContextManager[Callable[[AnyJob], Verdict]]],
+        workers: int | None = None,
     ) -> None:
         workers = available_cores() if workers is None else workers
         if workers < 1:
@@ -159,14 +143,11 @@ class Pool(Closing, Generic[AnyJob]):
                 item[0].cancel()
 
     def _serve(self) -> None:
-        worker = self._make_worker()
-        try:
-            while self._serve_one(worker):
+        with self._make_worker() as run:
+            while self._serve_one(run):
                 pass
-        finally:
-            worker.close()
 
-    def _serve_one(self, worker: Worker[AnyJob]) -> bool:
+    def _serve_one(self, run: Callable[[AnyJob], Verdict]) -> bool:
         """Whether there was a job. It is let go with this call: a thread that waits holds none."""
         item = self._queue.get()
         if item is None:
@@ -174,7 +155,7 @@ class Pool(Closing, Generic[AnyJob]):
         future, job = item
         if future.set_running_or_notify_cancel():
             try:
-                future.set_result(worker.run(job))
+                future.set_result(run(job))
             except BaseException as error:  # handed to whoever asked for the verdict
                 future.set_exception(error)
         return True

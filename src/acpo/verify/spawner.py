@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.linefile import Closing
 from acpo.verify.pool import AnyJob, Pool
 from acpo.verify.verdict import Outcome, Verdict
 
@@ -125,7 +126,7 @@ def _receive(channel: socket.socket) -> dict[str, Any] | None:
     return None
 
 
-class WorkerProcess:
+class WorkerProcess(Closing):
     """One worker process, replaced whenever it dies."""
 
     def __init__(self, spawner: Spawner, cpu_seconds: float) -> None:
@@ -136,7 +137,7 @@ class WorkerProcess:
         with contextlib.suppress(SpawnError):  # the first job asks again, and reports it
             self._connected()
 
-    def run(self, job: Any) -> Verdict:
+    def __call__(self, job: Any) -> Verdict:
         """The worker's verdict on a job, a named tuple, or what became of the worker."""
         line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
         for is_last in (False, True):
