@@ -55,8 +55,7 @@ class GraderPool(ProcessPool[GradeJob]):
     """A grader in processes that can be killed; each finds it again under `task.reference`."""
 
     def __init__(self, task: Task, workers: int | None = None) -> None:
-        place = (task.reference, str(Path.cwd()))
-        server = Spawner(_MEMORY_BYTES, "acpo.tasks.graderworker", place)
+        server = Spawner("acpo.tasks.graderworker", _MEMORY_BYTES, task.reference, Path.cwd())
         super().__init__(WorkerProcess, server, task.cpu_seconds, workers)
 
     def job(self, text: str, reference: Row) -> GradeJob:

@@ -37,7 +37,8 @@ class MathPool(ProcessPool[MathJob]):
     """
 
     def __init__(self, workers: int | None = None, *, cpu_seconds: float = 2.0) -> None:
-        super().__init__(_MathWorker, Spawner(_MEMORY_BYTES), cpu_seconds, workers)
+        server = Spawner("acpo.verify.mathworker", _MEMORY_BYTES)
+        super().__init__(_MathWorker, server, cpu_seconds, workers)
 
     def job(self, text: str, reference: str) -> MathJob | Verdict:
         return decide_without_algebra(text, reference)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -31,14 +30,8 @@ class SpawnError(OSError):
 class Spawner:
     """One server process, of `module`, that forks workers. Safe to use from several threads."""
 
-    def __init__(
-        self,
-        memory_bytes: int,
-        module: str = "acpo.verify.mathworker",
-        arguments: Sequence[str] = (),
-    ) -> None:
-        self._memory_bytes = memory_bytes
-        self._module, self._arguments = module, arguments
+    def __init__(self, module: str, *arguments: object) -> None:
+        self._module, self._arguments = module, [str(argument) for argument in arguments]
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -81,9 +74,8 @@ class Spawner:
         self._stop()
         ours, theirs = socket.socketpair()
         with theirs:
-            arguments = [str(theirs.fileno()), str(self._memory_bytes), *self._arguments]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module, *arguments],
+                [sys.executable, "-m", self._module, str(theirs.fileno()), *self._arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
