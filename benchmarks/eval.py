@@ -201,7 +201,7 @@ def measure_decoder(repeats: int) -> dict:
 
     def ours() -> list[int]:
         decoder = Decoder(model, sampling, ends=frozenset({1}), batch_size=batch_size)
-        return [len(done.tokens) for done in decoder.run(jobs)]
+        return [len(done.tokens) - (done.tokens[-1] == 1) for done in decoder.run(jobs)]
 
     def naive() -> list[int]:
         lengths = []

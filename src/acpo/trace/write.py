@@ -148,13 +148,13 @@ def _sampled(
         for sample in range(options.group)
     ]
     found: dict[tuple[int, int], SampledCompletion] = {}
-    for key, tokens, finish, _, end in decoder.run(jobs):
+    for key, tokens, finish, _ in decoder.run(jobs):
         question = questions[key[0]]
         found[key] = SampledCompletion(
             prompt_id=question.name,
             sample=key[1],
             prompt_ids=question.prompt_ids,
-            completion_ids=tokens if end is None else [*tokens, end],
+            completion_ids=tokens,
             truncated=finish == "length",
             answer=question.answer,
         )

@@ -34,13 +34,12 @@ class Job(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A continued prompt: its new tokens, the one that ended it apart, and why it ended."""
+    """A continued prompt: its new tokens, the one that ended it included, and why it ended."""
 
     key: Any
     tokens: list[int]
     finish: str
     seconds: float
-    end: int | None
 
 
 @dataclass
@@ -214,10 +213,8 @@ class Decoder:
 
     def _give(self, row: _Row) -> Finished:
         row.given = True  # the row itself may have to stay a while
-        end = row.tokens[-1] if row.tokens[-1] in self._ends else None
-        tokens = row.tokens if end is None else row.tokens[:-1]
         seconds = time.perf_counter() - row.start
-        return Finished(row.job.key, tokens, row.finish or "", seconds, end)
+        return Finished(row.job.key, row.tokens, row.finish or "", seconds)
 
     def _join(self, cache: Any, mask: torch.Tensor) -> None:
         """Add sequences to the batch, all padded to the longest."""

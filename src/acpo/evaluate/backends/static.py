@@ -33,10 +33,9 @@ class StaticDecoder:
 
         try:
             for place, tokens, _ in self._sampler.stream([job.tokens for job in jobs], uniforms):
-                end = tokens[-1] if tokens[-1] in self._ends else None
-                said, finish = (tokens, "length") if end is None else (tokens[:-1], "stop")
+                finish = "stop" if tokens[-1] in self._ends else "length"
                 seconds = time.perf_counter() - began[place]
-                yield Finished(jobs[place].key, said, finish, seconds, end)
+                yield Finished(jobs[place].key, tokens, finish, seconds)
         except NonFiniteError as error:
             raise SamplingError(str(error)) from error
 

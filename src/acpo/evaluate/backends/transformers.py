@@ -42,19 +42,20 @@ class TransformersBackend:
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
         prompts = self.checkpoint.prompts(requests)
         model = self.load()
+        ends = end_tokens(model, self.checkpoint.tokenizer)
         decoder = make_decoder(
             model,
             self._sampling,
-            ends=end_tokens(model, self.checkpoint.tokenizer),
+            ends=ends,
             batch_size=self._batch_size,
             longest=max(map(len, prompts.values()), default=1),
             says=self._says,
         )
         jobs = [Job(entry.key, prompts[entry.prompt], entry.seed) for entry in requests]
-        for key, tokens, finish, seconds, end in decoder.run(jobs):
-            text = self._sampling.before_stop(self._says(tokens))
-            ids = tokens if end is None else [*tokens, end]
-            yield Completion(key, text, len(tokens), finish, seconds, ids)
+        for key, ids, finish, seconds in decoder.run(jobs):
+            said = ids[:-1] if ids[-1] in ends else ids  # the token that ended it is no text
+            text = self._sampling.before_stop(self._says(said))
+            yield Completion(key, text, len(said), finish, seconds, ids)
 
     def load(self) -> Any:
         """The weights, in evaluation mode."""
