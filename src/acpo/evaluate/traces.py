@@ -3,7 +3,6 @@
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +75,39 @@ def _groups(
 ) -> Iterator[tuple[list[SampledCompletion], int]]:
     """Each benchmark's completions, and how many a question has."""
     names = _prompt_ids(runs)
-    for benchmark, (_, found) in runs.items():
-        golds = {question: answers.get((benchmark, question)) for question, _ in found}
-        rollouts, group = _rollouts(found, source, golds)
-        yield [replace(r, prompt_id=names[benchmark, r.prompt_id]) for r in rollouts], group
+    for benchmark, (_, samples) in runs.items():
+        questions: dict[str, list[int]] = defaultdict(list)
+        for question, number in samples:
+            questions[question].append(number)
+        group = min(map(len, questions.values()))
+        if len(samples) > group * len(questions):
+            warnings.warn(
+                f"{len(samples) - group * len(questions)} of {len(samples)} samples are left out: "
+                f"a question has {group} only, and groups must be equal. Run the evaluation to its "
+                "end",
+                ACPOWarning,
+                stacklevel=2,
+            )
+        rollouts = []
+        for question, numbers in questions.items():
+            prompt = source.checkpoint.tokens(samples[question, numbers[0]]["prompt"])
+            answer = answers.get((benchmark, question))
+            for number in sorted(numbers)[:group]:
+                sample = samples[question, number]
+                verdict = sample.get("verdict")
+                rollouts.append(
+                    SampledCompletion(
+                        prompt_id=names[benchmark, question],
+                        sample=number,
+                        prompt_ids=prompt,
+                        completion_ids=sample["ids"],
+                        truncated=sample["finish"] == "length",
+                        answer=None if answer is None else str(answer),
+                        reward=None if verdict is None else Verdict(Outcome(verdict)).reward(),
+                        verdict=verdict,
+                    )
+                )
+        yield rollouts, group
 
 
 def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
@@ -172,38 +200,3 @@ def _refuse_other_words(
 def _core(text: str) -> str:
     """Without what decoders differ in: outer spaces, and bytes that are no characters."""
     return text.replace("\N{REPLACEMENT CHARACTER}", "").strip()
-
-
-def _rollouts(
-    samples: Samples, source: TransformersBackend, answers: Mapping[str, Any]
-) -> tuple[list[SampledCompletion], int]:
-    questions: dict[str, list[int]] = defaultdict(list)
-    for question, number in samples:
-        questions[question].append(number)
-    group = min(map(len, questions.values()))
-    if len(samples) > group * len(questions):
-        warnings.warn(
-            f"{len(samples) - group * len(questions)} of {len(samples)} samples are left out: a "
-            f"question has {group} only, and groups must be equal. Run the evaluation to its end",
-            ACPOWarning,
-            stacklevel=3,
-        )
-    rollouts = []
-    for question, numbers in questions.items():
-        prompt = source.checkpoint.tokens(samples[question, numbers[0]]["prompt"])
-        for number in sorted(numbers)[:group]:
-            sample = samples[question, number]
-            verdict, answer = sample.get("verdict"), answers.get(question)
-            rollouts.append(
-                SampledCompletion(
-                    prompt_id=question,
-                    sample=number,
-                    prompt_ids=prompt,
-                    completion_ids=sample["ids"],
-                    truncated=sample["finish"] == "length",
-                    answer=None if answer is None else str(answer),
-                    reward=None if verdict is None else Verdict(Outcome(verdict)).reward(),
-                    verdict=verdict,
-                )
-            )
-    return rollouts, group
