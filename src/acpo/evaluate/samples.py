@@ -89,20 +89,18 @@ class SampleFile(Closing):
 def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
     """The settings and the samples of a file that is left as it is."""
     try:
-        text = path.read_bytes()
+        return _parse(path, path.read_bytes())
     except OSError as error:
         raise SamplesError(f"{path}: {error}") from error
-    return _parse(path, text[: text.rfind(b"\n") + 1])
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings of a file that is left as it is, without its samples."""
     try:
         with path.open("rb") as file:
-            first = file.readline()
+            return _parse(path, file.readline())[0]
     except OSError as error:
         raise SamplesError(f"{path}: {error}") from error
-    return _parse(path, first if first.endswith(b"\n") else b"")[0]
 
 
 def require_one_model(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -129,7 +127,7 @@ def first_difference(
 
 
 def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:
-    """Settings and samples of whole lines."""
+    """Settings and samples of the whole lines: what follows the last is half of one."""
     header: Any = None
     samples: dict[Key, dict[str, Any]] = {}
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
