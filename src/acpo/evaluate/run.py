@@ -3,10 +3,11 @@
 import hashlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,6 @@ class Plan:
     @property
     def name(self) -> str:
         return self.task.name
-
-    def wanted(self) -> Iterator[tuple[Question, Key]]:
-        for question in self.questions:
-            for index in range(self.k):
-                yield question, (question.id, index)
 
 
 def plan(benchmark: Questions, k: int | None = None, limit: int | None = None) -> Plan:
@@ -168,7 +164,8 @@ class _Run:
         unjudged = []
         for name, wanted in self._plans.items():
             file = self._files[name]
-            for question, key in wanted.wanted():
+            for question, index in product(wanted.questions, range(wanted.k)):
+                key = question.id, index
                 if key not in file.samples or "completion" not in file.samples[key]:
                     own_seed = sample_seed(seed, name, key)
                     requests.append(Request((name, question, key), question.prompt, own_seed))
