@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
@@ -44,22 +44,15 @@ def as_verdict(value: Any) -> Verdict:
     raise ACPOError(f"a grader returned {value!r}; return True, False, a score or a Verdict")
 
 
-class GradeJob(NamedTuple):
-    """A completion and the row of its problem."""
-
-    completion: str
-    row: Row
-
-
-class GraderPool(ProcessPool[GradeJob]):
+class GraderPool(ProcessPool[dict[str, Any]]):
     """A grader in processes that can be killed; each finds it again under `task.reference`."""
 
     def __init__(self, task: Task, workers: int | None = None) -> None:
         server = Spawner("acpo.tasks.graderworker", _MEMORY_BYTES, task.reference, Path.cwd())
         super().__init__(WorkerProcess, server, task.cpu_seconds, workers)
 
-    def job(self, text: str, reference: Row) -> GradeJob:
-        return GradeJob(text, reference)
+    def job(self, text: str, reference: Row) -> dict[str, Any]:
+        return {"completion": text, "row": reference}
 
 
 class InProcess(Closing):

@@ -114,10 +114,10 @@ class _MathWorker(WorkerProcess):
     """A worker that compares answers."""
 
     def __call__(self, job: MathJob) -> Verdict:
-        verdict = super().__call__(job)
+        verdict = super().__call__(job._asdict())
         if verdict.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
             # The gold may be what is too hard: it is, if a trivial answer fails in the same way.
-            probe = super().__call__(MathJob("0", job.gold))
+            probe = super().__call__({"answer": "0", "gold": job.gold})
             if probe.outcome in (Outcome.TIMEOUT, Outcome.LIMIT):
                 detail = f"the gold answer itself: {probe.detail}"
                 return Verdict(Outcome.UNPARSEABLE_GOLD, detail, verdict.seconds)

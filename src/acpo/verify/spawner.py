@@ -130,8 +130,8 @@ class WorkerProcess(Closing):
             self._connected()
 
     def __call__(self, job: Any) -> Verdict:
-        """The worker's verdict on a job, a named tuple, or what became of the worker."""
-        line = json.dumps({**job._asdict(), "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
+        """The worker's verdict on a job, a dictionary, or what became of the worker."""
+        line = json.dumps({**job, "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
         for is_last in (False, True):
             try:
                 channel = self._connected()
