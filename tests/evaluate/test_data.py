@@ -12,7 +12,7 @@ from acpo.evaluate.command import K
 from acpo.tasks import BENCHMARKS, PAPER, TASKS, Columns, get_task
 from acpo.tasks.problems import canonical
 from acpo.tasks.questions import load_questions
-from acpo.tasks.sources import DataError, read_pinned
+from acpo.tasks.sources import read_pinned
 from acpo.tasks.task import CODE, Pinned, Task
 from evaluate.runs import acpo, sums
 
@@ -45,7 +45,7 @@ def test_other_questions_are_refused(shared_data, tmp_path, change):
         rows.pop()
     path = tmp_path / "aime24.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"aime24: (checksum|29 rows)"):
+    with pytest.raises(ACPOError, match=r"aime24: (checksum|29 rows)"):
         load_questions("aime24", tmp_path)
     assert len(load_questions(str(path)).questions) == len(rows), "as one's own file it is fine"
 
@@ -117,12 +117,12 @@ def test_a_published_file_is_a_list_or_lines(tmp_path, monkeypatch, text, rows):
 def test_without_a_network_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Pinned, "url", "http://127.0.0.1:9/absent")
-    with pytest.raises(DataError, match=r"put aime24.jsonl into a folder .* --data-dir"):
+    with pytest.raises(ACPOError, match=r"put aime24.jsonl into a folder .* --data-dir"):
         load_questions("aime24")
 
 
 def test_missing_file_in_the_data_folder(tmp_path):
-    with pytest.raises(DataError, match=r"no math500.jsonl"):
+    with pytest.raises(ACPOError, match=r"no math500.jsonl"):
         load_questions("math500", tmp_path)
 
 
@@ -149,7 +149,7 @@ def test_own_code_file_is_known_by_its_fields(tmp_path):
 def test_equal_ids_are_refused(tmp_path):
     path = tmp_path / "mine.jsonl"
     path.write_text('{"id": 1, "problem": "a", "answer": "1"}\n' * 2)
-    with pytest.raises(DataError, match="two rows have id='1'"):
+    with pytest.raises(ACPOError, match="two rows have id='1'"):
         load_questions(str(path))
 
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from acpo.evaluate.samples import SampleFile, SamplesError, read_samples
+from acpo.errors import ACPOError
+from acpo.evaluate.samples import SampleFile, read_samples
 
 SETTINGS = {"model": "m", "temperature": 1.0, "stop": ("a",)}
 
@@ -40,7 +41,7 @@ def test_changed_setting_is_refused_by_name(tmp_path, key, value):
     path = tmp_path / "s.jsonl"
     fill(path)
     before = path.read_bytes()
-    with pytest.raises(SamplesError, match=rf"{key}=.*this run has {key}="):
+    with pytest.raises(ACPOError, match=rf"{key}=.*this run has {key}="):
         SampleFile(path, {**SETTINGS, key: value})
     assert path.read_bytes() == before
 
@@ -63,7 +64,7 @@ def test_a_line_that_is_no_sample_is_named(tmp_path):
     fill(path)
     text = path.read_bytes().split(b"\n")
     path.write_bytes(b"\n".join([*text[:2], b"garbage", *text[2:]]))
-    with pytest.raises(SamplesError, match=r"s.jsonl:3: not a line of samples"):
+    with pytest.raises(ACPOError, match=r"s.jsonl:3: not a line of samples"):
         SampleFile(path, SETTINGS)
 
 
@@ -71,14 +72,14 @@ def test_another_file_is_not_taken_for_samples(tmp_path):
     path = tmp_path / "s.jsonl"
     for text in ('{"problem": "1+1"}', '{"problem": "1+1"}\n{"pro', "[]\n"):
         path.write_text(text)
-        with pytest.raises(SamplesError, match=r"not a (file|line) of samples"):
+        with pytest.raises(ACPOError, match=r"not a (file|line) of samples"):
             SampleFile(path, SETTINGS)
         assert path.read_text() == text
 
 
 def test_two_writers_are_refused(tmp_path):
     path = tmp_path / "s.jsonl"
-    with SampleFile(path, SETTINGS), pytest.raises(SamplesError, match="another process"):
+    with SampleFile(path, SETTINGS), pytest.raises(ACPOError, match="another process"):
         SampleFile(path, SETTINGS)
 
 

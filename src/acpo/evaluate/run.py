@@ -89,7 +89,7 @@ def run(
 
     Raises:
         SamplingError: The backend gave up. What had come is kept, and verified.
-        SamplesError: Files in `output` were made with other settings, or by another model.
+        ACPOError: Files in `output` were made with other settings, or by another model.
     """
     settings = {wanted.name: run_settings(wanted, backend, sampling, seed) for wanted in plans}
     others = [path for path in sorted(output.glob("*.jsonl")) if path.stem not in settings]

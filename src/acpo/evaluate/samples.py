@@ -21,10 +21,6 @@ _ANSWERER = ("model", "revision", "base_url", "served")
 """Settings that say who answered."""
 
 
-class SamplesError(ACPOError):
-    """A file of samples that cannot be read, or belongs to another run."""
-
-
 class SampleFile(Closing):
     """The samples of one benchmark, on disk and in memory.
 
@@ -34,7 +30,7 @@ class SampleFile(Closing):
             same; one without begins anew.
 
     Raises:
-        SamplesError: The settings differ (the key is named), another process writes to the file,
+        ACPOError: The settings differ (the key is named), another process writes to the file,
             or a line in the middle of it is not JSON.
     """
 
@@ -43,7 +39,7 @@ class SampleFile(Closing):
         self.settings = json.loads(json.dumps(settings))
         self.samples: dict[Key, dict[str, Any]] = {}
         self._lock = threading.Lock()
-        self._lines = LineFile(path, error=SamplesError)
+        self._lines = LineFile(path, error=ACPOError)
         try:
             self._load()
         except BaseException:
@@ -91,7 +87,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]
     try:
         return _parse(path, path.read_bytes())
     except OSError as error:
-        raise SamplesError(f"{path}: {error}") from error
+        raise ACPOError(f"{path}: {error}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -100,14 +96,14 @@ def read_settings(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return _parse(path, file.readline())[0]
     except OSError as error:
-        raise SamplesError(f"{path}: {error}") from error
+        raise ACPOError(f"{path}: {error}") from error
 
 
 def require_one_model(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a folder whose benchmarks were answered by different models: it has one average."""
     if differs := first_difference(settings, _ANSWERER):
         first, run, name = differs
-        raise SamplesError(
+        raise ACPOError(
             f"{folder}: {first} has {name}={settings[first].get(name)!r}, {run} has "
             f"{name}={settings[run].get(name)!r}, and a folder has one model and one average: keep "
             "each model in a folder of its own (--output)"
@@ -140,14 +136,14 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
             if not (type(key[0]) is str and type(key[1]) is int):
                 raise ValueError("question must be text and sample a number")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise SamplesError(
+            raise ACPOError(
                 f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
                 "--output"
             ) from error
         samples.setdefault(key, {}).update(row)
     known = isinstance(header, dict) and header.get("format") == FORMAT
     if not known or not isinstance(header.get("settings"), dict):
-        raise SamplesError(
+        raise ACPOError(
             f"{path}: not a file of samples of format {FORMAT}: remove it or use another --output"
         )
     return header["settings"], samples
@@ -160,7 +156,7 @@ def _line(key: Key, fields: dict[str, Any]) -> bytes:
 def _require_equal(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
     for name in sorted(old.keys() | new.keys()):
         if old.get(name) != new.get(name):
-            raise SamplesError(
+            raise ACPOError(
                 f"{path} was made with {name}={old.get(name)!r}, this run has "
                 f"{name}={new.get(name)!r}: samples of both do not mix. Restore {name}, or use "
                 "another --output"

@@ -9,7 +9,7 @@ from pathlib import Path
 from acpo.errors import ACPOError
 from acpo.tasks.problems import canonical, endless_problems, find_layout
 from acpo.tasks.registry import get_task
-from acpo.tasks.sources import DataError, mappings, read_kept, read_pinned, read_rows
+from acpo.tasks.sources import mappings, read_kept, read_pinned, read_rows
 from acpo.tasks.task import CODE, Pinned, Row, Task
 from acpo.tasks.templates import fill, get_template
 
@@ -54,7 +54,7 @@ def load_questions(
         return _endless(task, limit or ENDLESS_QUESTIONS)
     loaded = _build(task, _rows(task, data_dir))
     if check and (problem := undeclared(loaded)):
-        raise DataError(problem)
+        raise ACPOError(problem)
     return loaded
 
 
@@ -94,7 +94,7 @@ def _rows(task: Task, data_dir: Path | None) -> list[Row]:
     if (source is None or on_hub) and data_dir is not None:
         return read_kept(task.name, data_dir)
     if source is None or on_hub:
-        raise DataError(_no_questions(task))
+        raise ACPOError(_no_questions(task))
     if not isinstance(source, str):
         assert not callable(source)
         return mappings(source, f"task={task.reference!r}")
@@ -114,7 +114,7 @@ def _no_questions(task: Task) -> str:
 def _build(task: Task, rows: list[Row]) -> Questions:
     where = task.reference
     if not rows:
-        raise DataError(f"{where}: no rows")
+        raise ACPOError(f"{where}: no rows")
     pinned = task.test if isinstance(task.test, Pinned) else None
     layout = find_layout(rows, task.columns, source=where, needed=task.needs_gold)
     if pinned and task.grader == CODE:
@@ -129,15 +129,15 @@ def _build(task: Task, rows: list[Row]) -> Questions:
         )
         for name in ("problem", "answer") if task.needs_gold else ():
             if not clean[name]:
-                raise DataError(f"{here}: {name!r} is empty; remove the row")
+                raise ACPOError(f"{here}: {name!r} is empty; remove the row")
         try:
             prompt = fill(template, clean)
         except ACPOError as error:
-            raise DataError(f"{here}: {error}") from None
+            raise ACPOError(f"{here}: {error}") from None
         # Sources differ in their ids, not in their order.
         name = f"{task.name}-{number}" if pinned else _id(row) or str(number)
         if name in seen:
-            raise DataError(f"{where}: two rows have id={name!r}: make ids unique or omit them")
+            raise ACPOError(f"{where}: two rows have id={name!r}: make ids unique or omit them")
         seen.add(name)
         questions.append(Question(name, prompt, clean))
     return Questions(task, tuple(questions), checksum(task, [one.row for one in questions]))

@@ -19,7 +19,7 @@ from acpo.jsonl import read_jsonl
 from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
 from acpo.tasks.gym import gym_task
-from acpo.tasks.sources import FORMATS, DataError, is_file, read_rows
+from acpo.tasks.sources import FORMATS, is_file, read_rows
 from acpo.tasks.task import CODE, DIGITS, USUAL, Columns, Pinned, Task
 from acpo.verify.problem import ProblemError, is_code, read_problem
 from acpo.yamlfile import YamlFile
@@ -140,7 +140,7 @@ def _unknown(name: str) -> str:
 def _own_file(path: Path) -> Task:
     """A data file as a task: code, where its rows are code problems, else math."""
     if not path.is_file():
-        raise DataError(f"benchmark {str(path)!r}: no such file")
+        raise ACPOError(f"benchmark {str(path)!r}: no such file")
     row = dict(read_rows(str(path))[0])
     name = re.sub(r"[^\w.-]+", "_", path.stem)
     own = Task(problems=str(path), name=name, title=path.stem)

@@ -18,10 +18,6 @@ FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 _DOWNLOAD_SECONDS = 60.0
 
 
-class DataError(ACPOError):
-    """Rows that are missing, incomplete, or not what the task declares."""
-
-
 def is_file(source: str) -> bool:
     """Whether a source is a file, there or not, and no hub id."""
     return Path(source).suffix in FORMATS
@@ -154,7 +150,7 @@ def read_kept(name: str, folder: Path) -> list[Row]:
     for stem in (name, f"{name}_test"):
         if (folder / f"{stem}.jsonl").is_file():
             return list(read_jsonl(folder / f"{stem}.jsonl"))
-    raise DataError(f"--data-dir {folder}: no {name}.jsonl in it")
+    raise ACPOError(f"--data-dir {folder}: no {name}.jsonl in it")
 
 
 def _downloaded(name: str, source: Pinned) -> Path:
@@ -166,7 +162,7 @@ def _downloaded(name: str, source: Pinned) -> Path:
         with urllib.request.urlopen(source.url, timeout=_DOWNLOAD_SECONDS) as reply:
             text: str = reply.read().decode("utf-8")
     except (urllib.error.URLError, OSError, UnicodeDecodeError) as error:
-        raise DataError(
+        raise ACPOError(
             f"{name}: cannot fetch {source.url} ({error}). Without a network, put {name}.jsonl "
             "into a folder and pass it as --data-dir"
         ) from error

@@ -30,10 +30,6 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-class PoolClosedError(ACPOError):
-    """A job was handed to a pool that is closed."""
-
-
 def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
     """`make`, called once per process (a fork is another) and closed at its end."""
 
@@ -109,7 +105,7 @@ class Pool(Closing, Generic[AnyJob]):
     def submit(self, job: AnyJob, *, wait: bool = True) -> Future[Verdict]:
         """Queue one job; while the queue is full, wait, or raise `queue.Full`."""
         if self._closed:
-            raise PoolClosedError("this pool is closed: make a new one")
+            raise ACPOError("this pool is closed: make a new one")
         future: Future[Verdict] = Future()
         self._queue.put((future, job), block=wait)
         return future
