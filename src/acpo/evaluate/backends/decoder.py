@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from acpo.evaluate.backends import Sampling, SamplingError
@@ -151,7 +152,11 @@ class Decoder:
             places: dict[tuple[int, ...], int] = {}
             order = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
             prompts = [list(prompt) for prompt in places]
-        tokens, mask = _left_padded(prompts, self._model.device)
+        texts = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+        tokens, mask = (
+            pad_sequence(part, batch_first=True, padding_side="left").to(self._model.device)
+            for part in (texts, [torch.ones_like(text) for text in texts])
+        )
         out = self._model(
             input_ids=tokens,
             attention_mask=mask,
@@ -248,15 +253,3 @@ class Decoder:
             for layer in self._cache.layers:
                 layer.keys = layer.keys[index, :, first:]
                 layer.values = layer.values[index, :, first:]
-
-
-def _left_padded(
-    prompts: Sequence[Sequence[int]], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    length = max(map(len, prompts))
-    tokens = torch.zeros(len(prompts), length, dtype=torch.long)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, length - len(prompt) :] = torch.tensor(prompt)
-        mask[row, length - len(prompt) :] = 1
-    return tokens.to(device), mask.to(device)
