@@ -18,23 +18,31 @@ class Busy(ACPOError):
 FIRST = b'{"format": 1}\n'
 
 
+def refuse(text):
+    raise Busy("not ours")
+
+
 @pytest.mark.parametrize("cut", range(len(FIRST)))
 def test_a_file_cut_off_in_its_first_line_begins_again(tmp_path, cut):
     path = tmp_path / "lines"
     path.write_bytes(FIRST[:cut])
     with LineFile(path, error=Busy) as lines:
-        assert lines.resume(FIRST) == FIRST
+        assert lines.resume(FIRST, bytes) == FIRST
     assert path.read_bytes() == FIRST
 
 
 def test_half_a_line_stays_until_it_is_known_to_be_ours(tmp_path):
     path = tmp_path / "lines"
     path.write_bytes(FIRST + b"2\nha")
-    with LineFile(path, error=Busy) as lines:
-        text = lines.resume(FIRST)
-        assert text == FIRST + b"2\n"
+
+    def take(text):
         assert path.read_bytes().endswith(b"ha")
-        lines.trim(len(text))
+        return text
+
+    with LineFile(path, error=Busy) as lines, pytest.raises(Busy, match="not ours"):
+        lines.resume(FIRST, refuse)
+    with LineFile(path, error=Busy) as lines:
+        assert lines.resume(FIRST, take) == FIRST + b"2\n"
         lines.append(b"3\n")
     assert path.read_bytes() == FIRST + b"2\n3\n"
 
@@ -42,18 +50,18 @@ def test_half_a_line_stays_until_it_is_known_to_be_ours(tmp_path):
 def test_a_foreign_file_without_a_line_end_is_left_as_it_is(tmp_path):
     path = tmp_path / "thesis"
     path.write_bytes(b"all my work")
-    with LineFile(path, error=Busy) as lines:
-        assert lines.resume(FIRST) == b""
+    with LineFile(path, error=Busy) as lines, pytest.raises(Busy):
+        lines.resume(FIRST, refuse)
     assert path.read_bytes() == b"all my work"
     with LineFile(path, error=Busy) as lines:
-        assert lines.resume(FIRST, own=True) == FIRST
+        assert lines.resume(FIRST, bytes, own=True) == FIRST
     assert path.read_bytes() == FIRST
 
 
 def test_replacing_keeps_the_lock_and_appends_to_the_new_file(tmp_path):
     path = tmp_path / "lines"
     with LineFile(path, error=Busy, sync=True) as lines:
-        lines.resume(FIRST)
+        lines.resume(FIRST, bytes)
         lines.append(b"2\n")
         lines.replace(FIRST)
         with pytest.raises(Busy, match="another process"):
@@ -79,7 +87,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
             return self.file.write(data[:3])
 
     with LineFile(tmp_path / "lines", error=Busy) as lines:
-        lines.resume(FIRST)
+        lines.resume(FIRST, bytes)
         whole, lines._file = lines._file, Full(lines._file)
         with pytest.raises(OSError, match="No space"):
             lines.append(b"a longer line\n")

@@ -4,10 +4,13 @@ import fcntl
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from acpo.errors import ACPOError
+
+Kept = TypeVar("Kept")
 
 
 class Closing:
@@ -66,27 +69,32 @@ class LineFile(Closing):
             self._file.close()
             raise busy
 
-    def resume(self, first: bytes, *, own: bool = False) -> bytes:
-        """The whole lines that are there; `first`, now written, where there is none.
+    def resume(self, first: bytes, take: Callable[[bytes], Kept], *, own: bool = False) -> Kept:
+        """What `take` makes of the whole lines that are there; of `first`, where there is none.
 
-        What follows the last whole line stays until `trim`, since this might be anybody's file.
+        What follows the last whole line is cut off once these are taken, since this might be
+        anybody's file; one that `take` refuses is closed.
 
         Args:
             first: The line a new file begins with.
+            take: Reads lines; it may `replace` them.
             own: Whether half a line that is no part of `first` may be overwritten.
         """
-        self._file.seek(0)
-        text: bytes = self._file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole or not (own or first.startswith(text)):
-            return whole
-        self._file.truncate(0)
-        self.append(first)
-        return first
-
-    def trim(self, length: int) -> None:
-        """Cut the file off after so many bytes."""
-        self._file.truncate(length)
+        file = self._file
+        try:
+            file.seek(0)
+            text: bytes = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            if not whole and (own or first.startswith(text)):
+                file.truncate(0)
+                self.append(whole := first)
+            kept = take(whole)
+            if file is self._file:
+                file.truncate(len(whole))
+        except BaseException:
+            self.close()
+            raise
+        return kept
 
     def append(self, lines: bytes) -> None:
         """Add whole lines: all of them, or none."""

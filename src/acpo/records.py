@@ -63,11 +63,8 @@ class TraceWriter(Closing):
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / HEADER).exists():
             raise TraceError(f"{self.path} holds other files: use a new folder for the trace")
         self._lines = LineFile(self.path / HEADER, error=TraceError, sync=True)
-        try:
-            self.parts = self._resume()
-        except BaseException:
-            self._lines.close()
-            raise
+        # Half a first line in a trace's own folder is a writer's that died: nobody else's.
+        self.parts = self._lines.resume(json_line(self.header), self._parts_of, own=True)
 
     def append(
         self,
@@ -113,11 +110,8 @@ class TraceWriter(Closing):
         self._lines.replace(b"".join(json_line(row) for row in (self.header, *kept)))
         self.parts = kept
 
-    def _resume(self) -> list[dict[str, Any]]:
-        # Half a first line in a trace's own folder is a writer's that died: nobody else's.
-        text = self._lines.resume(json_line(self.header), own=True)
+    def _parts_of(self, text: bytes) -> list[dict[str, Any]]:
         header, parts = _parse_header(self.path / HEADER, text)
-        self._lines.trim(len(text))
         for name in sorted(header.keys() | self.header.keys()):
             if header.get(name) != self.header.get(name):
                 raise TraceError(

@@ -12,6 +12,7 @@ from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
 from acpo.errors import ACPOError
+from acpo.linefile import LineFile
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from acpo.viewer.review import write_review_page
@@ -301,15 +302,15 @@ def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
     annotations = Annotations.read(path)
     rows = [decision(annotations, item) for item in list(annotations.items)[:3]]
     before = path.read_bytes()
-    resume = AnnotationWriter._resume
+    resume = LineFile.resume
 
-    def full(writer, *arguments):
-        found = resume(writer, *arguments)
-        writer._lines._file = Full(writer._lines._file)
+    def full(lines, *arguments):
+        found = resume(lines, *arguments)
+        lines._file = Full(lines._file)
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(AnnotationWriter, "_resume", full)
+        patched.setattr(LineFile, "resume", full)
         with pytest.raises(OSError, match="No space"):
             merge(path, *rows)
     assert path.read_bytes() == before

@@ -174,26 +174,21 @@ class AnnotationWriter(Closing):
     """
 
     def __init__(self, path: Path, selection: Selection | None = None) -> None:
+        first = b""
         if selection is None:
             Annotations.read(path)  # names the command that makes one
-        self._lines = LineFile(path, error=AnnotationError)
-        try:
-            self.annotations = self._resume(path, selection)
-        except BaseException:
-            self._lines.close()
-            raise
-
-    def _resume(self, path: Path, selection: Selection | None) -> Annotations:
-        first = b""
-        if selection is not None:
+        else:
             about = {"trace": selection.fingerprint, "step": selection.step}
             first = json_line({"format": FORMAT, "version": VERSION, **about})
-        text = self._lines.resume(first)
-        annotations = parse(path, text)
-        if selection is not None:
-            annotations.require(selection)
-        self._lines.trim(len(text))
-        return annotations
+
+        def take(text: bytes) -> Annotations:
+            annotations = parse(path, text)
+            if selection is not None:
+                annotations.require(selection)
+            return annotations
+
+        self._lines = LineFile(path, error=AnnotationError)
+        self.annotations = self._lines.resume(first, take)
 
     def add_annotator(self, name: str, settings: Mapping[str, Any]) -> None:
         """Introduce an annotator; one of the same name must be the same."""

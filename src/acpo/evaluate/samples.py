@@ -37,14 +37,9 @@ class SampleFile(Closing):
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
         self.settings = json.loads(json.dumps(settings))
-        self.samples: dict[Key, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._lines = LineFile(path, error=ACPOError)
-        try:
-            self._load()
-        except BaseException:
-            self._lines.close()
-            raise
+        self.samples = self._lines.resume(self._header(), self._take)
 
     def append(self, key: Key, fields: dict[str, Any]) -> None:
         """Keep a new sample, or the verdict on one that is here: on disk before this returns."""
@@ -71,15 +66,13 @@ class SampleFile(Closing):
     def _header(self) -> bytes:
         return json.dumps({"format": FORMAT, "settings": self.settings}).encode() + b"\n"
 
-    def _load(self) -> None:
-        text = self._lines.resume(self._header())
+    def _take(self, text: bytes) -> dict[Key, dict[str, Any]]:
         made_with, samples = _parse(self.path, text)
         if made_with != self.settings and not any("completion" in s for s in samples.values()):
             self._lines.replace(self._header())
-            return
+            return {}
         _require_equal(self.path, made_with, self.settings)
-        self._lines.trim(len(text))
-        self.samples = samples
+        return samples
 
 
 def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]:

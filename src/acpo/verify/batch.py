@@ -99,11 +99,7 @@ class Verdicts(Closing):
             if not output.parent.is_dir():
                 raise ACPOError(f"--output {output}: there is no folder {output.parent}; make it")
             self._file = LineFile(output, error=ACPOError)
-            try:
-                self._resume(output)
-            except BaseException:
-                self._file.close()
-                raise
+            self._file.resume(b"", functools.partial(self._take, output))
 
     def judge(self, verify: Callable[..., Future[Verdict]]) -> None:
         """Judge what is left, under a progress bar. Ctrl-C leaves what was judged on disk."""
@@ -167,10 +163,9 @@ class Verdicts(Closing):
         extra = {**verdict._asdict(), "reward": verdict.reward(), "judged": self._marks[index]}
         return json.dumps({**self._rows[index], **extra}).encode() + b"\n"
 
-    def _resume(self, output: Path) -> None:
+    def _take(self, output: Path, written: bytes) -> None:
         """Take over the whole lines of `output`, all of which have to be of these rows."""
         assert self._file is not None
-        written = self._file.resume(b"")
         if not written and not self._is_beginning(output.read_bytes()):
             raise ACPOError(
                 f"--output {output}: there is something else in it; give another name, or remove it"
@@ -197,8 +192,6 @@ class Verdicts(Closing):
         if len(kept) < len(lines):
             # Else a row judged again has two lines, which the next run would not take over.
             self._file.replace(b"".join(kept))
-        else:
-            self._file.trim(len(written))
 
     def _is_beginning(self, text: bytes) -> bool:
         """Whether this is what is left of a line of ours that was cut off."""
