@@ -59,18 +59,6 @@ def test_round_trip_keeps_every_value(tmp_path):
     assert trace.table("piece")["piece"][0].as_py() == b"\xf0\x9f"
 
 
-def test_a_range_of_completions_crosses_parts(tmp_path):
-    write(tmp_path / "t", (3, 2), (4, 1))
-    trace = Trace.open(tmp_path / "t")
-    everything = trace.tokens("delta")["delta"]
-    for first in range(5):
-        for last in range(first, 5):
-            part = trace.table("delta", rollouts=range(first, last))["delta"].to_numpy()
-            np.testing.assert_array_equal(
-                part, everything[trace.starts[first] : trace.starts[last]]
-            )
-
-
 def test_a_half_written_part_does_not_count_and_the_writer_goes_on(tmp_path):
     path = tmp_path / "t"
     write(path, (3,), (4,))

@@ -286,35 +286,20 @@ class Trace:
         """Columns that were asked for: opening every part again costs more than keeping them."""
         return {}
 
-    def table(self, *names: str, rollouts: range | None = None) -> pa.Table:
-        """Token columns of all completions, or of consecutive ones."""
+    def table(self, *names: str) -> pa.Table:
+        """Token columns of all completions; see `starts` for one completion's rows."""
         self.require(*names)
-        if rollouts is not None:
-            return self._cut(names, rollouts)
         missing = [name for name in dict.fromkeys(names) if name not in self._read]
         if missing:
-            found = self._cut(missing)
+            tables = []
+            for part in self.parts:
+                file = _token_file(self.path, part["part"])
+                tables.append(read_table(file, missing, TOKEN_COLUMNS))
+                if tables[-1].num_rows != part["tokens"]:
+                    raise TraceError(f"{file} is not the part the header describes: it was changed")
+            found = pa.concat_tables(tables)
             self._read.update({name: found[name] for name in missing})
         return pa.table({name: self._read[name] for name in names})
-
-    def _cut(self, names: Sequence[str], rollouts: range | None = None) -> pa.Table:
-        tables: list[pa.Table] = []
-        first, last = 0, len(self)
-        if rollouts is not None:
-            first, last = self.starts[rollouts.start], self.starts[rollouts.stop]
-        offset = 0
-        for part in self.parts:
-            low, high = max(first - offset, 0), min(last - offset, part["tokens"])
-            offset += part["tokens"]
-            if low >= high:
-                continue
-            file = _token_file(self.path, part["part"])
-            table = read_table(file, list(names), TOKEN_COLUMNS)
-            if table.num_rows != part["tokens"]:
-                raise TraceError(f"{file} is not the part the header describes: it was changed")
-            tables.append(table.slice(low, high - low))
-        schema = pa.schema([(name, TOKEN_COLUMNS[name]) for name in names])
-        return pa.concat_tables(tables) if tables else schema.empty_table()
 
 
 def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -42,7 +42,8 @@ def test_recorded_tokens_are_those_a_fresh_scoring_finds(run):
     ):
         chosen = [i for i, s in enumerate(trace.rollouts["step"].to_pylist()) if s == step]
         rows = trace.rollouts.take(chosen).to_pylist()
-        tokens = trace.table(*COLUMNS, rollouts=range(chosen[0], chosen[-1] + 1))
+        first, last = trace.starts[chosen[0]], trace.starts[chosen[-1] + 1]
+        tokens = trace.table(*COLUMNS).slice(first, last - first)
         ids = np.split(tokens["token_id"].to_numpy(), np.cumsum([r["tokens"] for r in rows])[:-1])
         rollouts = [
             SampledCompletion("", 0, ids_of(row["prompt"]), own.tolist(), False)
@@ -61,9 +62,8 @@ def test_recorded_rows_say_what_was_trained_on(run):
     data = dict(zip(*prompts().to_dict().values(), strict=True))
     rewards = []
     for i, row in enumerate(trace.rollouts.to_pylist()):
-        own = trace.table(
-            "token_id", "advantage", "credit", "delta", "is_mode", rollouts=range(i, i + 1)
-        )
+        own = trace.table("token_id", "advantage", "credit", "delta", "is_mode")
+        own = own.slice(trace.starts[i], row["tokens"])
         assert row["sample"] == i % 4
         assert row["answer"] == data[row["prompt"].strip()]
         assert row["reward"] == odd_tokens([own["token_id"].to_pylist()])[0]
@@ -94,7 +94,8 @@ def test_logged_variation_of_scores_is_that_of_the_recorded_tokens(run):
         roots = []
         for i, row in enumerate(trace.rollouts.to_pylist()):
             if row["step"] == step:
-                own = trace.table("old_logp", "log_pmax", "is_mode", rollouts=range(i, i + 1))
+                own = trace.table("old_logp", "log_pmax", "is_mode")
+                own = own.slice(trace.starts[i], row["tokens"])
                 p, top, mode = (column.to_numpy() for column in own.columns)
                 beside = np.where(mode, 0, np.exp(top.astype(float)))
                 roots.append(np.sqrt(((1 - np.exp(p.astype(float))) ** 2 + beside**2).sum()))

@@ -44,7 +44,8 @@ def test_the_packaged_model_end_to_end(chain):
         assert row["answer"] == problem.answer
         assert row["reward"] == chain_task().grader(row["completion"], row)
         assert row["verdict"] == ("correct" if row["reward"] else "incorrect")
-        own = trace.table("token_id", "piece", "start", "end", rollouts=range(i, i + 1))
+        own = trace.table("token_id", "piece", "start", "end")
+        own = own.slice(trace.starts[i], row["tokens"])
         ended = own["token_id"][-1].as_py() == 1
         assert ended != row["truncated"] and row["tokens"] == len(row["completion"]) + ended
         assert own["piece"].to_pylist()[: len(row["completion"])] == [
@@ -205,7 +206,7 @@ def test_eval_writes_a_trace_of_its_samples(evaluated):
     assert len(rows) == len(samples) == 9
     for i, row in enumerate(rows):
         sample = samples[row["prompt_id"], row["sample"]]
-        own = trace.table("token_id", "piece", rollouts=range(i, i + 1))
+        own = trace.table("token_id").slice(trace.starts[i], row["tokens"])
         assert own["token_id"].to_pylist() == sample["ids"]
         assert row["completion"] == sample["completion"]
         assert row["verdict"] == sample["verdict"] and row["answer"] == str(

@@ -47,7 +47,7 @@ def test_a_trace_of_it(package, shared_data, tmp_path):
     assert len(trace) > 40
     for i, row in enumerate(trace.rollouts.to_pylist()):
         assert "<|im_start|>user" in row["prompt"]
-        own = trace.table("piece", "start", "end", "is_mode", rollouts=range(i, i + 1))
+        own = trace.table("piece").slice(trace.starts[i], row["tokens"])
         text = b"".join(p for p in own["piece"].to_pylist() if p != b"<|im_end|>").decode()
         assert text == row["completion"]
     tokens = trace.tokens("is_mode", "entropy")

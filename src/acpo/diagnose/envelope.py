@@ -72,9 +72,9 @@ def profile(trace: Trace, number: int, support: int) -> Profile:
     for part in parts_of(trace):
         count = part.parts[0]["rollouts"]
         if 0 <= number - seen < count:
-            here = range(number - seen, number - seen + 1)
-            table = part.table("log_pmax", "entropy", rollouts=here)
-            log_pmax, entropy = (table[x].to_numpy().astype(np.float64) for x in table.column_names)
+            here = slice(*part.starts[number - seen : number - seen + 2])
+            columns = part.tokens("log_pmax", "entropy").values()
+            log_pmax, entropy = (values[here].astype(np.float64) for values in columns)
             delta = -np.expm1(np.minimum(log_pmax, 0.0))
             entropy /= math.log(support)
             usable = np.isfinite(delta) & np.isfinite(entropy)
