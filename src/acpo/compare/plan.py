@@ -146,8 +146,6 @@ def matched_runs(
     study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, Result]
 ) -> Iterator[StudyRun]:
     """A row's runs with updates as long as the baseline's, where the baseline's run is there."""
-    if row.name not in study.matched:
-        return
     for theirs in baseline_runs(study, task, results):
         if lengths := step_lengths(results.get(theirs.name)):
             seed, rate = theirs.seed + row.seed_offset, theirs.learning_rate

@@ -119,23 +119,18 @@ def _distinct(values: Any) -> list[Any]:
 
 
 def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[str, Any]:
-    starts = {
-        run.seed: results[run.name]
-        for run in plan.start_runs(study, task)
-        if results.get(run.name, {}).get("accuracy")
-    }
-    tuned: dict[str, dict[int, Result]] = {}
-    matched: dict[str, dict[int, Result]] = {}
-    choices: dict[str, Choice] = {}
-    for row in task.rows:
-        choice = choices[row.name] = plan.choose(study, task, row, results)
-        rate = choice.learning_rate
-        runs = plan.study_runs(study, task, row, rate) if choice.finished else []
-        tuned[row.name] = _results_by_seed(runs, row, results)
-        matched[row.name] = _results_by_seed(
-            plan.matched_runs(study, task, row, results), row, results
-        )
+    known, _ = plan.known_runs(study, task, results)
+    found = [(run, results[run.name]) for run in known if run.name in results]
+    starts = {run.seed: result for run, result in found if run.phase == plan.START}
+    tuned: dict[str, dict[int, Result]] = {row.name: {} for row in task.rows}
+    matched: dict[str, dict[int, Result]] = {row.name: {} for row in task.rows}
+    offsets = {row.name: row.seed_offset for row in task.rows}
+    for run, result in found:
+        by_row = {plan.STUDY: tuned, plan.MATCHED: matched}.get(run.phase)
+        if by_row is not None:
+            by_row[run.row][run.seed - offsets[run.row]] = result
     matched[BASELINE] = tuned[BASELINE]
+    choices = {row.name: plan.choose(study, task, row, results) for row in task.rows}
     with_matched = [row for row in task.rows if row.name in (*study.matched, BASELINE)]
     rows = _rows(task, task.rows, choices, tuned, starts)
     again = _rows(task, with_matched, {}, matched, starts) if study.matched else []
@@ -149,7 +144,7 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
         "sweep_of": task.sweep_of,
         "options": dict(task.options),
         "start": _mean_accuracy(_accuracies(starts).values()),
-        **_kinds(study, task, results),
+        **_kinds(found),
         "comparisons": sum(row["p_holm"] is not None for row in rows),
         "family": _family(rows),
         "unlearnt": unlearnt,
@@ -164,10 +159,8 @@ def _task(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[
     }
 
 
-def _kinds(study: Study, task: StudyTask, results: Mapping[str, Result]) -> dict[str, Any]:
+def _kinds(found: Sequence[tuple[StudyRun, Result]]) -> dict[str, Any]:
     """What runs must have in common to be compared: all it was among those of a task."""
-    known, _ = plan.known_runs(study, task, results)
-    found = [(run, results[run.name]) for run in known if run.name in results]
     asked: dict[int, list[Any]] = {}
     for run, result in found:
         if run.phase in (plan.STUDY, plan.MATCHED) and "problems" in result:
@@ -188,14 +181,6 @@ def _unlearnt(rows: Sequence[Mapping[str, Any]], least: float) -> list[str]:
         if least and row["name"] in (BASELINE, "grpo") and not learnt:
             found.append(row["title"])
     return found
-
-
-def _results_by_seed(
-    runs: Iterable[StudyRun], row: StudyRow, results: Mapping[str, Result]
-) -> dict[int, Result]:
-    """By the study's seed, whatever the row adds to it."""
-    offset = row.seed_offset
-    return {run.seed - offset: results[run.name] for run in runs if run.name in results}
 
 
 def _rows(
