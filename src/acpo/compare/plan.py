@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,14 +103,9 @@ class StudyRun:
         return int(self.recipe["max_steps"])
 
     def spec(self) -> dict[str, Any]:
-        """Everything that decides what the run does, as JSON has it."""
-        names = ("task", "phase", "row", "seed", "learning_rate", "share", "keeps_model")
-        optional = {"pass_at": list(self.pass_at or ()), "step_lengths": list(self.step_lengths)}
-        return {
-            **{name: getattr(self, name) for name in names},
-            "recipe": dict(self.recipe),
-            **{name: value for name, value in optional.items() if value},
-        }
+        """Everything that decides what the run does; without what older runs did not know."""
+        newer = ("pass_at", "step_lengths")
+        return {name: value for name, value in asdict(self).items() if value or name not in newer}
 
 
 def start_runs(study: Study, task: StudyTask) -> Iterator[StudyRun]:
