@@ -51,14 +51,10 @@ class Completion {
   // The likeliest tokens at position i, best first.
   alternatives(i) {
     if (!this.packedTop) return [];
-    this.top ??= {
-      k: this.packedTop.k,
-      piece: unpack(this.packedTop.piece),
-      id: unpack(this.packedTop.id),
-      logp: unpack(this.packedTop.logp),
-    };
+    const { k, ...columns } = this.packedTop;
+    this.top ??= unpackAll(columns);
     const found = [];
-    for (let j = i * this.top.k; j < (i + 1) * this.top.k; j++) {
+    for (let j = i * k; j < (i + 1) * k; j++) {
       if (Number.isNaN(this.top.logp[j])) break;
       const text = this.top.piece ? this.pieces[this.top.piece[j]] : `#${this.top.id[j]}`;
       found.push({ id: this.top.id[j], text, p: Math.exp(this.top.logp[j]) });
