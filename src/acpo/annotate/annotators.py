@@ -4,15 +4,14 @@ Models are asked in `models`. Those who compute are here: where a step can be ch
 wrong one is found and not judged.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
-from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from acpo.annotate.arithmetic import equations
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError
 from acpo.tasks.chain import STEP_LENGTH, ChainProblem
+from acpo.texts import shared_beginning
 
 
 class Status(StrEnum):
@@ -110,8 +109,7 @@ class ExactAnnotator:
         index = problem.first_error(wrong.completion)
         if index is None:
             return Answer(Status.NOTHING, rationale="every step is right")
-        pairs = zip(problem.solution, wrong.completion, strict=False)
-        start = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start = len(shared_beginning([problem.solution, wrong.completion]))
         if start == len(wrong.completion):
             return Answer(
                 Status.NOT_COMPUTABLE, detail=f"ends in step {index + 1} without a wrong token"
@@ -169,8 +167,5 @@ class ArithmeticAnnotator:
         return Answer(Status.NOTHING, rationale="the right completion does not calculate that")
 
 
-COMPUTED: dict[str, Callable[[], Annotator]] = {
-    EXACT: ExactAnnotator,
-    ARITHMETIC: ArithmeticAnnotator,
-}
+COMPUTED: dict[str, Annotator] = {EXACT: ExactAnnotator(), ARITHMETIC: ArithmeticAnnotator()}
 """Annotators that compute, by the name a command line gives them."""

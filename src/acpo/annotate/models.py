@@ -234,7 +234,7 @@ def _read_kept(file: Path) -> ChatReply | None:
 def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> Annotator:
     """An annotator: one of `COMPUTED`, or NAME=URL,model=MODEL[,key_env=...][,prices=...]."""
     if text in COMPUTED:
-        return COMPUTED[text]()
+        return COMPUTED[text]
     name, equals, rest = text.partition("=")
     url, *options = rest.split(",")
     given = dict(option.partition("=")[::2] for option in options)

@@ -13,6 +13,7 @@ import numpy as np
 
 from acpo.annotate.evidence import Place
 from acpo.records import Trace
+from acpo.texts import shared_beginning
 from acpo.viewer.shell import packed
 
 NUMBERS: dict[str, tuple[type[np.generic], Any]] = {
@@ -164,18 +165,12 @@ def chat_template(prompts: Collection[str]) -> tuple[str, str]:
     """What all prompts begin and end with, cut back to whole lines and markers."""
     if len(prompts) < 2:
         return "", ""
-    before = _beginning(prompts)
+    before = shared_beginning(prompts)
     before = before[: max(before.rfind(mark) for mark in _BOUNDARY) + 1]
     room = min(map(len, prompts)) - len(before)
-    after = _beginning([prompt[::-1] for prompt in prompts])[:room][::-1]
+    after = shared_beginning(prompt[::-1] for prompt in prompts)[:room][::-1]
     starts = [place for mark in "\n<[" if (place := after.find(mark)) >= 0]
     return before, after[min(starts) :] if starts else ""
-
-
-def _beginning(texts: Collection[str]) -> str:
-    first, last = min(texts), max(texts)  # they share what all share
-    pairs = zip(first, last, strict=False)
-    return first[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(first))]
 
 
 def last_user_turn(prompt: str) -> tuple[str, str]:
@@ -244,10 +239,9 @@ def _join(run: Sequence[int], pieces: Sequence[bytes]) -> Mapping[int, str]:
     shown = dict.fromkeys(run, "")
     shared: set[int] = set()
     at = 0
-    while at < len(data):
-        ends = range(at + 1, min(at + 4, len(data)) + 1)
-        end = next((end for end in ends if _is_text(data[at:end])), at + 1)  # a character or a byte
-        shown[owners[at]] += piece_text(data[at:end])
+    for character in piece_text(data):  # or a byte that is part of none
+        end = at + len(character.encode("utf-8", "surrogateescape"))
+        shown[owners[at]] += character
         for byte in range(at + 1, end):
             if owners[byte] != owners[at]:
                 shown[owners[byte]] += piece_text(data[byte : byte + 1])
