@@ -57,32 +57,26 @@ class Profile:
 
 def longest(trace: Trace) -> int:
     """Number of the longest completion, the first of equals."""
-    best, number, seen = -1, 0, 0
-    for part in parts_of(trace):
-        lengths = part.rollouts["tokens"].to_numpy()
-        if len(lengths) and lengths.max() > best:
-            best, number = int(lengths.max()), seen + int(lengths.argmax())
-        seen += len(lengths)
-    return number
+    return int(np.concatenate([np.diff(part.starts) for part in parts_of(trace)]).argmax())
 
 
 def profile(trace: Trace, number: int, support: int) -> Profile:
     """δ and normalised entropy of a completion."""
-    seen = 0
-    for part in parts_of(trace):
-        count = part.parts[0]["rollouts"]
-        if 0 <= number - seen < count:
-            here = slice(*part.starts[number - seen : number - seen + 2])
-            columns = part.tokens("log_pmax", "entropy").values()
-            log_pmax, entropy = (values[here].astype(np.float64) for values in columns)
-            delta = -np.expm1(np.minimum(log_pmax, 0.0))
-            entropy /= math.log(support)
-            usable = np.isfinite(delta) & np.isfinite(entropy)
-            length = int(usable.sum())
-            window = WINDOW if length >= 2 * WINDOW else max(1, length // 5)
-            return Profile(number, np.flatnonzero(usable), delta[usable], entropy[usable], window)
-        seen += count
-    raise ACPOError(f"--rollout {number}: the trace has completions 0 to {seen - 1}")
+    ends = np.cumsum([part["rollouts"] for part in trace.parts])
+    place = int(np.searchsorted(ends, number, side="right"))
+    if place == len(ends):
+        raise ACPOError(f"--rollout {number}: the trace has completions 0 to {ends[-1] - 1}")
+    part = list(parts_of(trace))[place]
+    row = number - (ends[place] - part.parts[0]["rollouts"])
+    here = slice(*part.starts[row : row + 2])
+    columns = part.tokens("log_pmax", "entropy").values()
+    log_pmax, entropy = (values[here].astype(np.float64) for values in columns)
+    delta = -np.expm1(np.minimum(log_pmax, 0.0))
+    entropy /= math.log(support)
+    usable = np.isfinite(delta) & np.isfinite(entropy)
+    length = int(usable.sum())
+    window = WINDOW if length >= 2 * WINDOW else max(1, length // 5)
+    return Profile(number, np.flatnonzero(usable), delta[usable], entropy[usable], window)
 
 
 def moving_average(values: np.ndarray, window: int) -> np.ndarray:
