@@ -1,5 +1,8 @@
 """The one root of every error and warning this package raises on purpose."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ACPOError(ValueError):
     """Bad input. The message names the field, the value and the remedy."""
@@ -11,3 +14,15 @@ class NonFiniteError(ACPOError):
 
 class ACPOWarning(UserWarning):
     """A legal setting that does something the user probably did not mean."""
+
+
+@contextmanager
+def writing(
+    place: object, other: str = "file", error: type[ACPOError] = ACPOError
+) -> Iterator[None]:
+    """Where the system refuses to write, say so of `place`, and to name an `other`."""
+    try:
+        yield
+    except OSError as reason:
+        why = reason.strerror
+        raise error(f"{place} cannot be written ({why}): name another {other}") from reason

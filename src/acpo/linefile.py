@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
 
 Kept = TypeVar("Kept")
 
@@ -51,14 +51,10 @@ class LineFile(Closing):
         self.path, self._sync = path, sync
         self._lock = threading.Lock()
         busy = error(f"{path}: another process writes to it: wait for it")
-        try:
+        with writing(path, error=error):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: what was written outlives this process.
             self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
-        except OSError as reason:
-            raise error(
-                f"{path} cannot be written ({reason.strerror}): name another file"
-            ) from reason
         try:
             lock(self._file, path, busy, error)
         except error:

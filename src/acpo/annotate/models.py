@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
 from acpo.annotate.endpoint import ChatReply, Endpoint, RequestFailure
 from acpo.annotate.pairs import Chars, Trajectory
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
 from acpo.linefile import write_whole
 from acpo.servers import web_address
 from acpo.texts import whole_characters
@@ -252,12 +252,8 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
         raise ACPOError(f"--annotator {name}: put the key in a variable, key_env=..., not the URL")
     if not given.get("model"):
         raise ACPOError(f"--annotator {name}: name the model: {name}={url},model=...")
-    try:
+    with writing(f"--cache {cache}", other="folder"):
         cache.mkdir(parents=True, exist_ok=True)  # before anything is paid for
-    except OSError as error:
-        raise ACPOError(
-            f"--cache {cache} cannot be written ({error.strerror}): name another folder"
-        ) from error
     endpoint = Endpoint(
         url,
         model=given["model"],

@@ -182,9 +182,9 @@ def all_analyses(
     """Every analysis of a trace, and of runs, in one HTML report."""
     from acpo.diagnose.figures import one_line
     from acpo.diagnose.outliers import outliers
-    from acpo.diagnose.report import html, made
+    from acpo.diagnose.report import html
     from acpo.diagnose.tokens import describe
-    from acpo.errors import ACPOError
+    from acpo.errors import ACPOError, writing
     from acpo.records import Trace
 
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
@@ -204,7 +204,8 @@ def all_analyses(
         findings.extend(found)
     links = [(one, one.address(page, folder) if page else None) for one in outliers(opened)]
     report = html(findings, missing, links, source=describe(opened), command=_command())
-    with made(folder):  # no analysis may have made it
+    with writing(f"--output {folder}", other="folder"):
+        folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
         (folder / "report.html").write_text(report, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 

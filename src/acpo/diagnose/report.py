@@ -4,8 +4,7 @@ import base64
 import csv
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 from acpo import __version__
 from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
-from acpo.errors import ACPOError
+from acpo.errors import writing
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -62,7 +61,8 @@ class Finding:
     def write(self, folder: Path, *, command: str = "") -> list[Path]:
         """Write NAME.csv, NAME.png, NAME.pdf and NAME.md, and one CSV for each of `extra`."""
         paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
-        with made(folder):
+        with writing(f"--output {folder}", other="folder"):
+            folder.mkdir(parents=True, exist_ok=True)
             paths[0].write_text(csv_text(self.rows), encoding="utf-8")
             paths[1].write_bytes(self.png)
             paths[2].write_bytes(rendered(self.figure, "pdf"))
@@ -83,18 +83,6 @@ class Finding:
         if command:
             lines += ["Made by", "", f"    {one_line(command)}", ""]
         return "\n".join(lines)
-
-
-@contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """A folder to write to, or an `ACPOError` where that fails."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ACPOError(
-            f"--output {folder} cannot be written ({error.strerror}): name another folder"
-        ) from error
 
 
 def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:

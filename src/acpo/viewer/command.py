@@ -23,12 +23,12 @@ def view(
     port: int | None = typer.Option(None, min=0, max=65535, help="Of --live (default: any free)."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.errors import ACPOError
+    from acpo.errors import ACPOError, writing
+    from acpo.linefile import write_whole
     from acpo.records import HEADER, Trace
     from acpo.viewer.credit import credit_blocks, credit_page
     from acpo.viewer.live import LiveServer, run_answers, run_blocks
     from acpo.viewer.run import is_run
-    from acpo.viewer.shell import write_page
 
     if live:
         is_trace = (trace / HEADER).exists()
@@ -52,7 +52,8 @@ def view(
     else:
         source = Trace.open(trace).of_step(step)
         blocks = credit_blocks(source, name=source.path.name, **options)
-    write_page(credit_page(blocks), page)
+    with writing(page):
+        write_whole(page, credit_page(blocks))
     shown = len(blocks["page"]["groups"])
     typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from acpo.annotate.annotations import Annotations, Item, Proposal, Review
 from acpo.annotate.pairs import PromptPairs, Trajectory, select
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
+from acpo.linefile import write_whole
 from acpo.records import Trace
 from acpo.viewer.payload import TEXT_ONLY, TracePayload
-from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
 
 STYLES = (*TOKEN_STYLES, "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
@@ -57,7 +58,8 @@ def write_review_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    write_page(html, output)
+    with writing(output):
+        write_whole(output, html)
     return len(items)
 
 

@@ -11,15 +11,12 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from acpo.errors import ACPOError
-from acpo.linefile import write_whole
 from acpo.texts import whole_characters
 
 TOKEN_STYLES = ("base.css", "tokens.css")
@@ -61,16 +58,6 @@ def render_page(
         script=Markup(script),
         blocks={name: Markup(to_json(value)) for name, value in blocks.items()},
     )
-
-
-def write_page(html: str, output: Path) -> None:
-    """Write a page, and the folder it is in, or raise `ACPOError` and leave what was there."""
-    try:
-        write_whole(output, html)
-    except OSError as error:
-        raise ACPOError(
-            f"{output} cannot be written ({error.strerror}): name another file"
-        ) from error
 
 
 def content_security_policy(*, style: str, script: str, live: bool) -> str:
