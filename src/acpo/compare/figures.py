@@ -23,10 +23,8 @@ def draw_curves(task: dict[str, Any], name: str, folder: Path) -> list[Path]:
         return []
     order = [row for row in FIRST if row in rows] + [row for row in rows if row not in FIRST]
     size = len(COLOURS)
-    groups = [order[:size]]
-    reference = order[:1]
-    for start in range(size, len(order), size - 1):
-        groups.append([*reference, *order[start : start + size - 1]])
+    starts = range(1, max(len(order), 2), size - 1)
+    groups = [[order[0], *order[start : start + size - 1]] for start in starts]
     paths = []
     for number, group in enumerate(groups, 1):
         stem = f"curves-{name}" + (f"-{number}" if number > 1 else "")
