@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,8 @@ def _read_verl(file: Path) -> Iterator[ForeignRollout]:
     return _rows(file, "verl", read)
 
 
-def _read_prime_rl(file: Path) -> Iterator[ForeignRollout]:
-    """One line per sequence, columns as long as it."""
-    return _rows(file, "prime-rl", _sequence)
-
-
-def _sequence(row: dict[str, Any]) -> ForeignRollout:
-    """From the first trained token on it is sampled; where none is trained, nothing is.
+def _prime_rl_row(row: dict[str, Any]) -> ForeignRollout:
+    """A sequence, sampled from the first trained token on; where none is trained, nothing is.
 
     The t-th of `inference_logprobs` is that of token t, given those before it.
     """
@@ -271,7 +267,7 @@ def _each_once(steps: dict[int, list[ForeignRollout]]) -> dict[int, list[Foreign
 
 
 FORMATS: dict[str, Callable[..., Iterator[ForeignRollout]]] = {
-    "**/rank_*.jsonl": _read_prime_rl,
+    "**/rank_*.jsonl": partial(_rows, trainer="prime-rl", read=_prime_rl_row),
     "*.jsonl": _read_verl,
     "**/completions_*.parquet": _read_trl,
     "*.parquet": _read_trl,
