@@ -62,12 +62,12 @@ class Overview {
     const { method } = this.app.state;
     const cells = COLUMNS.map((column) => {
       const value = column.of(row, method);
-      if (column.text) return make("td", "name", value);
+      if (column.text) return make("td", "fact name", value);
       const whole = Number.isInteger(value);
       return make("td", "number", number(value, whole ? 0 : 2));
     });
     cells[2].textContent = row.judged ? `${row.right} / ${row.judged}` : "–";
-    fill(this.elements.get(row), ...cells, make("td", `kind ${row.kind}`, row.kind));
+    fill(this.elements.get(row), ...cells, make("td", `number kind ${row.kind}`, row.kind));
   }
 
   sort(key) {
