@@ -22,7 +22,7 @@ def row(prompt, sample, reward, **more):
 
 
 def chosen(selection):
-    return [(w.prompt_id, w.sample, r.sample) for _, w, r in selection.pairs]
+    return [(w.prompt_id, w.sample, r.sample) for w, r in selection.pairs]
 
 
 def test_every_right_one_is_paired_with_every_wrong_one(tmp_path):

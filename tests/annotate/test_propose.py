@@ -69,7 +69,7 @@ def test_first_errors_and_what_corresponds_are_located(selection, tmp_path):
         errors, others, annotations = ask(selection, model_at(server, tmp_path), tmp_path)
     assert errors == {Status.LOCATED: 6}
     assert others == {Status.LOCATED: 12}
-    for _, wrong, right in selection.pairs:
+    for wrong, right in selection.pairs:
         record = annotations.items[wrong.prompt_id, wrong.sample, None]
         span = record.proposals["m"].span
         assert wrong.completion[: span.first] == right.completion[: span.first]

@@ -70,8 +70,8 @@ def placed_by_models(
         for name in names:
             writer.add_annotator(name, {"kind": "model", "model": name})
             proposal = Proposal(name, Status.LOCATED, span, said, said, "now")
-            for group, wrong, right in selection.pairs:
-                error = Item(group.prompt_id, wrong.sample)
+            for wrong, right in selection.pairs:
+                error = Item(wrong.prompt_id, wrong.sample)
                 for item, one in ((error, wrong), (error._replace(right=right.sample), right)):
                     writer.add_proposal(item, one.length, proposal)
     return Annotations.read(path)

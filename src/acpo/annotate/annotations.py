@@ -127,8 +127,8 @@ class Annotations:
                 f"{self.path} belongs to another trace, or the trace has changed since: give the "
                 "trace it was made from, or propose anew into another file"
             )
-        for group, wrong, right in selection.pairs:
-            error = Item(group.prompt_id, wrong.sample)
+        for wrong, right in selection.pairs:
+            error = Item(wrong.prompt_id, wrong.sample)
             for item, one in ((error, wrong), (error._replace(right=right.sample), right)):
                 record = self.items.get(item)
                 if record is not None and record.length != one.length:

@@ -41,7 +41,6 @@ class Place:
 class AlignedPair:
     """A wrong and a right completion, and where each is at the error."""
 
-    prompt_id: str
     wrong: Trajectory
     right: Trajectory
     error: Place
@@ -70,17 +69,17 @@ def aligned_pairs(
     annotations.require(selection)
     pairs: list[AlignedPair] = []
     outcomes: Counter[str] = Counter()
-    for group, wrong, right in selection.pairs:
-        error = _place(annotations, Item(group.prompt_id, wrong.sample), accept)
+    for wrong, right in selection.pairs:
+        item = Item(wrong.prompt_id, wrong.sample)
+        error = _place(annotations, item, accept)
         if isinstance(error, str):
             outcomes[f"error: {error}"] += 1
             continue
-        item = Item(group.prompt_id, wrong.sample, right.sample)
-        match = _place(annotations, item, accept, beside=error)
+        match = _place(annotations, item._replace(right=right.sample), accept, beside=error)
         if isinstance(match, str):
             outcomes[f"corresponding place: {match}"] += 1
             continue
-        pairs.append(AlignedPair(group.prompt_id, wrong, right, error, match))
+        pairs.append(AlignedPair(wrong, right, error, match))
         outcomes[pairs[-1].evidence] += 1
     if not pairs:
         raise _nothing_counts(annotations, "pair", outcomes, accept)

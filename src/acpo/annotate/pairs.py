@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,12 +81,9 @@ class Selection:
     counts: dict[str, int]  # how many completions, prompts and pairs were kept and left out
 
     @property
-    def pairs(self) -> Iterator[tuple[PromptPairs, Trajectory, Trajectory]]:
-        """Every (group, wrong, right)."""
-        for group in self.groups:
-            for wrong in group.wrong:
-                for right in group.right:
-                    yield group, wrong, right
+    def pairs(self) -> Iterator[tuple[Trajectory, Trajectory]]:
+        """Every (wrong, right)."""
+        return chain.from_iterable(product(group.wrong, group.right) for group in self.groups)
 
 
 def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -> Selection:

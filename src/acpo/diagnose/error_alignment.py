@@ -91,7 +91,7 @@ def pair_rows(
     """Every pair with its places and its own effects."""
     return [
         {
-            "prompt_id": pair.prompt_id,
+            "prompt_id": pair.wrong.prompt_id,
             "wrong": pair.wrong.sample,
             "right": pair.right.sample,
             "error": pair.error.span.first,
@@ -177,7 +177,7 @@ def profile_rows(pair: AlignedPair, quantity: str, values: np.ndarray, width: in
     for side, (trajectory, place) in zip(("wrong", "right"), pair.sides, strict=True):
         own = values[trajectory.rows]
         smooth = smoothed(own, width, place.span.first)
-        fixed: Row = {"quantity": quantity, "prompt_id": pair.prompt_id, "side": side}
+        fixed: Row = {"quantity": quantity, "prompt_id": trajectory.prompt_id, "side": side}
         at = {"sample": trajectory.sample, "error": place.span.first}
         for token, (value, level) in enumerate(zip(own, smooth, strict=True)):
             levels = {"token": token, "value": float(value), "smoothed": float(level)}
@@ -190,5 +190,5 @@ def one_of_each_prompt(pairs: Sequence[AlignedPair], change: np.ndarray) -> list
     members: dict[str, list[int]] = {}
     for row, pair in enumerate(pairs):
         if np.isfinite(change[row]):
-            members.setdefault(pair.prompt_id, []).append(row)
+            members.setdefault(pair.wrong.prompt_id, []).append(row)
     return [rows[representative(change[rows])] for rows in members.values()]

@@ -91,7 +91,7 @@ def _around(
     source: str,
     outcomes: dict[str, int],
 ) -> Finding:
-    prompts = [pair.prompt_id for pair in pairs]
+    prompts = [pair.wrong.prompt_id for pair in pairs]
     effects = {
         (name, what): effect(values, prompts)
         for name, kinds in measured.items()
@@ -125,7 +125,7 @@ def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
         "Wrong and right completions of the same prompt, centred at t = 0: the first token of the "
         "wrong one's first error, and of what corresponds to it in the right one. (a, d): of the "
         "pairs with the most offsets to compare, the one with the median change (prompt "
-        f"{escape(shown.prompt_id[:40])}, wrong {shown.wrong.sample}, right "
+        f"{escape(shown.wrong.prompt_id[:40])}, wrong {shown.wrong.sample}, right "
         f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus "
         "right at each offset, mean over prompts with its 95% interval. Before: t = "
         f"-{settings.window} to -1, after: t = 1 to {settings.window}{only}, wherever both "
@@ -161,7 +161,7 @@ def _profiles(
             "corresponding token of the right one. Profiles illustrate; the test is in "
             "first-error.md."
         ),
-        facts=[f"{len(chosen)} of {len({pair.prompt_id for pair in pairs})} prompts are drawn."],
+        facts=[f"{len(chosen)} of {len({p.wrong.prompt_id for p in pairs})} prompts are drawn."],
         rows=rows,
         figure=profile_figure(rows),
     )
@@ -185,8 +185,8 @@ def facts(pairs: Sequence[AlignedPair], outcomes: dict[str, int], effects: Effec
     facts = [
         f"{len(pairs)} pairs of {_count([p.wrong for p in pairs])} wrong and "
         f"{_count([p.right for p in pairs])} right completions, from "
-        f"{len({p.prompt_id for p in pairs})} prompts. Pairs share completions: the independent "
-        "units are the prompts.",
+        f"{len({p.wrong.prompt_id for p in pairs})} prompts. Pairs share completions: the "
+        "independent units are the prompts.",
         f"In {shared_prefixes(pairs)} of {len(pairs)} pairs both completions are the same text up "
         "to the error: there no difference can show before it.",
     ]
