@@ -52,16 +52,13 @@ class YamlFile:
             for index, child in enumerate(node.value):
                 self._walk(child, (*place, index), around)
         elif isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
             for key, child in node.value:
-                name = str(key.value)
-                self._lines[(*place, name)] = key.start_mark.line + 1
-                if name in seen:
-                    self.refuse((*place, name), f"{name!r} is given twice; keep one")
-                seen.add(name)
-                line = self._lines[(*place, name)]
-                self._walk(child, (*place, name), around)
-                self._lines[(*place, name)] = line  # of the key, not where its block begins
+                own, line = (*place, str(key.value)), key.start_mark.line + 1
+                if own in self._lines:
+                    self._lines[own] = line
+                    self.refuse(own, f"{own[-1]!r} is given twice; keep one")
+                self._walk(child, own, around)
+                self._lines[own] = line  # of the key, not where its block begins
 
     def line(self, place: Place) -> int:
         """The line of a value, or of the nearest thing around it."""
