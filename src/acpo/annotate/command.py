@@ -5,12 +5,9 @@ from pathlib import Path
 
 import typer
 
-TRACE = typer.Argument(help="Folder of a trace.")
-ANNOTATIONS = typer.Argument(help="File that `acpo annotate propose` wrote.")
-
 
 def propose(
-    trace: Path = TRACE,
+    trace: Path = typer.Argument(help="Folder of a trace."),
     annotator: list[str] = typer.Option(
         ...,
         help="`exact` for the task chain, `arithmetic` for wrong `a op b = c`, or NAME=URL,"
@@ -42,7 +39,7 @@ def propose(
 
 
 def apply(
-    annotations: Path = ANNOTATIONS,
+    annotations: Path = typer.Argument(help="File that `acpo annotate propose` wrote."),
     review: Path = typer.Argument(help="JSON exported from the review page."),
 ) -> None:
     """Merge a person's decisions into the annotations: all of them, or none."""
