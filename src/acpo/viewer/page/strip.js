@@ -9,17 +9,6 @@ const OVERVIEW = [58, 68];
 // All strips are measured before any is drawn: drawing first would lay the page out once for each.
 const waiting = new Set();
 
-function requestDrawing(strip) {
-  if (!waiting.size) {
-    requestAnimationFrame(() => {
-      const strips = [...waiting].filter((one) => one.measure());
-      waiting.clear();
-      for (const one of strips) one.draw();
-    });
-  }
-  waiting.add(strip);
-}
-
 class Strip {
   // view: {pane, completion, column, scale, isDim(i), label}
   constructor(view) {
@@ -32,7 +21,14 @@ class Strip {
   }
 
   request() {
-    requestDrawing(this);
+    if (!waiting.size) {
+      requestAnimationFrame(() => {
+        const strips = [...waiting].filter((one) => one.measure());
+        waiting.clear();
+        for (const one of strips) one.draw();
+      });
+    }
+    waiting.add(this);
   }
 
   close() {

@@ -20,10 +20,6 @@ const STACKED = "(?<=\\p{M}{3})\\p{M}+";
 const SPECIAL = new RegExp(`(${KEPT})|(${MARKED})|(${STACKED})`, "gu");
 const MAYBE_SPECIAL = new RegExp(`${MARKED}|^\\p{M}|\\p{M}{4}`, "u");
 
-function codePoint(character) {
-  return "U+" + character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
-}
-
 // The mark of one character that has no shape of its own.
 function markOf(character) {
   const code = character.codePointAt(0);
@@ -31,10 +27,9 @@ function markOf(character) {
   if (code === 9) return "⇥";
   if (code < 32) return String.fromCodePoint(0x2400 + code);
   if (code === 127) return "␡";
-  if (code >= 0xdc80 && code <= 0xdcff) {
-    return (code - 0xdc00).toString(16).toUpperCase();
-  }
-  return NAMES[character] ?? codePoint(character);
+  const hex = (value) => value.toString(16).toUpperCase();
+  if (code >= 0xdc80 && code <= 0xdcff) return hex(code - 0xdc00);
+  return NAMES[character] ?? `U+${hex(code).padStart(4, "0")}`;
 }
 
 function markClass(character) {
