@@ -21,7 +21,7 @@ ALLOWED = {
     "linefile": {"errors"},
     "yamlfile": {"errors"},
     "record_columns": {"errors", "linefile", "texts"},
-    "records": {"record_columns", "linefile"},
+    "records": {"errors", "record_columns", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},

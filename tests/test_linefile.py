@@ -10,23 +10,18 @@ from acpo.compare import store
 from acpo.errors import ACPOError
 from acpo.linefile import LineFile
 
-
-class Busy(ACPOError):
-    pass
-
-
 FIRST = b'{"format": 1}\n'
 
 
 def refuse(text):
-    raise Busy("not ours")
+    raise ACPOError("not ours")
 
 
 @pytest.mark.parametrize("cut", range(len(FIRST)))
 def test_a_file_cut_off_in_its_first_line_begins_again(tmp_path, cut):
     path = tmp_path / "lines"
     path.write_bytes(FIRST[:cut])
-    with LineFile(path, error=Busy) as lines:
+    with LineFile(path) as lines:
         assert lines.resume(FIRST, bytes) == FIRST
     assert path.read_bytes() == FIRST
 
@@ -39,9 +34,9 @@ def test_half_a_line_stays_until_it_is_known_to_be_ours(tmp_path):
         assert path.read_bytes().endswith(b"ha")
         return text
 
-    with LineFile(path, error=Busy) as lines, pytest.raises(Busy, match="not ours"):
+    with LineFile(path) as lines, pytest.raises(ACPOError, match="not ours"):
         lines.resume(FIRST, refuse)
-    with LineFile(path, error=Busy) as lines:
+    with LineFile(path) as lines:
         assert lines.resume(FIRST, take) == FIRST + b"2\n"
         lines.append(b"3\n")
     assert path.read_bytes() == FIRST + b"2\n3\n"
@@ -50,26 +45,26 @@ def test_half_a_line_stays_until_it_is_known_to_be_ours(tmp_path):
 def test_a_foreign_file_without_a_line_end_is_left_as_it_is(tmp_path):
     path = tmp_path / "thesis"
     path.write_bytes(b"all my work")
-    with LineFile(path, error=Busy) as lines, pytest.raises(Busy):
+    with LineFile(path) as lines, pytest.raises(ACPOError):
         lines.resume(FIRST, refuse)
     assert path.read_bytes() == b"all my work"
-    with LineFile(path, error=Busy) as lines:
+    with LineFile(path) as lines:
         assert lines.resume(FIRST, bytes, own=True) == FIRST
     assert path.read_bytes() == FIRST
 
 
 def test_replacing_keeps_the_lock_and_appends_to_the_new_file(tmp_path):
     path = tmp_path / "lines"
-    with LineFile(path, error=Busy, sync=True) as lines:
+    with LineFile(path, sync=True) as lines:
         lines.resume(FIRST, bytes)
         lines.append(b"2\n")
         lines.replace(FIRST)
-        with pytest.raises(Busy, match="another process"):
-            LineFile(path, error=Busy)
+        with pytest.raises(ACPOError, match="another process"):
+            LineFile(path)
         lines.append(b"3\n")
     assert path.read_bytes() == FIRST + b"3\n"
     assert [file.name for file in tmp_path.iterdir()] == ["lines"]
-    LineFile(path, error=Busy).close()
+    LineFile(path).close()
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path):
@@ -86,7 +81,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
             self.full = True
             return self.file.write(data[:3])
 
-    with LineFile(tmp_path / "lines", error=Busy) as lines:
+    with LineFile(tmp_path / "lines") as lines:
         lines.resume(FIRST, bytes)
         whole, lines._file = lines._file, Full(lines._file)
         with pytest.raises(OSError, match="No space"):
@@ -103,5 +98,5 @@ def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(ACPOError, match="cannot be locked"), store.alone(tmp_path / "study"):
         pass
-    with pytest.raises(Busy, match=r"cannot be locked \(Function not implemented\)"):
-        LineFile(tmp_path / "lines", error=Busy)
+    with pytest.raises(ACPOError, match=r"cannot be locked \(Function not implemented\)"):
+        LineFile(tmp_path / "lines")

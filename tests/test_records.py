@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from acpo.records import Trace, TraceError, TraceWriter, has_begun, run_states
+from acpo.errors import ACPOError
+from acpo.records import Trace, TraceWriter, has_begun, run_states
 
 HEADER = {"model": "tiny", "temperature": 1.0, "vocab_size": 16}
 
@@ -83,7 +84,7 @@ def test_a_trace_cut_off_before_its_first_line_has_not_begun(tmp_path):
     for cut in (0, 1, first):
         header.write_bytes(header.read_bytes()[:cut])
         assert not has_begun(path)
-        with pytest.raises(TraceError, match="cut off before it began"):
+        with pytest.raises(ACPOError, match="cut off before it began"):
             Trace.open(path)
         write(path, (2,))
         assert has_begun(path) and len(Trace.open(path)) == 2
@@ -102,11 +103,11 @@ def test_a_writer_that_raced_with_a_rewritten_header_is_refused(tmp_path, monkey
         lock(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(TraceError, match="another process"):
+    with pytest.raises(ACPOError, match="another process"):
         TraceWriter(path, HEADER)
     with TraceWriter(path, HEADER) as writer:
         writer.drop_from(0)
-        with pytest.raises(TraceError, match="another process"):
+        with pytest.raises(ACPOError, match="another process"):
             TraceWriter(path, HEADER)
 
 
@@ -123,7 +124,7 @@ def test_text_that_is_none_is_refused(tmp_path):
     broken = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
     index = table.schema.get_field_index("prompt")
     pq.write_table(table.set_column(index, "prompt", broken), file)
-    with pytest.raises(TraceError, match=r"(?i)damaged"):
+    with pytest.raises(ACPOError, match=r"(?i)damaged"):
         _ = Trace.open(tmp_path / "t").rollouts
 
 
@@ -138,23 +139,23 @@ def test_resuming_forgets_later_steps(tmp_path):
 
 def test_another_header_and_another_writer_are_refused(tmp_path):
     path = tmp_path / "t"
-    with TraceWriter(path, HEADER), pytest.raises(TraceError, match="another process"):
+    with TraceWriter(path, HEADER), pytest.raises(ACPOError, match="another process"):
         TraceWriter(path, HEADER)
-    with pytest.raises(TraceError, match=r"temperature=1.0, not 0.5"):
+    with pytest.raises(ACPOError, match=r"temperature=1.0, not 0.5"):
         TraceWriter(path, {**HEADER, "temperature": 0.5})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(TraceError, match="other files"):
+    with pytest.raises(ACPOError, match="other files"):
         TraceWriter(tmp_path / "other", HEADER)
 
 
 def test_missing_columns_name_the_command(tmp_path):
     write(tmp_path / "t", (3,))
-    with pytest.raises(TraceError, match="no entropy, logp: `acpo trace`"):
+    with pytest.raises(ACPOError, match="no entropy, logp: `acpo trace`"):
         Trace.open(tmp_path / "t").tokens("entropy", "logp")
     with TraceWriter(tmp_path / "empty", HEADER):
         pass
-    with pytest.raises(TraceError, match="empty"):
+    with pytest.raises(ACPOError, match="empty"):
         Trace.open(tmp_path / "empty").tokens("delta")
 
 
@@ -176,25 +177,25 @@ def test_parts_with_fewer_columns_limit_the_trace(tmp_path):
 )
 def test_foreign_headers_are_refused(tmp_path, line, message):
     (tmp_path / "header.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(TraceError, match=message):
+    with pytest.raises(ACPOError, match=message):
         Trace.open(tmp_path)
 
 
 def test_damaged_parts_are_refused(tmp_path):
-    with pytest.raises(TraceError, match="`acpo trace` makes one"):
+    with pytest.raises(ACPOError, match="`acpo trace` makes one"):
         Trace.open(tmp_path / "nothing")
     path = tmp_path / "t"
     write(path, (3,), (4,))
     tokens = path / "tokens-00001.parquet"
     whole = tokens.read_bytes()
     tokens.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TraceError, match="damaged"):
+    with pytest.raises(ACPOError, match="damaged"):
         Trace.open(path).tokens("delta")
     tokens.write_bytes((path / "tokens-00000.parquet").read_bytes())
-    with pytest.raises(TraceError, match="changed"):
+    with pytest.raises(ACPOError, match="changed"):
         Trace.open(path).tokens("delta")
     tokens.unlink()
-    with pytest.raises(TraceError, match="damaged"):
+    with pytest.raises(ACPOError, match="damaged"):
         Trace.open(path).tokens("delta")
 
 
@@ -213,7 +214,7 @@ def test_damaged_parts_are_refused(tmp_path):
 )
 def test_what_does_not_fit_is_not_written(tmp_path, rows, tokens, message):
     with TraceWriter(tmp_path / "t", HEADER) as writer:
-        with pytest.raises(TraceError, match=message):
+        with pytest.raises(ACPOError, match=message):
             writer.append(rows, tokens)
         assert not writer.parts
     assert not len(Trace.open(tmp_path / "t"))
@@ -253,7 +254,7 @@ def test_numbers_no_trace_can_hold_are_refused(tmp_path, name):
     header = tmp_path / "t" / "header.jsonl"
     first, part = header.read_text().splitlines()
     header.write_text(f"{first}\n{json.dumps(json.loads(part) | {name: 2**53})}\n")
-    with pytest.raises(TraceError, match="2 is not a line"):
+    with pytest.raises(ACPOError, match="2 is not a line"):
         Trace.open(tmp_path / "t")
 
 

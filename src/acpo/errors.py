@@ -17,12 +17,10 @@ class ACPOWarning(UserWarning):
 
 
 @contextmanager
-def writing(
-    place: object, other: str = "file", error: type[ACPOError] = ACPOError
-) -> Iterator[None]:
+def writing(place: object, other: str = "file") -> Iterator[None]:
     """Where the system refuses to write, say so of `place`, and to name an `other`."""
     try:
         yield
     except OSError as reason:
         why = reason.strerror
-        raise error(f"{place} cannot be written ({why}): name another {other}") from reason
+        raise ACPOError(f"{place} cannot be written ({why}): name another {other}") from reason

@@ -26,14 +26,14 @@ class Closing:
         self.close()
 
 
-def lock(file: Any, path: Path, busy: Exception, error: type[ACPOError] = ACPOError) -> None:
+def lock(file: Any, path: Path, busy: Exception) -> None:
     """Keep others out of an open file until it is closed; raise `busy` while another does."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as reason:
         raise busy from reason
     except OSError as reason:
-        raise error(
+        raise ACPOError(
             f"{path} cannot be locked ({reason.strerror}): name one on a file system that can"
         ) from reason
 
@@ -43,21 +43,20 @@ class LineFile(Closing):
 
     Args:
         path: The file; made, with its folder, if it is not there.
-        error: What to raise where it cannot be written, or other writers cannot be kept out.
         sync: Whether a line has to be on disk, not only with the system.
     """
 
-    def __init__(self, path: Path, *, error: type[ACPOError], sync: bool = False) -> None:
+    def __init__(self, path: Path, *, sync: bool = False) -> None:
         self.path, self._sync = path, sync
         self._lock = threading.Lock()
-        busy = error(f"{path}: another process writes to it: wait for it")
-        with writing(path, error=error):
+        busy = ACPOError(f"{path}: another process writes to it: wait for it")
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: what was written outlives this process.
             self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
         try:
-            lock(self._file, path, busy, error)
-        except error:
+            lock(self._file, path, busy)
+        except ACPOError:
             self._file.close()
             raise
         if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):

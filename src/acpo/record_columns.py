@@ -58,27 +58,23 @@ REQUIRED = ("prompt_id", *COUNTS)
 NESTED = ("piece", "top_ids", "top_logps", "top_pieces")
 
 
-class TraceError(ACPOError):
-    """A trace that is damaged, too new, or lacks what was asked of it."""
-
-
 def rollout_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Completions as a table."""
     columns = ROLLOUT_COLUMNS
     unknown = sorted({name for row in rows for name in row} - columns.keys())
     if unknown:
-        raise TraceError(f"completions have {', '.join(unknown)}, which a trace has no column for")
+        raise ACPOError(f"completions have {', '.join(unknown)}, which a trace has no column for")
     try:
         texts = [{name: _text(value) for name, value in row.items()} for row in rows]
         table = pa.Table.from_pylist(texts, schema=pa.schema(list(columns.items())))
     except (pa.ArrowException, TypeError, OverflowError) as error:
-        raise TraceError(f"a completion does not fit the trace: {error}") from error
+        raise ACPOError(f"a completion does not fit the trace: {error}") from error
     absent = [name for name in REQUIRED if table[name].null_count]
     if absent:
-        raise TraceError(f"a completion has no {', '.join(absent)}")
+        raise ACPOError(f"a completion has no {', '.join(absent)}")
     for name in COUNTS:
         if (table[name].to_numpy() < 0).any():
-            raise TraceError(f"a completion has {name} below 0")
+            raise ACPOError(f"a completion has {name} below 0")
     return table
 
 
@@ -90,12 +86,12 @@ def token_table(tokens: Mapping[str, Any]) -> pa.Table:
     """Token columns as a table."""
     unknown = sorted(tokens.keys() - TOKEN_COLUMNS.keys())
     if unknown or "token_id" not in tokens:
-        raise TraceError(f"token columns {', '.join(unknown) or '(no token_id)'} are not a trace's")
+        raise ACPOError(f"token columns {', '.join(unknown) or '(no token_id)'} are not a trace's")
     try:
         arrays = {name: _array(name, values) for name, values in tokens.items()}
         return pa.table(arrays)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TraceError(f"token columns do not fit the trace: {error}") from error
+        raise ACPOError(f"token columns do not fit the trace: {error}") from error
 
 
 def _array(name: str, values: Any) -> pa.Array:
@@ -136,7 +132,7 @@ def _open(file: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(file, memory_map=True)
     except (OSError, pa.ArrowException) as error:
-        raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+        raise ACPOError(f"{file} cannot be read ({error}): the trace is damaged") from error
 
 
 def column_names(file: Path) -> list[str]:
@@ -157,7 +153,7 @@ def read_table(file: Path, names: list[str], columns: Mapping[str, pa.DataType])
                 if schema.field(name).type == pa.string():
                     table[name].validate(full=True)
         except (OSError, pa.ArrowException, KeyError) as error:
-            raise TraceError(f"{file} cannot be read ({error}): the trace is damaged") from error
+            raise ACPOError(f"{file} cannot be read ({error}): the trace is damaged") from error
     for name in names:
         if name not in present:
             table = table.append_column(name, pa.nulls(table.num_rows, columns[name]))

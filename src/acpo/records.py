@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from acpo.errors import ACPOError
 from acpo.linefile import Closing, LineFile
 from acpo.record_columns import (
     COUNTS,
     REQUIRED,
     ROLLOUT_COLUMNS,
     TOKEN_COLUMNS,
-    TraceError,
     column_names,
     read_table,
     rollout_table,
@@ -52,7 +52,7 @@ class TraceWriter(Closing):
             trace must have been made with the same.
 
     Raises:
-        TraceError: The folder holds something else, a trace with another header, or one that
+        ACPOError: The folder holds something else, a trace with another header, or one that
             another process writes to.
     """
 
@@ -61,8 +61,8 @@ class TraceWriter(Closing):
         first = {"format": FORMAT, "version": VERSION, **header}
         self.header: dict[str, Any] = json.loads(json.dumps(first))
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / HEADER).exists():
-            raise TraceError(f"{self.path} holds other files: use a new folder for the trace")
-        self._lines = LineFile(self.path / HEADER, error=TraceError, sync=True)
+            raise ACPOError(f"{self.path} holds other files: use a new folder for the trace")
+        self._lines = LineFile(self.path / HEADER, sync=True)
         # Half a first line in a trace's own folder is a writer's that died: nobody else's.
         self.parts = self._lines.resume(json_line(self.header), self._parts_of, own=True)
 
@@ -89,7 +89,7 @@ class TraceWriter(Closing):
         completions, columns = rollout_table(rows), token_table(tokens)
         total = int(completions["tokens"].to_numpy().sum())
         if total != columns.num_rows:
-            raise TraceError(
+            raise ACPOError(
                 f"tokens has {columns.num_rows} rows where the completions have {total} tokens"
             )
         number = max((part["part"] for part in self.parts), default=-1) + 1
@@ -114,7 +114,7 @@ class TraceWriter(Closing):
         header, parts = _parse_header(self.path / HEADER, text)
         for name in sorted(header.keys() | self.header.keys()):
             if header.get(name) != self.header.get(name):
-                raise TraceError(
+                raise ACPOError(
                     f"{self.path} was made with {name}={header.get(name)!r}, not "
                     f"{self.header.get(name)!r}: use another folder"
                 )
@@ -135,7 +135,7 @@ def write_trace(
     is completions, token columns and step, as `TraceWriter.append` takes them.
 
     Raises:
-        TraceError: The folder holds something else, or there is no part.
+        ACPOError: The folder holds something else, or there is no part.
     """
     path = path.resolve()
     if path.exists():
@@ -146,7 +146,7 @@ def write_trace(
         for rollouts, tokens, step in parts:
             writer.append(rollouts, tokens, step=step)
         if not writer.parts:
-            raise TraceError(f"{path}: no completion has a token; there is nothing to write")
+            raise ACPOError(f"{path}: no completion has a token; there is nothing to write")
     if path.exists():
         shutil.rmtree(before, ignore_errors=True)
         path.rename(before)
@@ -193,14 +193,14 @@ class Trace:
         """Read a trace's header.
 
         Raises:
-            TraceError: There is no trace, or one of a newer version, or a damaged one.
+            ACPOError: There is no trace, or one of a newer version, or a damaged one.
         """
         path = Path(path)
         file = path / HEADER
         try:
             text = file.read_bytes()
         except OSError as error:
-            raise TraceError(
+            raise ACPOError(
                 f"{path} is not a trace ({error.strerror}: {HEADER}); `acpo trace` makes one"
             ) from error
         header, parts = _parse_header(file, text[: text.rfind(b"\n") + 1])
@@ -211,14 +211,14 @@ class Trace:
         """What it holds of one training step; all of it for None.
 
         Raises:
-            TraceError: Nothing of that step.
+            ACPOError: Nothing of that step.
         """
         if step is None:
             return self
         kept, later = (tuple(p for p in ps if p["step"] == step) for ps in (self.parts, self.later))
         if not kept:
             steps = sorted({part["step"] for part in self.parts})
-            raise TraceError(f"--step {step}: {self.path} has steps {', '.join(map(str, steps))}")
+            raise ACPOError(f"--step {step}: {self.path} has steps {', '.join(map(str, steps))}")
         return Trace(self.path, self.header, kept, later)
 
     def after_updates(self) -> dict[int, "Trace"]:
@@ -246,10 +246,10 @@ class Trace:
             table = read_table(file, list(ROLLOUT_COLUMNS), ROLLOUT_COLUMNS)
             lengths = table["tokens"].to_numpy()
             if table.num_rows != part["rollouts"] or lengths.sum() != part["tokens"]:
-                raise TraceError(f"{file} is not the part the header describes: it was changed")
+                raise ACPOError(f"{file} is not the part the header describes: it was changed")
             absent = any(table[name].null_count for name in REQUIRED)
             if absent or any((table[name].to_numpy() < 0).any() for name in COUNTS):
-                raise TraceError(f"{file}: {', '.join(REQUIRED)} must be there, and not below 0")
+                raise ACPOError(f"{file}: {', '.join(REQUIRED)} must be there, and not below 0")
             tables.append(table)
         return pa.concat_tables(tables) if tables else rollout_table([])
 
@@ -266,13 +266,13 @@ class Trace:
         """Refuse a trace without these token columns, or without any token.
 
         Raises:
-            TraceError: naming what is missing and the command that makes it.
+            ACPOError: naming what is missing and the command that makes it.
         """
         if not len(self):
-            raise TraceError(f"{self.path} is empty: it holds no token")
+            raise ACPOError(f"{self.path} is empty: it holds no token")
         missing = [name for name in names if name not in self.columns]
         if missing:
-            raise TraceError(
+            raise ACPOError(
                 f"{self.path} has no {', '.join(missing)}: `acpo trace` writes traces that have"
             )
 
@@ -296,7 +296,7 @@ class Trace:
                 file = _token_file(self.path, part["part"])
                 tables.append(read_table(file, missing, TOKEN_COLUMNS))
                 if tables[-1].num_rows != part["tokens"]:
-                    raise TraceError(f"{file} is not the part the header describes: it was changed")
+                    raise ACPOError(f"{file} is not the part the header describes: it was changed")
             found = pa.concat_tables(tables)
             self._read.update({name: found[name] for name in missing})
         return pa.table({name: self._read[name] for name in names})
@@ -316,13 +316,13 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
         except (ValueError, KeyError, TypeError, RecursionError):
             is_ours = False
         if not is_ours:
-            raise TraceError(f"{file}:{number} is not a line of a trace's header")
+            raise ACPOError(f"{file}:{number} is not a line of a trace's header")
         lines.append(row)
     if not lines:
-        raise TraceError(f"{file} is empty: the trace was cut off before it began; make it again")
+        raise ACPOError(f"{file} is empty: the trace was cut off before it began; make it again")
     version = lines[0]["version"]
     if version > VERSION:
-        raise TraceError(f"{file}: version {version} is newer than {VERSION}: update acpo")
+        raise ACPOError(f"{file}: version {version} is newer than {VERSION}: update acpo")
     return lines[0], lines[1:]
 
 

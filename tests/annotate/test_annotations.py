@@ -7,7 +7,6 @@ import pytest
 
 from acpo.annotate.annotations import (
     MAX_TEXT,
-    AnnotationError,
     Annotations,
     AnnotationWriter,
     Decision,
@@ -20,6 +19,7 @@ from acpo.annotate.annotators import ExactAnnotator, Status
 from acpo.annotate.evidence import Accept, agreements, aligned_pairs
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
+from acpo.errors import ACPOError
 from acpo.records import Trace
 from acpo.tasks.chain import chain_problems
 from annotate.traces import annotated, chain_rows, text_rows, write_texts
@@ -66,19 +66,19 @@ def test_cut_anywhere_it_is_whole_up_to_there(path, selection):
 
 def test_another_trace_another_writer_and_another_annotator_are_refused(path, selection, tmp_path):
     other = select(Trace.open(write_texts(tmp_path / "other", chain_rows(chain_problems(3)))))
-    with pytest.raises(AnnotationError, match="another trace"):
+    with pytest.raises(ACPOError, match="another trace"):
         AnnotationWriter(path, other)
     with AnnotationWriter(path, selection) as writer:
-        with pytest.raises(AnnotationError, match="another process"):
+        with pytest.raises(ACPOError, match="another process"):
             AnnotationWriter(path, selection)
-        with pytest.raises(AnnotationError, match="another name"):
+        with pytest.raises(ACPOError, match="another name"):
             writer.add_annotator("exact", {"kind": "model"})
     (tmp_path / "thesis.tex").write_text("\\documentclass{article}\n")
     for kept in (selection, None):
-        with pytest.raises(AnnotationError):
+        with pytest.raises(ACPOError):
             AnnotationWriter(tmp_path / "thesis.tex", kept)
     assert (tmp_path / "thesis.tex").read_text() == "\\documentclass{article}\n"
-    with pytest.raises(AnnotationError, match="propose` makes one"):
+    with pytest.raises(ACPOError, match="propose` makes one"):
         Annotations.read(tmp_path / "nothing")
 
 
@@ -112,7 +112,7 @@ def test_lines_that_are_not_ours_are_refused(path, number, change, message):
     rows = lines_of(path)
     rows[number] = {**rows[number], **change}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(AnnotationError, match=message):
+    with pytest.raises(ACPOError, match=message):
         Annotations.read(path)
 
 
@@ -121,9 +121,9 @@ def test_places_outside_the_completions_are_refused(path, selection):
     text = path.read_text().replace('"length": ', '"length": 1000')
     path.write_text(text)
     assert Annotations.read(path).items
-    with pytest.raises(AnnotationError, match=r"tokens there and \d+ in the trace"):
+    with pytest.raises(ACPOError, match=r"tokens there and \d+ in the trace"):
         aligned_pairs(selection, Annotations.read(path), Accept.SOUND)
-    with pytest.raises(AnnotationError, match="propose anew"):
+    with pytest.raises(ACPOError, match="propose anew"):
         AnnotationWriter(path, selection)
 
 

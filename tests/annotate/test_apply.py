@@ -7,7 +7,7 @@ import pytest
 import commandline
 from acpo.annotate.annotations import Annotations, AnnotationWriter, Item, Proposal
 from acpo.annotate.annotators import ExactAnnotator, Status
-from acpo.annotate.apply import Merged, ReviewError, apply
+from acpo.annotate.apply import Merged, apply
 from acpo.annotate.evidence import Accept, Evidence, aligned_pairs, error_places
 from acpo.annotate.pairs import Span, select
 from acpo.annotate.propose import propose
@@ -70,7 +70,7 @@ def merge(path, *decisions, **changes):
 
 def refused(path, message, *decisions, **changes):
     before = path.read_bytes()
-    with pytest.raises(ReviewError, match=message):
+    with pytest.raises(ACPOError, match=message):
         merge(path, *decisions, **changes)
     assert path.read_bytes() == before
 
@@ -175,7 +175,7 @@ def test_two_decisions_on_one_item_and_files_that_are_no_json(case):
     review = path.with_name("other.json")
     for text in ("", "[" * 100_000, "NaN", '"x"', '{"format": "acpo-review"}'):
         review.write_text(text)
-        with pytest.raises(ReviewError):
+        with pytest.raises(ACPOError):
             apply(path, review)
     missing = commandline.refused("annotate", "apply", path, review.parent / "none")
     assert "No such file" in missing

@@ -18,7 +18,7 @@ from acpo.diagnose.mismatch import mismatch
 from acpo.diagnose.tokens import clustered_share
 from acpo.errors import ACPOError
 from acpo.objectives import theory
-from acpo.records import Trace, TraceError, TraceWriter
+from acpo.records import Trace, TraceWriter
 from diagnose.traces import HEADER, make_trace
 
 ANALYSES = [gradients, mismatch, alignment, envelope]
@@ -299,7 +299,7 @@ def test_branches_without_advantages_are_evaluated_everywhere(tmp_path):
 @pytest.mark.parametrize("analysis", [*ANALYSES, coupling])
 def test_missing_columns_name_the_command(tmp_path, analysis):
     trace = make_trace(tmp_path / "t", drop=geometry.COLUMNS)
-    with pytest.raises(TraceError, match=r"has no .*`acpo trace`"):
+    with pytest.raises(ACPOError, match=r"has no .*`acpo trace`"):
         analysis(trace)
 
 
@@ -307,7 +307,7 @@ def test_missing_columns_name_the_command(tmp_path, analysis):
 def test_empty_traces(tmp_path, analysis):
     with TraceWriter(tmp_path / "t", HEADER):
         pass
-    with pytest.raises(TraceError, match="empty"):
+    with pytest.raises(ACPOError, match="empty"):
         analysis(Trace.open(tmp_path / "t"))
 
 
@@ -347,7 +347,7 @@ def test_unusable_tokens_are_left_out_and_counted(tmp_path, analysis):
     trace = make_trace(tmp_path / "t", parts=1, change={"log_pmax": values})
     assert any(fact.startswith("3 tokens") for fact in analysis(trace).facts)
     nothing = np.full(400, np.nan)
-    with pytest.raises(TraceError, match="none of its 400 tokens"):
+    with pytest.raises(ACPOError, match="none of its 400 tokens"):
         analysis(make_trace(tmp_path / "n", parts=1, change={"log_pmax": nothing}))
 
 
@@ -362,7 +362,7 @@ def test_truncated_files(tmp_path, analysis):
     trace = make_trace(tmp_path / "t")
     file = tmp_path / "t" / "tokens-00001.parquet"
     file.write_bytes(file.read_bytes()[:-200])
-    with pytest.raises(TraceError, match="damaged"):
+    with pytest.raises(ACPOError, match="damaged"):
         analysis(Trace.open(trace.path))
 
 

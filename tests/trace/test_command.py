@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from acpo.checkpoints import resolve_model
-from acpo.errors import ACPOWarning
-from acpo.records import TOKEN_COLUMNS, Trace, TraceError, TraceWriter
+from acpo.errors import ACPOError, ACPOWarning
+from acpo.records import TOKEN_COLUMNS, Trace, TraceWriter
 from acpo.scoring import rollouts
 from acpo.scoring.rollouts import prompt_id
 from acpo.tasks.chain import ChainProblem, chain_task
@@ -114,7 +114,7 @@ def test_one_process_at_a_time_samples_for_a_trace(tmp_path):
     options = write.TraceOptions(2, 2, 1.0, 8, 0, "acpo", 0, 0)
 
     def watch(completions):
-        with pytest.raises(TraceError, match="another process writes"):
+        with pytest.raises(ACPOError, match="another process writes"):
             TraceWriter(folder, {})
 
     write.write_sampled_trace(CHAIN, folder, TaskArguments(task="chain"), options, watch=watch)

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from acpo.records import Trace, TraceError, TraceWriter
+from acpo.errors import ACPOError
+from acpo.records import Trace, TraceWriter
 from acpo.viewer.credit import credit_blocks
 from acpo.viewer.payload import TracePayload, prompt_groups
 from acpo.viewer.shell import packed, to_json
@@ -186,7 +187,7 @@ def test_a_trace_without_its_tokens_is_refused(tmp_path):
     write_trace(tmp_path / "t", prompts=1)
     file = tmp_path / "t" / "tokens-00000.parquet"
     pq.write_table(pq.read_table(file).drop_columns(["token_id"]), file)
-    with pytest.raises(TraceError, match="has no token_id"):
+    with pytest.raises(ACPOError, match="has no token_id"):
         credit_blocks(Trace.open(tmp_path / "t"), name="t", methods="")
 
 

@@ -27,10 +27,6 @@ MAX_TEXT = 4000
 """Characters of a name, a rationale or a note."""
 
 
-class AnnotationError(ACPOError):
-    """A file of annotations that is damaged, too new, or of another trace."""
-
-
 class Item(NamedTuple):
     """What is to be placed: the first error of a wrong completion, or, with `right`, what
     corresponds to it in a right one."""
@@ -115,7 +111,7 @@ class Annotations:
         try:
             text = path.read_bytes()
         except OSError as error:
-            raise AnnotationError(
+            raise ACPOError(
                 f"{path}: {error.strerror}; `acpo annotate propose` makes one"
             ) from error
         return parse(path, text[: text.rfind(b"\n") + 1])
@@ -123,7 +119,7 @@ class Annotations:
     def require(self, selection: Selection) -> None:
         """Refuse a trace these annotations are not about, and places outside its completions."""
         if self.header["trace"] != selection.fingerprint:
-            raise AnnotationError(
+            raise ACPOError(
                 f"{self.path} belongs to another trace, or the trace has changed since: give the "
                 "trace it was made from, or propose anew into another file"
             )
@@ -132,7 +128,7 @@ class Annotations:
             for item, one in ((error, wrong), (error._replace(right=right.sample), right)):
                 record = self.items.get(item)
                 if record is not None and record.length != one.length:
-                    raise AnnotationError(
+                    raise ACPOError(
                         f"{self.path}: {item} has {record.length} tokens there and {one.length} in "
                         "the trace: the file was changed; propose anew into another file"
                     )
@@ -141,7 +137,7 @@ class Annotations:
         """Refuse a trace that does not hold the step these annotations are of."""
         steps = sorted({part["step"] for part in trace.parts})
         if self.step not in steps:
-            raise AnnotationError(
+            raise ACPOError(
                 f"the annotations are of step {self.step}, and {trace.path} is looked at in step "
                 f"{', '.join(map(str, steps))}"
             )
@@ -187,7 +183,7 @@ class AnnotationWriter(Closing):
                 annotations.require(selection)
             return annotations
 
-        self._lines = LineFile(path, error=AnnotationError)
+        self._lines = LineFile(path)
         self.annotations = self._lines.resume(first, take)
 
     def add_annotator(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -198,7 +194,7 @@ class AnnotationWriter(Closing):
             self._write({"kind": "annotator", "name": name, "settings": kept})
             self.annotations.annotators[name] = kept
         elif known != kept:
-            raise AnnotationError(
+            raise ACPOError(
                 f"{self.annotations.path}: annotator {name!r} was {known}, now it is {kept}: "
                 "give the new one another name"
             )
@@ -234,13 +230,13 @@ def parse(path: Path, text: bytes) -> Annotations:
             else:
                 _take(annotations, row)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, AnnotationError):
+            if isinstance(error, ACPOError):
                 raise
-            raise AnnotationError(
+            raise ACPOError(
                 f"{path}:{number} is not a line of annotations ({error!r:.200})"
             ) from error
     if annotations is None:
-        raise AnnotationError(f"{path} is empty: it was cut off before it began")
+        raise ACPOError(f"{path} is empty: it was cut off before it began")
     return annotations
 
 
@@ -248,9 +244,7 @@ def _header(path: Path, row: dict[str, Any]) -> dict[str, Any]:
     if row["format"] != FORMAT or type(row["version"]) is not int:
         raise ValueError("format")
     if row["version"] > VERSION:
-        raise AnnotationError(
-            f"{path}: version {row['version']} is newer than {VERSION}: update acpo"
-        )
+        raise ACPOError(f"{path}: version {row['version']} is newer than {VERSION}: update acpo")
     if type(row["trace"]) is not str or type(row["step"]) is not int:
         raise ValueError("trace or step")
     return row

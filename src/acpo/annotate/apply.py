@@ -30,10 +30,6 @@ _DECISION_FIELDS = {
 }
 
 
-class ReviewError(ACPOError):
-    """A file of decisions that is not one, or not for these annotations."""
-
-
 class Merged(NamedTuple):
     """What became of the decisions of a file."""
 
@@ -73,18 +69,18 @@ def read_decisions(exported: Path, annotations: Annotations) -> tuple[dict[Item,
     value = _read(exported)
     _fields(exported, "the file", value, _FIELDS)
     if value["format"] != FORMAT or value["version"] != VERSION:
-        raise ReviewError(
+        raise ACPOError(
             f"{exported}: format {value['format']!r:.50} version {value['version']!r:.50} is not "
             f"{FORMAT} {VERSION}: export it from a page made by this version of acpo"
         )
     if value["trace"] != annotations.header["trace"] or value["step"] != annotations.step:
-        raise ReviewError(f"{exported} is a review of another trace than {annotations.path}")
+        raise ACPOError(f"{exported} is a review of another trace than {annotations.path}")
     reviewer = value["reviewer"]
     named = type(reviewer) is str and len(reviewer) <= MAX_NAME and reviewer.isprintable()
     if not named or not reviewer.strip():
-        raise ReviewError(f"{exported}: reviewer={reviewer!r:.50} is not a name: say who decided")
+        raise ACPOError(f"{exported}: reviewer={reviewer!r:.50} is not a name: say who decided")
     if type(value["decisions"]) is not list:
-        raise ReviewError(f"{exported}: decisions is not a list")
+        raise ACPOError(f"{exported}: decisions is not a list")
     applied = datetime.now(UTC).isoformat(timespec="seconds")
     decided: dict[Item, Review] = {}
     for number, row in enumerate(value["decisions"], start=1):
@@ -93,14 +89,14 @@ def read_decisions(exported: Path, annotations: Annotations) -> tuple[dict[Item,
         try:
             item, review = _decision(row, annotations, reviewer.strip(), applied)
         except (ValueError, TypeError, AttributeError) as error:
-            raise ReviewError(f"{exported}, {where}: {error}") from error
+            raise ACPOError(f"{exported}, {where}: {error}") from error
         if item in decided:
-            raise ReviewError(f"{exported}, {where}: a second decision on {item}")
+            raise ACPOError(f"{exported}, {where}: a second decision on {item}")
         decided[item] = review
     new = {item: made for item, made in decided.items() if _is_new(made, annotations.items[item])}
     for number, (item, review) in enumerate(decided.items(), start=1):
         if item in new and (wrong := _beside_another_error(item, review, annotations, new)):
-            raise ReviewError(f"{exported}, decision {number}: {wrong}")
+            raise ACPOError(f"{exported}, decision {number}: {wrong}")
     return new, len(decided) - len(new)
 
 
@@ -136,22 +132,22 @@ def _beside_another_error(
 def _read(exported: Path) -> Any:
     try:
         if exported.stat().st_size > MAX_BYTES:
-            raise ReviewError(f"{exported} is larger than {MAX_BYTES >> 20} MiB: not a review")
+            raise ACPOError(f"{exported} is larger than {MAX_BYTES >> 20} MiB: not a review")
         return json.loads(exported.read_bytes())
     except OSError as error:
-        raise ReviewError(f"{exported}: {error.strerror}") from error
+        raise ACPOError(f"{exported}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        if isinstance(error, ReviewError):
+        if isinstance(error, ACPOError):
             raise
-        raise ReviewError(f"{exported} is not JSON ({error!r:.100}): export it again") from error
+        raise ACPOError(f"{exported} is not JSON ({error!r:.100}): export it again") from error
 
 
 def _fields(exported: Path, where: str, value: Any, names: set[str]) -> None:
     if type(value) is not dict:
-        raise ReviewError(f"{exported}: {where} is not an object")
+        raise ACPOError(f"{exported}: {where} is not an object")
     if odd := sorted(map(str, value.keys() ^ names)):
         kind = "unknown" if odd[0] in value else "missing"
-        raise ReviewError(f"{exported}: {where}: {odd[0]!r:.50} is {kind}")
+        raise ACPOError(f"{exported}: {where}: {odd[0]!r:.50} is {kind}")
 
 
 def _decision(

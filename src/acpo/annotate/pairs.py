@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from acpo.errors import ACPOError
-from acpo.records import Trace, TraceError
+from acpo.records import Trace
 
 
 class Chars(NamedTuple):
@@ -105,7 +105,7 @@ def select(trace: Trace, *, step: int | None = None, limit: int | None = None) -
             continue
         key = (row["prompt_id"], row["sample"])
         if key in seen:
-            raise TraceError(f"{trace.path}: sample {key[1]} of prompt {key[0]!r} is there twice")
+            raise ACPOError(f"{trace.path}: sample {key[1]} of prompt {key[0]!r} is there twice")
         seen.add(key)
         named = ("prompt_id", "sample", "prompt", "completion", "reward", "truncated", "tokens")
         digest.update(json.dumps([row[name] for name in named]).encode())
@@ -163,7 +163,7 @@ def _trajectory(
     size = len(row["completion"])
     in_order = (starts >= 0).all() and (np.diff(starts) >= 0).all() and (ends <= size).all()
     if not in_order or (starts > ends).any():
-        raise TraceError(
+        raise ACPOError(
             f"{trace.path}: the tokens of sample {row['sample']} of prompt {row['prompt_id']!r} "
             "do not stand in its completion: the trace is damaged"
         )

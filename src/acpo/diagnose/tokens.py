@@ -15,7 +15,7 @@ from acpo.annotate.annotations import Annotations
 from acpo.diagnose.geometry import COLUMNS, TokenScalars
 from acpo.errors import ACPOError
 from acpo.intervals import student_quantile
-from acpo.records import Trace, TraceError
+from acpo.records import Trace
 
 CHUNK = 1 << 16
 ROUNDING = 1e-5
@@ -209,7 +209,7 @@ def survey(trace: Trace, *, every_token: bool = False) -> Survey:
 def require_usable(trace: Trace, tokens: int, left_out: int) -> None:
     """Refuse a trace of which no token is left."""
     if not tokens:
-        raise TraceError(f"{trace.path}: none of its {left_out} tokens has usable statistics")
+        raise ACPOError(f"{trace.path}: none of its {left_out} tokens has usable statistics")
 
 
 def describe(trace: Trace | None) -> str:

@@ -38,7 +38,7 @@ class SampleFile(Closing):
         self.path = path
         self.settings = json.loads(json.dumps(settings))
         self._lock = threading.Lock()
-        self._lines = LineFile(path, error=ACPOError)
+        self._lines = LineFile(path)
         self.samples = self._lines.resume(self._header(), self._take)
 
     def append(self, key: Key, fields: dict[str, Any]) -> None:

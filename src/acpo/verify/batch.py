@@ -98,7 +98,7 @@ class Verdicts(Closing):
         if output is not None:
             if not output.parent.is_dir():
                 raise ACPOError(f"--output {output}: there is no folder {output.parent}; make it")
-            self._file = LineFile(output, error=ACPOError)
+            self._file = LineFile(output)
             self._file.resume(b"", functools.partial(self._take, output))
 
     def judge(self, verify: Callable[..., Future[Verdict]]) -> None:

@@ -65,7 +65,7 @@ def credit_blocks(
         most_tokens: Show fewer prompts than asked for where they hold more.
 
     Raises:
-        TraceError: The trace holds no token, or is damaged.
+        ACPOError: The trace holds no token, or is damaged.
         ACPOError: No browser could open it, or a method or an annotation does not fit.
     """
     page: dict[str, Any] = {"name": name, "methods": [], "groups": [], "prompts": 0, "run": None}
