@@ -100,6 +100,13 @@ def test_no_verdict_where_nothing_was_learnt(study):
     assert "at least 90 points over the start" in markdown(summary)
 
 
+def test_sweeps_shorter_than_the_runs_are_told(study):
+    for updates, told in ((40, False), (39, True)):
+        short = replace(study, sweep=replace(study.sweep, updates=updates))
+        text = markdown(report(short, results(short))[0])
+        assert ("a rate that leads early may fall back" in text) == told
+
+
 def test_missing_runs_and_other_models_are_told(study):
     found = results(study)
     assert "provisional" not in markdown(report(study, found)[0])

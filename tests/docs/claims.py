@@ -1180,6 +1180,13 @@ def real_model_in_short(r):
     ]
 
 
+@claim("docs/compare.md", f"{GSM8K}/summary.json")
+def too_short_a_sweep(r):
+    fast, slow, *_ = at_both_rates(r, "four")
+    below = 100 * (slow["accuracy"]["value"] - fast["accuracy"]["value"])
+    return [f"[{below:.1f} points below](results.md#gsm8k) SAPO at 1e-6"]
+
+
 @claim("docs/settings.md", f"{GSM8K}/summary.json")
 def too_short_sweeps(r):
     below = []
