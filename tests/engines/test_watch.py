@@ -128,14 +128,15 @@ def test_recorded_runs_that_learnt_show_nothing_and_collapsed_ones_were_forewarn
 
 
 @pytest.mark.parametrize(
-    ("study", "runs", "warned", "collapsed"),
-    [("qwen2.5-0.5b-gsm8k", 8, 68, 112), ("qwen2.5-0.5b-arithmetic", 4, 24, 96)],
+    ("study", "learnt", "warned", "collapsed"),
+    [("qwen2.5-0.5b-gsm8k", [True] * 6 + [False] * 2, 68, 112)]
+    + [("qwen2.5-0.5b-arithmetic", [True] * 4, 24, 96)],
 )
-def test_what_runs_of_a_real_model_show_is_what_the_page_says(study, runs, warned, collapsed):
+def test_what_runs_of_a_real_model_show_is_what_the_page_says(study, learnt, warned, collapsed):
     shown = signs(study)
     assert not any(shown["sapo"] + shown["grpo"])
-    assert len(shown["acpo"]) == runs
-    assert all(SHARE in first and COLLAPSED not in first for first in shown["acpo"])
+    assert sorted((SHARE in first for first in shown["acpo"]), reverse=True) == learnt
+    assert not any(COLLAPSED in first for first in shown["acpo"])
     if study.endswith("arithmetic"):
         assert all(ENTROPY_FELL in first for first in shown["acpo"] + shown["score_normalised"])
     high = [first for first in signs(study, "sweep")["acpo"] if SHARE in first]
