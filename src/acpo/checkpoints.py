@@ -94,7 +94,7 @@ def adapter_base(name: str) -> str | None:
         base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if not isinstance(base, str) or not base:
             raise ValueError(f"base_model_name_or_path={base!r}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ACPOError(
             f"model {name!r}: its adapter_config.json does not name the base model ({error!r})"
         ) from error

@@ -105,6 +105,9 @@ def test_sweeps_shorter_than_the_runs_are_told(study):
         short = replace(study, sweep=replace(study.sweep, updates=updates))
         text = markdown(report(short, results(short))[0])
         assert ("a rate that leads early may fall back" in text) == told
+    nothing_to_choose = replace(short, sweep=replace(short.sweep, learning_rates=(1e-4,)))
+    text = markdown(report(nothing_to_choose, results(nothing_to_choose))[0])
+    assert "may fall back" not in text
 
 
 def test_missing_runs_and_other_models_are_told(study):

@@ -44,6 +44,10 @@ def write(tmp_path):
     return write
 
 
+def test_no_launcher_may_be_said(write):
+    assert read_study(write(SOUND + "launcher: ''\n")).launcher == ""
+
+
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_studies_are_sound(path, tmp_path):
     study = read_study(path)

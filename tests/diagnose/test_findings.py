@@ -139,6 +139,13 @@ def _place(finding):
     return re.search(r"a token lies (\S+) of the way", " ".join(finding.facts))[1]
 
 
+def test_the_envelope_refuses_a_completion_that_is_not_there(tmp_path):
+    trace = make_trace(tmp_path, parts=2)
+    for number in (-1, 8):
+        with pytest.raises(ACPOError, match="the trace has completions 0 to 7"):
+            envelope(trace, rollout=number)
+
+
 def test_envelope_without_a_trace():
     finding = envelope(support=10)
     table = {row[0]: row[1] for row in finding.tables[0].rows}

@@ -5,6 +5,7 @@ import torch
 from peft import LoraConfig
 from transformers import MistralConfig, MistralForCausalLM
 
+from acpo.engines.ranks import Ranks
 from acpo.engines.trl.forward import choose_attention
 from acpo.engines.trl.packing import (
     find_rows,
@@ -254,3 +255,7 @@ def test_an_evaluation_in_front_does_not_measure_the_first_rollout(tmp_path):
         trainer, _ = recorded(tmp_path, method="gtpo", per_device_eval_batch_size=4, **more)
         measured.append(trainer.rollouts.measured)
     assert measured[0] == measured[1] and measured[0]["initial_entropy"] > 0
+
+
+def test_rows_of_no_token_are_gathered():
+    assert Ranks(torch.device("cpu"), together=False).rows(torch.empty(3, 0)).shape == (3, 0)

@@ -129,8 +129,10 @@ def test_recorded_runs_that_learnt_show_nothing_and_collapsed_ones_were_forewarn
 
 @pytest.mark.parametrize(
     ("study", "learnt", "warned", "collapsed"),
-    [("qwen2.5-0.5b-gsm8k", [True] * 6 + [False] * 2, 68, 112)]
-    + [("qwen2.5-0.5b-arithmetic", [True] * 4, 24, 96)],
+    [
+        ("qwen2.5-0.5b-gsm8k", [True] * 6 + [False] * 2, 68, 112),
+        ("qwen2.5-0.5b-arithmetic", [True] * 4, 24, 96),
+    ],
 )
 def test_what_runs_of_a_real_model_show_is_what_the_page_says(study, learnt, warned, collapsed):
     shown = signs(study)

@@ -276,7 +276,8 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
             f"{sweep['updates']} updates per run, and up to {sweep['extend']} rates more beyond an "
             "end while the best lies there."
         )
-        if sweep["updates"] < max(task["updates"] for task in summary["tasks"].values()):
+        shorter = sweep["updates"] < max(task["updates"] for task in summary["tasks"].values())
+        if shorter and (len(sweep["learning_rates"]) > 1 or sweep["extend"]):
             lines.append(
                 "Sweep runs are shorter than the study's: a rate that leads early may fall back."
             )

@@ -39,10 +39,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 def _is_command(value: Any) -> bool:
+    if type(value) is not str:
+        return False
     try:
-        return type(value) is str and bool(shlex.split(value))
+        shlex.split(value)
     except ValueError:  # a quotation that does not end
         return False
+    return True
 
 
 KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {

@@ -64,7 +64,7 @@ def profile(trace: Trace, number: int, support: int) -> Profile:
     """δ and normalised entropy of a completion."""
     ends = np.cumsum([part["rollouts"] for part in trace.parts])
     place = int(np.searchsorted(ends, number, side="right"))
-    if place == len(ends):
+    if number < 0 or place == len(ends):
         raise ACPOError(f"--rollout {number}: the trace has completions 0 to {ends[-1] - 1}")
     part = list(parts_of(trace))[place]
     row = number - (ends[place] - part.parts[0]["rollouts"])

@@ -69,7 +69,7 @@ class Ranks(Reducer):
 
     def rows(self, x: Tensor) -> Tensor:
         """All processes' rows, in rank order, padded on the right to the longest."""
-        if x.dim() == 1:
+        if self.count == 1 or x.dim() == 1:
             return self.gather(x)
-        width = self.most(x.shape[1])
+        width = max(1, self.most(x.shape[1]))
         return self.gather(functional.pad(x, (0, width - x.shape[1])).flatten()).view(-1, width)

@@ -128,7 +128,7 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
             key = (row.pop("question"), row.pop("sample"))
             if not (type(key[0]) is str and type(key[1]) is int):
                 raise ValueError("question must be text and sample a number")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ACPOError(
                 f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
                 "--output"

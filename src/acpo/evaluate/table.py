@@ -191,7 +191,7 @@ def _origin(model: str, name: str) -> tuple[str, str]:
     try:
         report = json.loads((Path(model) / "report.json").read_text(encoding="utf-8"))
         return str(report["model"]), str(report["method"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "", name
 
 

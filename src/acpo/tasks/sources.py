@@ -74,7 +74,7 @@ def _read_csv(path: Path) -> list[Row]:
 def _read_json(path: Path) -> list[Row]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # no JSON, or no UTF-8
+    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
         raise ACPOError(f"data={str(path)!r}: {error}") from error
     if not isinstance(rows, list):
         raise ACPOError(f"data={str(path)!r} must hold a list of rows, not a {type(rows).__name__}")

@@ -51,7 +51,7 @@ class Report:
             for name in ("before", "after"):
                 content[name] = Estimate(**content[name]) if content[name] else None
             return cls(**content)
-        except (OSError, ValueError, TypeError, KeyError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
 
     def write(self, folder: Path) -> Path:

@@ -180,7 +180,7 @@ class Verdicts(Closing):
                 row = json.loads(line)
                 verdict = Verdict(Outcome(row["outcome"]), row["detail"], row["seconds"])
                 index = waiting[_key(row)].pop()
-            except (ValueError, KeyError, TypeError, IndexError):
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
                 raise ACPOError(
                     f"--output {output}: line {number} is no verdict on a row of this file; "
                     "give another name, or remove it"

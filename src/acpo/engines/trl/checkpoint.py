@@ -97,7 +97,7 @@ def problem(checkpoint: Path) -> str | None:
     try:
         described = json.loads(manifest.read_text())
         expected = {str(name): (d["bytes"], d[CHECKSUM]) for name, d in described.items()}
-    except (ValueError, AttributeError, TypeError, KeyError):
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         expected = {}
     if not expected:
         return f"{manifest.name} is not readable, or of another version"

@@ -383,7 +383,7 @@ def _mapping(text: str) -> dict[str, Any]:
     """`method_options` from a command line, as JSON."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise ACPOError(f"method_options={text!r} must be a mapping, e.g. '{{\"gamma\": 0.2}}'")

@@ -204,7 +204,7 @@ def read(folder: Path) -> dict[str, Any] | None:
     """The run a folder or a checkpoint says it belongs to; None if it does not say."""
     try:
         found = json.loads((folder / RUN).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

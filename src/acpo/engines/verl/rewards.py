@@ -57,7 +57,7 @@ def _code_problem(data_source: str, ground_truth: Any) -> dict[str, Any]:
         problem = json.loads(ground_truth)
         if not isinstance(problem, dict):
             raise ValueError(f"it is {problem!r}")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ACPOError(
             f"ground_truth of data_source={data_source!r} is not a code problem as JSON ({error}); "
             "write the file with `acpo data verl`"
