@@ -538,7 +538,7 @@ def tiny_study(r):
     task = r["tasks"]["main"]
     rows = {row["name"]: row for row in task["rows"]}
     assert not [name for name, row in rows.items() if row["verdict"] == "better"]
-    page = (ROOT / "docs/results.md").read_text().partition("\n## (b)")[0]
+    page = (ROOT / "docs/results.md").read_text().partition("\n### Rates chosen")[0]
     written = re.findall(r"^\| `(\w+)`.*\[.*\|$", page, re.M)
     table = []
     for name in written:
@@ -559,6 +559,80 @@ def tiny_study(r):
         f"{rows['acpo']['p_holm']:.2f}",
         f"(lowest {lowest[0]:.1f} and {lowest[1]:.1f})",
     ]
+
+
+@claim("docs/results.md", "results/compare/tiny-long/summary.json")
+def tiny_with_long_sweeps(r):
+    rows = {row["name"]: row for row in r["tasks"]["main"]["rows"]}
+    sapo, acpo, grpo, balanced = (rows[name] for name in ("sapo", "acpo", "grpo", "acpo_balanced"))
+    first = {row["name"]: row for row in load(TINY)["tasks"]["main"]["rows"]}
+    rates = sorted({one for row in rows.values() for one in row["sweep"]}, key=float)
+    lines = []
+    for row in rows.values():
+        best = max(row["sweep"].values())
+        swept = [
+            ("**{:.1f}**" if row["sweep"][one] == best else "{:.1f}").format(
+                100 * row["sweep"][one]
+            )
+            if one in row["sweep"]
+            else ""
+            for one in rates
+        ]
+        ours = " (ours)" if row["name"] == "acpo_balanced" else ""
+        apart = f" {points(row['difference'])} " if row["difference"] else " "
+        cells = " | ".join(swept).replace("  ", " ")
+        lines.append(f"| `{row['name']}`{ours} | {cells} | {percent(row['accuracy'])} |{apart}|")
+    assert acpo["verdict"] == "worse" and acpo["difference"]["won"] == acpo["collapsed"] == 0
+    assert grpo["verdict"] == "not told apart" and balanced["difference"]["won"] == 1
+    assert sapo["values"] == first["sapo"]["values"]
+    better = grpo["accuracy"]["value"] - first["grpo"]["accuracy"]["value"]
+    ahead = sapo["sweep"]["0.0001"] - acpo["sweep"]["0.0001"]
+    lost, below = acpo["difference"], balanced["difference"]
+    return [
+        *lines,
+        f"ends {-100 * lost['value']:.1f} points below SAPO "
+        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}], allowing for the rows",
+        f"below it by {-100 * below['value']:.1f} "
+        f"[{100 * below['low']:.1f}, {100 * below['high']:.1f}], read alone",
+        f"SAPO is {100 * ahead:.1f} points ahead of it in the sweep",
+        f"is {100 * better:.1f} points better than there",
+        f"read alone (Holm's p {balanced['p_holm']:.3f})",
+    ]
+
+
+@claim("docs/results.md", "results/compare/tiny-long/runs.jsonl")
+def tiny_with_long_sweeps_runs(runs):
+    lost = {
+        rate: sum(
+            run["curve"][-1]["accuracy"] < 0.1
+            for run in runs
+            if run["spec"]["phase"] == "sweep"
+            and run["spec"]["row"] == "acpo"
+            and run["spec"]["learning_rate"] == rate
+        )
+        for rate in (2e-4, 4e-4)
+    }
+    assert lost == {2e-4: 1, 4e-4: 1}
+    return [f"({len(runs)} runs, 20 minutes"]
+
+
+def acpo_with_a_long_sweep(r):
+    (row,) = [row for row in r["tasks"]["main"]["rows"] if row["name"] == "acpo"]
+    return row
+
+
+@claim("README.md", "results/compare/tiny-long/summary.json")
+def below_with_a_long_sweep(r):
+    lost = acpo_with_a_long_sweep(r)["difference"]
+    return [
+        f"ends {-100 * lost['value']:.1f} points below SAPO "
+        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]"
+    ]
+
+
+@claim("docs/faq.md", "results/compare/tiny-long/summary.json")
+def ends_with_a_long_sweep(r):
+    return [f"[ends at {100 * acpo_with_a_long_sweep(r)['accuracy']['value']:.1f}%]"]
 
 
 LAW = "results/compare/law-0.1m"
