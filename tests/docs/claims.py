@@ -26,6 +26,8 @@ sys.path.pop(0)  # modules there have the names of folders here
 
 TINY = "results/compare/tiny/summary.json"
 GSM8K = "results/compare/qwen2.5-0.5b-gsm8k"
+LAW = "results/compare/law-0.1m"
+SCORE_ROWS = ("score_normalised", "score_baseline")
 PERCENT = "{:.1f}%"
 CLAIMS = []
 
@@ -578,7 +580,7 @@ def tiny_with_long_sweeps(r):
             else ""
             for one in rates
         ]
-        ours = " (ours)" if row["name"] == "acpo_balanced" else ""
+        ours = " (ours)" if row["name"] in ("acpo_balanced", *SCORE_ROWS) else ""
         apart = f" {points(row['difference'])} " if row["difference"] else " "
         cells = " | ".join(swept).replace("  ", " ")
         lines.append(f"| `{row['name']}`{ours} | {cells} | {percent(row['accuracy'])} |{apart}|")
@@ -587,13 +589,23 @@ def tiny_with_long_sweeps(r):
     assert sapo["values"] == first["sapo"]["values"]
     better = grpo["accuracy"]["value"] - first["grpo"]["accuracy"]["value"]
     ahead = sapo["sweep"]["0.0001"] - acpo["sweep"]["0.0001"]
-    lost, below = acpo["difference"], balanced["difference"]
+    scored = [rows[name] for name in SCORE_ROWS]
+    for row in scored:
+        assert row["verdict"] == "better" and row["difference"]["won"] == 8
+        assert row["learning_rate"] == sapo["learning_rate"]
+        assert all(row["sweep"][one] > value for one, value in sapo["sweep"].items())
+    areas = [
+        percent(row["difference"]["area"]).replace(" ", form, 1)
+        for row, form in zip(scored, (" points ", " "), strict=True)
+    ]
+    lost = acpo["difference"]
     return [
         *lines,
         f"ends {-100 * lost['value']:.1f} points below SAPO "
-        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}], allowing for the rows",
-        f"below it by {-100 * below['value']:.1f} "
-        f"[{100 * below['low']:.1f}, {100 * below['high']:.1f}], read alone",
+        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]",
+        score_rows_above(scored),
+        "(p {:.3f} and {:.3f})".format(*(row["p_holm"] for row in scored)),
+        f"ahead of it in area by {' and '.join(areas)}",
         f"SAPO is {100 * ahead:.1f} points ahead of it in the sweep",
         f"is {100 * better:.1f} points better than there",
         f"read alone (Holm's p {balanced['p_holm']:.3f})",
@@ -613,7 +625,15 @@ def tiny_with_long_sweeps_runs(runs):
         for rate in (2e-4, 4e-4)
     }
     assert lost == {2e-4: 1, 4e-4: 1}
-    return [f"({len(runs)} runs, 20 minutes"]
+    return [f"({len(runs)} runs, half an hour"]
+
+
+def score_rows_above(rows):
+    return " and ".join(
+        f"`{row['name']}` by {100 * row['difference']['value']:.1f} "
+        f"[{100 * row['difference']['low']:+.1f}, {100 * row['difference']['high']:+.1f}]"
+        for row in rows
+    )
 
 
 def acpo_with_a_long_sweep(r):
@@ -624,10 +644,19 @@ def acpo_with_a_long_sweep(r):
 @claim("README.md", "results/compare/tiny-long/summary.json")
 def below_with_a_long_sweep(r):
     lost = acpo_with_a_long_sweep(r)["difference"]
+    rows = {row["name"]: row for row in r["tasks"]["main"]["rows"]}
     return [
+        score_rows_above([rows[name] for name in SCORE_ROWS]).replace(" and ", ", "),
         f"ends {-100 * lost['value']:.1f} points below SAPO "
-        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]"
+        f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]",
     ]
+
+
+@claim("docs/method-ours.md", "results/compare/tiny-long/summary.json")
+def ours_with_a_long_sweep(r):
+    rows = {row["name"]: row["difference"]["value"] for row in r["tasks"]["main"]["rows"]
+            if row["name"] in SCORE_ROWS}  # fmt: skip
+    return ["at one rate ({:+.1f} and {:+.1f} points)".format(*(100 * rows[n] for n in SCORE_ROWS))]
 
 
 @claim("docs/faq.md", "results/compare/tiny-long/summary.json")
@@ -635,8 +664,6 @@ def ends_with_a_long_sweep(r):
     return [f"[ends at {100 * acpo_with_a_long_sweep(r)['accuracy']['value']:.1f}%]"]
 
 
-LAW = "results/compare/law-0.1m"
-SCORE_ROWS = ("score_normalised", "score_baseline")
 NUMBERS = ("none", "one", "two", "three", "four", "five")
 SURE_HEAD = """\
 | start's entropy | `acpo` | `fixed` | `global_sg_x3` | `grpo` | `score_baseline` (ours) \
