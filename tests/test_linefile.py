@@ -3,12 +3,13 @@
 import errno
 import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
 from acpo.compare import store
 from acpo.errors import ACPOError
-from acpo.linefile import LineFile
+from acpo.linefile import LineFile, write_whole
 
 FIRST = b'{"format": 1}\n'
 
@@ -100,3 +101,20 @@ def test_a_file_system_without_locks_is_named_as_such(tmp_path, monkeypatch):
         pass
     with pytest.raises(ACPOError, match=r"cannot be locked \(Function not implemented\)"):
         LineFile(tmp_path / "lines")
+
+
+def test_what_keeps_no_lines_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", Path(os.devnull)):
+        with pytest.raises(ACPOError, match="keeps no lines"):
+            LineFile(place)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    write_whole(pipe, "all of it")
+    assert pipe.is_fifo()
+    assert os.read(reader, 100) == b"all of it"
+    os.close(reader)

@@ -55,6 +55,8 @@ class LineFile(Closing):
             # Unbuffered: what was written outlives this process.
             self._file: Any = open(path, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
         try:
+            if not path.is_file():
+                raise ACPOError(f"{path} keeps no lines (a device or a pipe): name a file")
             lock(self._file, path, busy)
         except ACPOError:
             self._file.close()
@@ -141,8 +143,14 @@ def flush_path(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, and the folder it is in, so that others see all of it or what was there."""
+    """Write a file, and the folder it is in, so that others see all of it or what was there.
+
+    A device or a pipe is written to, and stays what it is.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # whoever writes the same
     try:
         partial.write_text(text, encoding="utf-8")
