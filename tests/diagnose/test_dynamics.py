@@ -36,7 +36,8 @@ def test_seeds_of_a_method_are_one_band(tmp_path):
     row = value(finding, group="acpo", curve="accuracy", step=3)
     assert (row["mean"], row["min"], row["max"]) == pytest.approx((0.6, 0.5, 0.7))
     assert value(finding, group="sapo", curve="length", step=1)["mean"] == 20
-    assert "acpo (3 seeds), sapo (1 seed)" in finding.source
+    assert finding.source == "4 runs: acpo (3 seeds), sapo (1 seed)"
+    assert dynamics(runs[:1]).source == "1 run: acpo (1 seed)"
     assert finding.tables[0].rows[0][2] == "0.6 [0.5, 0.7]"
     assert {row["group"] for row in dynamics(runs, by_run=True).rows} == {str(r) for r in runs}
 

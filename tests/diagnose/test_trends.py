@@ -92,6 +92,7 @@ def test_coverage_is_split_by_branch(trace):
 
 def test_what_pools_steps_says_so(trace):
     assert "steps 0 to 10, 3 pooled" in describe(trace)
+    assert "steps 0 to 10, 3 of them" in trends(trace).source
     assert "step 5, " in describe(trace.of_step(5))
     with pytest.raises(ACPOError, match="holds step 5 only"):
         trends(trace.of_step(5))

@@ -112,7 +112,7 @@ def dynamics(paths: Sequence[Path], *, by_run: bool = False) -> Finding:
     return Finding(
         name="dynamics",
         title="Training dynamics",
-        source=f"{len(paths)} runs: {names}",
+        source=f"{len(paths)} run{'s' * (len(paths) > 1)}: {names}",
         reading=(
             "Lines are means over the runs of a group, bands reach from the lowest to the highest "
             "of them. Held-out accuracy is what the trainer's evaluations logged."

@@ -212,8 +212,11 @@ def require_usable(trace: Trace, tokens: int, left_out: int) -> None:
         raise ACPOError(f"{trace.path}: none of its {left_out} tokens has usable statistics")
 
 
-def describe(trace: Trace | None) -> str:
-    """The trace in a line: model, data, temperature, completions, tokens."""
+def describe(trace: Trace | None, *, pools: bool = True) -> str:
+    """The trace in a line: model, data, temperature, completions, tokens.
+
+    What `pools` steps says so.
+    """
     if trace is None:
         return "no trace"
     header = trace.header
@@ -225,7 +228,7 @@ def describe(trace: Trace | None) -> str:
     rollouts = sum(part["rollouts"] for part in trace.parts)
     steps = {part["step"] for part in trace.parts}
     if steps - {0}:
-        several = f"s {min(steps)} to {max(steps)}, {len(steps)} pooled"
+        several = f"s {min(steps)} to {max(steps)}, {len(steps)} {'pooled' if pools else 'of them'}"
         named.append("step" + (several if len(steps) > 1 else f" {min(steps)}"))
     return ", ".join([*named, f"{rollouts:,} completions", f"{len(trace):,} tokens"])
 

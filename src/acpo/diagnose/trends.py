@@ -43,7 +43,7 @@ def trends(trace: Trace) -> Finding:
     return Finding(
         name="trends",
         title="Step by step",
-        source=describe(trace),
+        source=describe(trace, pools=False),
         reading=(
             "(a): share of sampled tokens that are the policy's mode (gap ≤ 1e-6). (b), (c): mean "
             "δ and entropy. (d): share of tokens by the sign of their completion's advantage. "
