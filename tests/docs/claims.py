@@ -603,7 +603,7 @@ def tiny_with_long_sweeps(r):
         *lines,
         f"ends {-100 * lost['value']:.1f} points below SAPO "
         f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]",
-        score_rows_above(scored),
+        f"on the quickstart's model, {above(scored[0])}",
         "(p {:.3f} and {:.3f})".format(*(row["p_holm"] for row in scored)),
         f"ahead of it in area by {' and '.join(areas)}",
         f"SAPO is {100 * ahead:.1f} points ahead of it in the sweep",
@@ -628,12 +628,9 @@ def tiny_with_long_sweeps_runs(runs):
     return [f"({len(runs)} runs, half an hour"]
 
 
-def score_rows_above(rows):
-    return " and ".join(
-        f"`{row['name']}` by {100 * row['difference']['value']:.1f} "
-        f"[{100 * row['difference']['low']:+.1f}, {100 * row['difference']['high']:+.1f}]"
-        for row in rows
-    )
+def above(row):
+    gain = row["difference"]
+    return f"by {100 * gain['value']:.1f} [{100 * gain['low']:+.1f}, {100 * gain['high']:+.1f}]"
 
 
 def acpo_with_a_long_sweep(r):
@@ -646,7 +643,7 @@ def below_with_a_long_sweep(r):
     lost = acpo_with_a_long_sweep(r)["difference"]
     rows = {row["name"]: row for row in r["tasks"]["main"]["rows"]}
     return [
-        score_rows_above([rows[name] for name in SCORE_ROWS]).replace(" and ", ", "),
+        ", ".join(f"`{name}` {above(rows[name])}" for name in SCORE_ROWS),
         f"ends {-100 * lost['value']:.1f} points below SAPO "
         f"[{100 * lost['low']:.1f}, {100 * lost['high']:.1f}]",
     ]
@@ -805,7 +802,6 @@ def sure_starts_told(r):
         f"`grpo`: below at {under[0]} starts at 8 and at {under[1]} at 4, {' and '.join(at_four)}; "
         f"above at {grpo[1]} at 4, {at('grpo', 'above')[1][0]}",
         f"above at {fixed[0]} starts at 8 and at {fixed[1]} at 4, more than either row of ours",
-        short_of_starts(r) + ", but allowing for the number of rows only at the least sure one; ",
     ]
 
 
@@ -933,7 +929,6 @@ def larger_model(r):
         f"allowing for six rows (Holm's p {rows[ours]['p_holm']:.3f})",
         f"SAPO itself ends higher, at {100 * rows['sapo']['accuracy']['value']:.1f}%",
         f"one ends at {100 * min(rows['acpo']['values'].values()):.1f}%, and is not",
-        f"the gain there is {interval(rows[ours]['difference'], '+')}",
         f"below SAPO with every seed, read alone (Holm's p {surer['acpo']['p_holm']:.3f})",
         *larger_model_matched(law_matched(r, "eight")),
     ]
@@ -950,7 +945,6 @@ def larger_model_matched(starts):
     return [
         f"by Holm too (p {gain['p_holm']:.3f}) and with every seed at both",
         f"read alone (Holm's p {lost['p_holm']:.3f}); at 0.5",
-        f"at SAPO's lengths {interval(gain['difference'], '+')}, allowing for the rows",
     ]
 
 
@@ -994,24 +988,42 @@ def without_the_least_sure(r, name):
     return mean_over_seeds([sum(seed) / 8 for seed in zip(*differences, strict=True)])._asdict()
 
 
-def short_of_starts(r):
-    eight, four = (
-        NUMBERS[len(law_starts(r, SCORE_ROWS[0], ratio, "above"))] for ratio in ("eight", "four")
-    )
-    return (
-        f"`score_normalised`, is above SAPO at {eight} with 8 updates per rollout and at {four} "
-        "with 4"
-    )
+def law_everywhere(name):
+    """A row over the settings of study L, by start: at rates of its own, and at SAPO's lengths."""
+    own, matched = [], []
+    for study in ("law-0.1m", "law-carry", "law-1m"):
+        r = load(f"results/compare/{study}/summary.json")
+        for ratio in ("eight", "four"):
+            found = law_rows(r, name, ratio).items()
+            own += [(start, row) for start, row in found if row["difference"]]
+            matched += [(start, rows[name]) for start, rows in law_matched(r, ratio).items()]
+    return own, matched
+
+
+def settings_below():
+    """In how many of them ACPO is below SAPO."""
+    shares = []
+    for found in law_everywhere("acpo"):
+        apart = [row["difference"] for _, row in found]
+        assert all(one["low"] <= 0 for one in apart)
+        shares.append(f"{sum(one['high'] < 0 for one in apart)} of {len(apart)}")
+    return shares
 
 
 @claim("README.md", f"{LAW}/summary.json")
-def starts_in_short(r):
-    """At how many starts a row's interval lies above SAPO."""
-    acpo = {len(law_starts(r, "acpo", ratio, "above")) for ratio in ("eight", "four")}
+def settings_in_short(_):
+    return [f"ACPO is below SAPO in {settings_below()[0]} settings"]
+
+
+@claim("docs/results.md", f"{LAW}/summary.json")
+def settings_told(_):
+    own, matched = settings_below()
+    least = [row for start, row in law_everywhere(SCORE_ROWS[0])[1] if start == "0.5"]
+    assert len(least) == 4 and all(row["verdict"] == "better" for row in least)
+    gains = [100 * row["difference"]["value"] for row in least]
     return [
-        f"From {NUMBERS[len(law_rows(r, 'sapo', 'four'))]} other starts",
-        f"{short_of_starts(r)} (allowing for the number of rows, only at the least sure), and ACPO "
-        f"at {' or '.join(NUMBERS[count] for count in acpo)} with either",
+        f"below in {own} settings and, in steps as long as SAPO's, in {matched} (",
+        f"by {min(gains):.1f} to {max(gains):.1f} points, all allowing for the rows",
     ]
 
 
@@ -1175,14 +1187,17 @@ def real_model_ours(r):
     return [
         final_line(ours),
         f"{NUMBERS[won]} seeds end above it and\n{NUMBERS[4 - won]} below",
-        f"`score_normalised` at {100 * ours['accuracy']['value']:.1f}%",
     ]
 
 
 @claim("docs/method-ours.md", f"{GSM8K}/summary.json")
 def ours_on_gsm8k(r):
     (ours,) = [x for x in r["tasks"]["four"]["rows"] if x["name"] == "score_normalised"]
-    return [f"on GSM8K ({points(ours['difference']).replace(' ', ' points ', 1)})"]
+    slow = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}[ours["name"]]
+    return [
+        f"on GSM8K ({points(ours['difference']).replace(' ', ' points ', 1)}, each at the rate of "
+        f"its sweep; {points(slow['difference'])}, both at 1e-6)"
+    ]
 
 
 @claim("docs/method-ours.md", f"{SUMS}/summary.json")
@@ -1224,39 +1239,46 @@ def at_both_rates(r, ratio):
 
 @claim("docs/results.md", f"{GSM8K}/summary.json")
 def equal_rates(r):
-    lines = []
-    for ratio, updates in (("four", 4), ("eight", 8)):
-        *rows, fast, slow = at_both_rates(r, ratio)
-        apart = [f" {interval(one, '+')}" for one in (fast, slow)]
-        for row, ahead in zip(rows, (*apart, ""), strict=True):
-            seeds = ", ".join(f"{100 * value:.1f}" for value in row["values"].values())
-            lines.append(
-                f"| {updates} | `{row['name']}` | {rate(row['learning_rate'])} | {seeds} | "
-                f"{interval(row['accuracy'])} | {interval(row['gain'], '+')} |{ahead} | "
-                f"{interval(row['area'])} | {interval(row['pass_at']['64'])} |"
-            )
-    return lines
+    rows = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
+    assert all(row["verdict"] in ("", "not told apart") for row in rows.values())
+    assert min(rows[name]["gain"]["value"] for name in ("sapo", "grpo")) > 0.15
+    lines = [*map(final_line, (rows[n] for n in ("sapo", "score_normalised", "grpo", "acpo")))]
+    *eight, fast, slow = at_both_rates(r, "eight")
+    for row, ahead in zip(eight, (fast, slow, None), strict=True):
+        lines.append(final_line({**row, "difference": ahead}))
+    return ["\n".join(lines[:4]), "\n".join(lines[4:])]
 
 
 @claim("docs/results.md", f"{GSM8K}/summary.json")
 def equal_rates_in_words(r):
-    (four, slow, acpo, fast_4, slow_4), (eight, _, at_8, fast_8, slow_8) = (
+    (_, slow, _, fast_4, slow_4), (eight, _, at_8, fast_8, slow_8) = (
         at_both_rates(r, ratio) for ratio in ("four", "eight")
     )
     assert slow_4["won"] == 0 and slow_8["low"] < 0 < slow_8["high"]
-    (again,) = [row for row in load(SLOW)["tasks"]["four"]["rows"] if row["name"] == "acpo"]
-    assert again["verdict"] == "not told apart"
+    at_one = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
+    lost = [lost_by_a_short_sweep(r, "four", name) for name in ("sapo", SCORE_ROWS[0], "grpo")]
+    broken = (r["tasks"]["four"], load(f"{SUMS}/summary.json")["tasks"]["sums"])
+    for task in broken:
+        sweeps = {row["name"]: row["sweep"] for row in task["rows"]}
+        assert sweeps["acpo"]["3e-06"] < 0.03 < 0.3 < sweeps["grpo"]["3e-06"]
     lead = {key: -100 * slow_4["area"][key] for key in ("value", "low", "high")}
+    apart = {name: interval(at_one[name]["difference"], "+") for name in (SCORE_ROWS[0], "grpo")}
+    ends = [
+        at_one[name]["ends"][of]["value"]
+        for of in ("entropy", "length")
+        for name in ("acpo", "sapo")
+    ]
     return [
-        f"{points(fast_4).replace(' ', ' points ', 1)} with 4 updates per rollout, "
-        f"{points(fast_8)} with 8)",
-        f"({points(slow_4)} and {points(slow_8)})",
-        f"1e-6 SAPO ends at {100 * slow['accuracy']['value']:.1f}% and ACPO at "
-        f"{100 * acpo['accuracy']['value']:.1f}%",
-        f"of its sweep SAPO ends at {100 * four['accuracy']['value']:.1f}%, GRPO at "
-        f"{100 * finals(r)[0]['accuracy']['value']:.1f}%",
-        f"with every seed (read alone p {slow_4['p_value']:.3f}; Holm's {again['p_holm']:.3f}",
-        f"by {lead['value']:.1f} points [{lead['high']:.1f}, {lead['low']:.1f}]. Both walk",
+        f"{above({'difference': fast_4}).replace(' [', ' points [')} with 4 updates per rollout "
+        f"and {above({'difference': fast_8})[3:]} with 8",
+        f"SAPO ends at {100 * slow['accuracy']['value']:.1f}% [",
+        f"`score_normalised` {apart['score_normalised']} from it, GRPO {apart['grpo']}, ACPO "
+        f"{points(slow_4)} and, with 8 updates per rollout, {points(slow_8)} (",
+        f"(read alone p {slow_4['p_value']:.3f}; Holm's {at_one['acpo']['p_holm']:.3f})",
+        f"by {lead['value']:.1f} points [{lead['high']:.1f}, {lead['low']:.1f}]. All walk",
+        f"(entropy {ends[0]:.3f} against SAPO's {ends[1]:.3f}) and writes more ({ends[2]:.0f} "
+        f"tokens against {ends[3]:.0f})",
+        "which costs SAPO {} points after 200, `score_normalised` {}, and GRPO {}.".format(*lost),
         f"from {interval(r['tasks']['eight']['start'])}",
         f"ends {100 * eight['gain']['value']:.1f} points above the start, so ACPO is ahead by "
         f"{100 * fast_8['value']:.1f} points (Holm's p {at_8['p_holm']:.3f}",
@@ -1266,16 +1288,20 @@ def equal_rates_in_words(r):
 @claim("docs/results.md", "results/compare/qwen2.5-0.5b-gsm8k-slow/runs.jsonl")
 def equal_rates_runs(runs):
     known = {run["run"]: run for run in (*runs, *load(f"{GSM8K}/runs.jsonl"))}
-    texts = [len(run["examples"]) for name, run in known.items()
-             if name.startswith(("eight/study/", "four/study/sapo-lr1e-06"))]  # fmt: skip
-    assert len(texts) == 16
-    length = {run["run"].split("-lr")[0]: sum(run["step_lengths"]) for run in runs
-              if run["run"].startswith("four/study/") and run["run"].endswith("seed0")}  # fmt: skip
+    asked = (
+        "eight/study/",
+        *(f"four/study/{row}-lr1e-06" for row in ("sapo", "grpo", SCORE_ROWS[0])),
+    )
+    texts = [[text["ends"] for text in run["examples"]]
+             for name, run in known.items() if name.startswith(asked)]  # fmt: skip
+    cut = sum(extract_answer(text) is None for run in texts for text in run)
+    lengths = [sum(run["step_lengths"]) for run in runs if run["run"].startswith("four/study/")]
     done, whole = runs_of("qwen2.5-0.5b-gsm8k-slow", runs)
     return [
         f"{done} of {whole}",
-        f"The {sum(texts)} answers that these sixteen",
-        f"({length['four/study/sapo']:.2f} and {length['four/study/acpo']:.2f})",
+        f"The {sum(map(len, texts))} answers that the {len(texts)} runs",
+        f"{cut} of them until they are cut off",
+        f"({min(lengths):.2f} to {max(lengths):.2f})",
     ]
 
 
@@ -1295,23 +1321,27 @@ def left_undone(runs):
 
 @claim("README.md", f"{GSM8K}/summary.json")
 def real_model_in_short(r):
-    (_, slow, acpo, fast_4, slow_4), (*_, fast_8, slow_8) = (
-        at_both_rates(r, ratio) for ratio in ("four", "eight")
-    )
-    both = (100 * row["accuracy"]["value"] for row in (slow, acpo))
+    rows = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
+    ours, grpo, acpo = (interval(rows[name]["difference"], "+")
+                        for name in ("score_normalised", "grpo", "acpo"))  # fmt: skip
+    fast = at_both_rates(r, "four")[3]
     return [
         f"4 seeds, from {100 * r['tasks']['four']['start']['value']:.1f}%",
-        f"above SAPO ({points(fast_4).replace(' ', ' points ', 1)})",
-        "SAPO at 1e-6 too, SAPO ends at {:.1f}% and ACPO at {:.1f}%".format(*both)
-        + f" ({points(slow_4)})",
-        f"{points(fast_8)} becomes {points(slow_8)}",
+        f"which ends at {100 * rows['sapo']['accuracy']['value']:.1f}%: `score_normalised` {ours}, "
+        f"GRPO {grpo}, ACPO {acpo}.",
+        f"above SAPO ({points(fast).replace(' ', ' points ', 1)})",
     ]
 
 
-def lost_by_a_short_sweep(r, ratio):
-    """How far SAPO at the rate of its sweep ends below SAPO at ACPO's, in points."""
-    fast, slow, *_ = at_both_rates(r, ratio)
-    return f"{100 * (slow['accuracy']['value'] - fast['accuracy']['value']):.1f}"
+def lost_by_a_short_sweep(r, ratio, name="sapo"):
+    """How far a row at the rate of its sweep ends below the row at 1e-6, in points."""
+    fast, slow = (
+        next(row for row in study["tasks"][ratio]["rows"] if row["name"] == name)
+        for study in (r, load(SLOW))
+    )
+    assert (fast["learning_rate"], slow["learning_rate"]) == (3e-6, 1e-6)
+    lost = f"{100 * (slow['accuracy']['value'] - fast['accuracy']['value']):.1f}"
+    return "nothing" if float(lost) == 0 else lost
 
 
 @claim("docs/compare.md", f"{GSM8K}/summary.json")
@@ -1323,7 +1353,9 @@ def too_short_a_sweep(r):
 def too_short_sweeps(r):
     return [
         f"ends {lost_by_a_short_sweep(r, 'four')} points below SAPO at 1e-6, and, with 8 updates "
-        f"per rollout, {lost_by_a_short_sweep(r, 'eight')}"
+        f"per rollout, {lost_by_a_short_sweep(r, 'eight')} below; `score_normalised` loses "
+        f"{lost_by_a_short_sweep(r, 'four', SCORE_ROWS[0])}, GRPO "
+        f"{lost_by_a_short_sweep(r, 'four', 'grpo')}."
     ]
 
 
@@ -1337,7 +1369,7 @@ def best_rates(r):
     return [
         f"it is at {ours:.1f}% of held-out problems, SAPO at the same rate at {slow:.1f}% "
         f"({points(apart)}), SAPO at three times that rate, which learns faster and falls back, "
-        f"at {other:.1f}%, and GRPO there at {grpo:.1f}%",
+        f"at {other:.1f}%, and GRPO at either at {grpo:.1f}%",
         f"{100 * rows['sapo']['3e-07']:.1f}% right answers at 3e-7 and "
         f"{100 * rows['sapo']['1e-06']:.1f}% at 1e-6",
     ]
@@ -1393,6 +1425,7 @@ def recipe_curve(runs):
 
 SHARE = r"([\d.]+)% of ([\d,]+)"
 SIGNS = ("ē", r"2 \+ ē", r"2 \+ δ")
+TASKS = {"gsm8k": "GSM8K", "math500": "MATH-500"}
 
 
 def once_rounded(share, count):
@@ -1409,12 +1442,61 @@ def before_and_after(_):
 
 @claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
 def real_geometry(_):
-    folders = [f"qwen2.5-0.5b-{task}" for task in ("gsm8k", "math500")]
+    folders = [f"qwen2.5-0.5b-{task}-{w}" for task in TASKS for w in ("before", "after")]
     sources = [load(f"results/diagnose/{name}/alignment.md") for name in folders]
     tokens = [re.search(r"completions, ([\d,]+) tokens", text)[1] for text in sources]
     rows = [*map(measures, folders)]
     return [f"| tokens | {' | '.join(tokens)} |"] + [
         f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)
+    ]
+
+
+@claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
+def every_50_updates(r):
+    first, last = (100 * r["held_out"][when]["value"] for when in ("before", "after"))
+    lines = [
+        f"of {r['held_out']['problems']} held-out problems it solved {first:.1f}%, then {last:.1f}%"
+    ]
+    measured = {
+        "aligned": ("sampled token is the mode", "{:.1%}"),
+        "delta": ("mean δ", "{:.3f}"),
+        "entropy": ("entropy, nats", "{:.3f}"),
+    }
+    for task, title in TASKS.items():
+        rows = load(f"results/diagnose/qwen2.5-0.5b-{task}-training/trends.csv")
+        steps = [row for row in rows if row["branch"] == "all"]
+        assert [row["step"] for row in steps] == [*r["right_of_512"][task]]
+        right = " | ".join(map(str, r["right_of_512"][task].values()))
+        lines.append(f"| {title}: right of 512 | {right} |")
+        for column, (label, form) in measured.items():
+            cells = " | ".join(form.format(float(row[column])) for row in steps)
+            lines.append(f"| {title}: {label} | {cells} |")
+    good = [
+        row
+        for row in load("results/diagnose/qwen2.5-0.5b-gsm8k-training/trends.csv")
+        if row["branch"] == "Â > 0"
+    ]
+    return [
+        *lines,
+        f"mean δ there falls from {float(good[0]['delta']):.3f} to {float(good[-1]['delta']):.3f}",
+    ]
+
+
+@claim("docs/diagnose.md", "results/diagnose/blame-qwen2.5-0.5b-after/blame.csv")
+def blame_after_training(rows):
+    (acpo,) = [
+        row
+        for row in rows
+        if (row["method"], row["quantity"], row["region"]) == ("acpo", "update", "at")
+    ]
+    page = load("results/diagnose/blame-qwen2.5-0.5b-after/blame.md")
+    nothing = int(re.search(r"\((\d+) nothing, ", page)[1])
+    found = int(acpo["completions"])
+    assert found == len(load("results/diagnose/qwen2.5-0.5b.json")["first_errors_after"])
+    return [
+        f"of {found} of {found + nothing} wrong completions, of {acpo['prompts']} prompts",
+        f"is {float(acpo['share']) / float(acpo['chance']):.2f} of chance "
+        f"(p = {float(acpo['p_value']):.3f}, ",
     ]
 
 

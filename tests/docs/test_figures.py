@@ -16,7 +16,6 @@ NOT_THERE = {"results/update.json"}
 
 COMMANDS_ONLY = {
     "results/diagnose/quickstart.json",
-    "results/diagnose/qwen2.5-0.5b.json",
     "results/diagnose/blame-quickstart.json",
 }
 """Files that hold the commands; the figures stand in the files beside them."""
