@@ -16,7 +16,10 @@ from acpo.objectives.published import PUBLISHED
 from acpo.train.recipe import read_recipe
 
 STUDIES = Path(__file__).parents[2] / "recipes" / "studies"
-REDUCED = (*(f"qwen2.5-0.5b-{of}" for of in ("arithmetic", "chain-sum", "gsm8k-slow")), "law-10m")
+REDUCED = (
+    *(f"qwen2.5-0.5b-{of}" for of in ("arithmetic", "chain-sum", "gsm8k-slow")),
+    *("law-10m", "law-long"),
+)
 """Confirmations of another study with fewer rows."""
 
 SOUND = """\
