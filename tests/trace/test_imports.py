@@ -156,6 +156,11 @@ def test_what_a_reward_function_logs_is_no_reward_where_rewards_are_named(tmp_pa
     with pytest.warns(ACPOWarning, match=r"reward is chain_reward \+ format_reward, every column"):
         assert [one.reward for one in read_rollouts(source)[5]] == [1.5, 0.0]
     assert [one.reward for one in read_rollouts(source, ["chain_reward"])[5]] == [1.0, 0.0]
+    weighted = ["chain_reward", "format_reward=0.2"]
+    assert [one.reward for one in read_rollouts(source, weighted)[5]] == [1.1, 0.0]
+    for number in ("", "much", "nan"):
+        with pytest.raises(ACPOError, match=f"--reward format_reward={number}: '{number}' is no"):
+            read_rollouts(source, [f"format_reward={number}"])
     with pytest.raises(ACPOError, match=r"--reward length: .* has chain_reward, format_reward"):
         read_rollouts(source, ["length"])
     with pytest.raises(ACPOError, match=r"--reward chain_reward: .* is not TRL's"):

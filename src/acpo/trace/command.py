@@ -96,7 +96,7 @@ def import_rollouts(
     temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
     top_k: int = typer.Option(5, min=0, help="Likeliest tokens kept for each token."),
     reward: list[str] = typer.Option(
-        [], help="TRL: a column that is part of the reward, once or more (default: all fractions)."
+        [], help="TRL: column of the reward, NAME or NAME=WEIGHT, once or more (default: all)."
     ),
     device: str | None = typer.Option(None, help="cuda, cpu, mps (default: cuda if there is one)."),
     batch_size: int = typer.Option(32, min=1, help="Sequences at a time."),

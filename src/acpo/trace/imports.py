@@ -83,7 +83,8 @@ def import_rollouts(
 ) -> None:
     """Score another trainer's rollouts and write them as a trace, one part per step.
 
-    Of TRL's tables, the columns `rewards` are added up to the reward; none are all of fractions.
+    Of TRL's tables, the columns `rewards` are added up to the reward, each times its weight
+    (`NAME=0.5`, 1 without one); none are all of fractions.
 
     Raises:
         ACPOError: `source` is of no known format or damaged, or `output` holds a trace.
@@ -242,21 +243,36 @@ def _read_trl(file: Path, rewards: Sequence[str]) -> Iterator[ForeignRollout]:
     table = pq.read_table(file)
     fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     known = [name for name in fractions if name != "advantage"]
-    if missing := [name for name in rewards if name not in known]:
+    weights = _weights(rewards) or dict.fromkeys(known, 1.0)
+    if missing := [name for name in weights if name not in known]:
         raise ACPOError(f"--reward {missing[0]}: {file} has {', '.join(known) or 'none'}")
     if len(known) > 1 and not rewards:
         warnings.warn(
-            f"the reward is {' + '.join(known)}, every column of fractions; --reward NAME, once or "
-            "more, says which are",
+            f"the reward is {' + '.join(known)}, every column of fractions; --reward NAME or "
+            "NAME=WEIGHT, once or more, says which are",
             ACPOWarning,
             stacklevel=2,
         )
     for row in table.to_pylist():
-        values = [row[name] for name in rewards or known if row[name] is not None]
+        values = [x * row[name] for name, x in weights.items() if row[name] is not None]
         said = row["completion"]
         if isinstance(said, list):
             said = "".join(str(message["content"]) for message in said)
         yield ForeignRollout(row["step"], row["prompt"], said, sum(values) if values else None)
+
+
+def _weights(rewards: Sequence[str]) -> dict[str, float]:
+    """The weight of each column that `--reward NAME` or `NAME=WEIGHT` names."""
+    weights = {}
+    for said in rewards:
+        name, equals, number = said.partition("=")
+        try:
+            weights[name] = float(number) if equals else 1.0
+        except ValueError:
+            weights[name] = math.nan
+        if not math.isfinite(weights[name]):
+            raise ACPOError(f"--reward {said}: {number!r} is no weight; say NAME or NAME=0.5")
+    return weights
 
 
 def _each_once(steps: dict[int, list[ForeignRollout]]) -> dict[int, list[ForeignRollout]]:
