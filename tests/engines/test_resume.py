@@ -253,10 +253,10 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, monkeypatch
 
 
 def test_other_failures_are_not_told_as_the_disk_s(tmp_path):
-    with pytest.raises(RuntimeError, match="NCCL"), checkpoint.writing(tmp_path, "checkpoint-2"):
+    with pytest.raises(RuntimeError, match="NCCL"), checkpoint.saving(tmp_path, "checkpoint-2"):
         raise RuntimeError("NCCL communicator was aborted")
     said = "there is no earlier checkpoint: make room, and start again"
-    with pytest.raises(ACPOError, match=said), checkpoint.writing(tmp_path, "checkpoint-1"):
+    with pytest.raises(ACPOError, match=said), checkpoint.saving(tmp_path, "checkpoint-1"):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 

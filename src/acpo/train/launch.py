@@ -11,7 +11,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
-from acpo.engines.trl.checkpoint import writing
+from acpo.engines.trl.checkpoint import saving
 from acpo.train.accuracy import BeforeAndAfter, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
@@ -114,7 +114,7 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     if kept is not None:
         return kept
     if not left:
-        with writing(run.recipe.output_dir, "the trained model"):
+        with saving(run.recipe.output_dir, "the trained model"):
             trainer.save_model(config.output_dir)
             trainer.save_state()
         if config.push_to_hub:

@@ -238,7 +238,7 @@ WRITERS = ("inline_container", "PytorchStreamWriter")
 
 
 @contextmanager
-def writing(folder: Path, what: str) -> Iterator[None]:
+def saving(folder: Path, what: str) -> Iterator[None]:
     """What files written inside raise, in words: where, what was lost, and what is left.
 
     Libraries tell a full disk each in their own way, and torch without naming it.

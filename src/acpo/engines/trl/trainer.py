@@ -371,7 +371,7 @@ class ACPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial))
         final = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        with checkpoint.writing(folder, final.name), self._staging.of(self, final):
+        with checkpoint.saving(folder, final.name), self._staging.of(self, final):
             super()._save_checkpoint(model, trial)
         if self._staging.unpushed:
             self._staging.unpushed = False
