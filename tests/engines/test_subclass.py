@@ -120,6 +120,10 @@ CHANGED = {
         {"beta": [0.0, 50.0, 0.5]},
     ),
     "beta": ({"beta": 0.01}, {"beta": [0.01, 50.0, 0.0]}),
+    "KL correction": (
+        {"beta": 50.0},
+        {"beta": [50.0] * 3, "args.use_bias_correction_kl": [True, False, True]},
+    ),
     "clip": ({"epsilon": 0.2}, {"epsilon_low": [0.2, 1e-3, 0.2], "epsilon_high": [0.2, 2e-3, 0.2]}),
     "entropy bonus": ({"entropy_coef": 0.01}, {"entropy_coef": [0.01, 1.0, 0.0]}),
     "off-policy mask": ({}, {"off_policy_mask_threshold": [None, 1e-4, None]}),
@@ -164,6 +168,7 @@ def test_the_clip_range_to_change_is_the_methods(tmp_path):
     ("method", "plan", "words"),
     [
         ("grpo", {"beta": [0.0, 0.1]}, "beta=0.1 was 0 when the trainer was built"),
+        ("sapo", {"temperature": [1.0, 0.5]}, "temperature=0.5 was 1.0 when the trainer was built"),
         ("sapo", {"epsilon_low": [None, 0.1]}, "epsilon=0.1 is not an option of method 'sapo'"),
     ],
 )

@@ -52,7 +52,6 @@ class Followed:
             method=method,
             temperature=trainer.temperature,
             budget=trainer.args.max_tokens_per_pack,
-            corrects_kl=trainer.args.use_bias_correction_kl,
         )
         self.follow()
 
@@ -70,7 +69,14 @@ class Followed:
                 f"trainer.beta={trainer.beta} was 0 when the trainer was built, so that there is "
                 "no reference model; begin with beta=1e-9 in ACPOConfig and raise that"
             )
+        if trainer.temperature != settings.temperature:
+            raise ACPOError(
+                f"trainer.temperature={trainer.temperature} was {settings.temperature} when the "
+                "trainer was built, and the sampler keeps that, so that every ratio would be biased; "
+                "set temperature in ACPOConfig"
+            )
         settings.beta = trainer.beta
+        settings.corrects_kl = trainer.args.use_bias_correction_kl
         settings.entropy_coef = trainer.entropy_coef
         settings.off_policy_threshold = trainer.off_policy_mask_threshold
         if now != self._last:
