@@ -72,8 +72,8 @@ class Followed:
         if trainer.temperature != settings.temperature:
             raise ACPOError(
                 f"trainer.temperature={trainer.temperature} was {settings.temperature} when the "
-                "trainer was built, and the sampler keeps that, so that every ratio would be biased; "
-                "set temperature in ACPOConfig"
+                "trainer was built, and the sampler keeps that, so that every ratio would be "
+                "biased; set temperature in ACPOConfig"
             )
         settings.beta = trainer.beta
         settings.corrects_kl = trainer.args.use_bias_correction_kl
