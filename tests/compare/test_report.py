@@ -100,6 +100,30 @@ def test_no_verdict_where_nothing_was_learnt(study):
     assert "at least 90 points over the start" in markdown(summary)
 
 
+def test_pass_at_k_is_compared_seed_by_seed(study):
+    """Two seeds: 1 - 0.5 and 0.75 - 0.75 at k = 1, and all is solved at 4; one seed without."""
+    found = results(study)
+    verdicts = {
+        "acpo": ([[True] * 4, [True] * 4], [[True] * 4, [True, True, False, False]]),
+        "sapo": ([[True, True, False, False]] * 2, [[True] * 4, [True, True, False, False]]),
+    }
+    for row, seeds in verdicts.items():
+        for seed, kept in enumerate(seeds):
+            measured = {"value": 0.5, "verdicts": pack_verdicts(kept)}
+            found[f"a/study/{row}-lr0.0001-seed{seed}"]["pass_at"] = measured
+    _, rows = report(study, found)
+    assert rows["acpo"]["difference"]["pass_at"] == {}
+    for row in verdicts:
+        del found[f"a/study/{row}-lr0.0001-seed2"]
+    summary, rows = report(study, found)
+    apart = rows["acpo"]["difference"]["pass_at"]
+    assert [one["value"] for one in apart.values()] == pytest.approx([0.25, 1 / 12, 0.0])
+    assert apart["1"]["seeds"] == 2 and not rows["grpo"]["difference"]["pass_at"]
+    text = markdown(summary)
+    assert "| row | pass@1 | pass@2 | pass@4 |\n" in text and "| ACPO | +25.0 [" in text
+    assert text.count("Differences to SAPO in pass@k, paired:") == 1
+
+
 def test_sweeps_shorter_than_the_runs_are_told(study):
     for updates, told in ((40, False), (39, True)):
         short = replace(study, sweep=replace(study.sweep, updates=updates))

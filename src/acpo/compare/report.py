@@ -45,6 +45,9 @@ def markdown(summary: dict[str, Any]) -> str:
         lines += [*markdown_table(*_table(task["rows"])), ""]
         lines += [*remarks(summary, task), ""]
         lines += [*markdown_table(*_side_table(task)), ""]
+        if any((row["difference"] or {}).get("pass_at") for row in task["rows"]):
+            lines += ["Differences to SAPO in pass@k, paired:", ""]
+            lines += [*markdown_table(*_pass_table(task)), ""]
         if task["matched"]:
             lines += [f"### {name}, updates as long as SAPO's", ""]
             lines += [*markdown_table(*_table(task["matched"])), ""]
@@ -133,6 +136,21 @@ def _side_table(task: dict[str, Any]) -> Table:
         }
 
     return _table(task["rows"], side)
+
+
+def _pass_table(task: dict[str, Any]) -> Table:
+    """pass@k beside SAPO's, where the study measures it by itself."""
+    rows = [row for row in task["rows"] if row["difference"]]
+    ks = list(dict.fromkeys(k for row in rows for k in row["difference"]["pass_at"]))
+
+    def differences(row: dict[str, Any]) -> dict[str, str]:
+        apart = row["difference"]["pass_at"]
+        return {
+            "row": row["title"],
+            **{f"pass@{k}": percent(apart.get(k), signed=True) for k in ks},
+        }
+
+    return _table(rows, differences)
 
 
 def _start_line(task: dict[str, Any]) -> str:

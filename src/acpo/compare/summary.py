@@ -266,6 +266,8 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
     values = [round(a[seed] - b[seed], 12) for seed in pairs]
     areas = [(area(x), area(y)) for x, y in pairs.values()]
     known = [x - y for x, y in areas if x is not None and y is not None]
+    solved = [[_pass_at(one.get("pass_at") or {}) for one in pair] for pair in pairs.values()]
+    apart = [{k: x[k] - y[k] for k in x if k in y} for x, y in solved]
     return {
         **mean_over_seeds(values).within(-1.0, 1.0)._asdict(),
         "p_value": p_value(values),
@@ -274,6 +276,7 @@ def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict
         "effect_size": effect_size(values),
         "bootstrap": _bootstrap(list(pairs.values())),
         "area": mean_over_seeds(known)._asdict() if known else None,
+        "pass_at": {k: mean_over_seeds(own)._asdict() for k, own in _in_all(apart).items()},
     }
 
 
@@ -328,16 +331,28 @@ def _end(runs: Sequence[Result], name: str) -> dict[str, Any] | None:
 
 def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
     """pass@k for k = 1, 2, 4, ... (unbiased), mean over seeds."""
-    found: dict[str, list[float]] = {}
-    for result in runs:
-        kept = result.get("pass_at") or result.get("accuracy") or {}
-        groups = list(filter(None, unpack_verdicts(kept["verdicts"]))) if "verdicts" in kept else []
-        k = 1
-        while groups and k <= min(map(len, groups)):
-            values = [pass_probability(len(group), sum(group), k) for group in groups]
-            found.setdefault(str(k), []).append(math.fsum(values) / len(values))
-            k *= 2
-    return {k: _mean_accuracy(each) for k, each in found.items() if len(each) == len(runs)}
+    each = [_pass_at(result.get("pass_at") or result.get("accuracy") or {}) for result in runs]
+    return {k: _mean_accuracy(values) for k, values in _in_all(each).items()}
+
+
+def _pass_at(measured: Result) -> dict[str, float]:
+    kept = unpack_verdicts(measured["verdicts"]) if "verdicts" in measured else []
+    groups = list(filter(None, kept))
+    ks = [1 << power for power in range(min(map(len, groups), default=0).bit_length())]
+    return {
+        str(k): math.fsum(pass_probability(len(group), sum(group), k) for group in groups)
+        / len(groups)
+        for k in ks
+    }
+
+
+def _in_all(each: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    """By key, the values of every mapping that all of them have."""
+    return {
+        key: [values[key] for values in each]
+        for key in (each[0] if each else ())
+        if all(key in values for values in each)
+    }
 
 
 def _mean_accuracy(values: Collection[float]) -> dict[str, Any] | None:
