@@ -614,18 +614,22 @@ def tiny_with_long_sweeps(r):
 
 @claim("docs/results.md", "results/compare/tiny-long/runs.jsonl")
 def tiny_with_long_sweeps_runs(runs):
-    lost = {
-        rate: sum(
-            run["curve"][-1]["accuracy"] < 0.1
-            for run in runs
-            if run["spec"]["phase"] == "sweep"
-            and run["spec"]["row"] == "acpo"
-            and run["spec"]["learning_rate"] == rate
-        )
-        for rate in (2e-4, 4e-4)
-    }
-    assert lost == {2e-4: 1, 4e-4: 1}
-    return [f"({len(runs)} runs, half an hour"]
+    swept = {}
+    for run in runs:
+        if (run["spec"]["phase"], run["spec"]["row"]) == ("sweep", "acpo"):
+            curve = [entry["accuracy"] for entry in run["curve"]]
+            last = statistics.fmean(curve[-(len(curve) // 4) :])
+            swept.setdefault(run["spec"]["learning_rate"], []).append(last)
+    assert all(sum(end < 0.02 for end in swept[rate]) == 1 for rate in (2e-4, 4e-4))
+    middle = {rate: 100 * statistics.median(ends) for rate, ends in swept.items()}
+    assert max(middle, key=middle.get) == 4e-4
+    (early,) = [row for row in load(TINY)["tasks"]["main"]["rows"] if row["name"] == "acpo"]
+    assert early["learning_rate"] == 4e-4
+    assert sum(end < 0.25 for end in early["values"].values()) == 4 == len(early["values"]) / 2
+    return [
+        f"({len(runs)} runs, half an hour",
+        f"4e-4 again ({middle[4e-4]:.1f}, against {middle[1e-4]:.1f} at 1e-4)",
+    ]
 
 
 def above(row):
@@ -1001,28 +1005,31 @@ def law_everywhere(name):
 
 
 def settings_below():
-    """In how many of them ACPO is below SAPO."""
+    """In how many of them ACPO is below SAPO: their number, and by plain intervals and Holm's."""
     shares = []
     for found in law_everywhere("acpo"):
         apart = [row["difference"] for _, row in found]
         assert all(one["low"] <= 0 for one in apart)
-        shares.append(f"{sum(one['high'] < 0 for one in apart)} of {len(apart)}")
+        settled = sum(row["verdict"] == "worse" for _, row in found)
+        shares.append((len(apart), sum(one["high"] < 0 for one in apart), settled))
     return shares
 
 
 @claim("README.md", f"{LAW}/summary.json")
 def settings_in_short(_):
-    return [f"ACPO is below SAPO in {settings_below()[0]} settings"]
+    settings, below, settled = settings_below()[0]
+    return [f"ACPO is below SAPO in {below} of {settings} settings ({settled} allowing for the"]
 
 
 @claim("docs/results.md", f"{LAW}/summary.json")
 def settings_told(_):
-    own, matched = settings_below()
+    (own, below, settled), (matched, below_too, settled_too) = settings_below()
     least = [row for start, row in law_everywhere(SCORE_ROWS[0])[1] if start == "0.5"]
     assert len(least) == 4 and all(row["verdict"] == "better" for row in least)
     gains = [100 * row["difference"]["value"] for row in least]
     return [
-        f"below in {own} settings and, in steps as long as SAPO's, in {matched} (",
+        f"it is below in {below} of {own} settings ({settled} allowing for the rows)\n   and, in "
+        f"steps as long as SAPO's, in {below_too} of {matched} ({settled_too}) (",
         f"by {min(gains):.1f} to {max(gains):.1f} points, all allowing for the rows",
     ]
 
@@ -1111,6 +1118,9 @@ def sums(r):
     assert all(row["verdict"] in ("", "not told apart") for row in rows.values())
     acpo, grpo, ours = (rows[name] for name in ("acpo", "grpo", "score_normalised"))
     entropies = (row["ends"]["entropy"]["value"] for row in (acpo, ours, rows["sapo"]))
+    solved = [-100 * one["value"] for one in acpo["difference"]["pass_at"].values()
+              if one["high"] < 0]  # fmt: skip
+    assert len(solved) == 4
     return [
         *map(final_line, rows.values()),
         *sweep_lines(task, ("sapo", "grpo", "score_normalised", "acpo")),
@@ -1120,6 +1130,7 @@ def sums(r):
         f"in area ({interval(acpo['difference']['area'], '+').replace(' ', ' points ', 1)}",
         f"Holm's p for its accuracy is {acpo['p_holm']:.3f}",
         "(entropy {:.3f} and {:.3f} against {:.3f})".format(*entropies),
+        f"from 4 to 32 samples by {min(solved):.1f} to {max(solved):.1f} points, read alone too",
     ]
 
 
@@ -1183,10 +1194,15 @@ def real_model(r):
 def real_model_ours(r):
     task = r["tasks"]["four"]
     (ours,) = [row for row in task["rows"] if row["name"] == "score_normalised"]
-    won = ours["difference"]["won"]
+    (slow,) = [row for row in load(SLOW)["tasks"]["four"]["rows"] if row["name"] == ours["name"]]
+    won, solved = (ours["difference"][key] for key in ("won", "pass_at"))
+    lost = {key: -solved["64"][key] for key in ("value", "low", "high")}
+    assert ours["difference"]["low"] < 0 and lost["value"] > 0.02
     return [
         final_line(ours),
         f"{NUMBERS[won]} seeds end above it and\n{NUMBERS[4 - won]} below",
+        f"Its pass@64 is {100 * lost['value']:.1f} points below SAPO's {points(solved['64'])[5:]}",
+        f"it is level ({points(slow['difference']['pass_at']['64'])})",
     ]
 
 
@@ -1218,12 +1234,13 @@ def real_model_matched(r):
     return [
         f"| `acpo` | {seeds} | {interval(acpo['accuracy'])} | "
         f"{interval(acpo['difference'], '+')} | {interval(acpo['area'])} |",
-        f"to {100 * max(curve):.1f}% of a rollout at best",
+        f"to {100 * max(curve):.1f}% of a rollout in the mean of the seeds",
         f"keeps its {100 * sapo['accuracy']['value']:.1f}%",
     ]
 
 
 SLOW = "results/compare/qwen2.5-0.5b-gsm8k-slow/summary.json"
+SLOW_RUNS = "results/compare/qwen2.5-0.5b-gsm8k-slow/runs.jsonl"
 
 
 def at_both_rates(r, ratio):
@@ -1256,7 +1273,16 @@ def equal_rates_in_words(r):
     )
     assert slow_4["won"] == 0 and slow_8["low"] < 0 < slow_8["high"]
     at_one = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
-    lost = [lost_by_a_short_sweep(r, "four", name) for name in ("sapo", SCORE_ROWS[0], "grpo")]
+    sapo, ours, grpo = (
+        lost_by_a_short_sweep(r, "four", name) for name in ("sapo", SCORE_ROWS[0], "grpo")
+    )
+    to_grpo = differences(at_one["grpo"], at_one["acpo"])
+    solved = [slow_4["pass_at"][str(2**power)] for power in range(1, 6)]
+    assert all(one["high"] < 0 for one in solved)
+    behind = sorted(-100 * one["value"] for one in solved)
+    assert slow_4["pass_at"]["64"]["high"] > 0 and at_8["gain"]["value"] < 0.15
+    half = [-100 * at_one[name]["difference"]["low"] for name in ("acpo", "grpo")]
+    ahead = 100 * at_one["grpo"]["difference"]["high"]
     broken = (r["tasks"]["four"], load(f"{SUMS}/summary.json")["tasks"]["sums"])
     for task in broken:
         sweeps = {row["name"]: row["sweep"] for row in task["rows"]}
@@ -1265,7 +1291,7 @@ def equal_rates_in_words(r):
     apart = {name: interval(at_one[name]["difference"], "+") for name in (SCORE_ROWS[0], "grpo")}
     ends = [
         at_one[name]["ends"][of]["value"]
-        for of in ("entropy", "length")
+        for of in ("entropy", "length", "truncated")
         for name in ("acpo", "sapo")
     ]
     return [
@@ -1273,19 +1299,43 @@ def equal_rates_in_words(r):
         f"and {above({'difference': fast_8})[3:]} with 8",
         f"SAPO ends at {100 * slow['accuracy']['value']:.1f}% [",
         f"`score_normalised` {apart['score_normalised']} from it, GRPO {apart['grpo']}, ACPO "
-        f"{points(slow_4)} and, with 8 updates per rollout, {points(slow_8)} (",
+        f"{points(slow_4)}; with 8 updates per rollout, where SAPO gains too little for a verdict, "
+        f"ACPO is at {points(slow_8)} (",
+        f"with 8, and GRPO by {above(finals(r)[0])[3:]};",
+        f"ACPO could be {half[0]:.0f} points below SAPO, and GRPO {half[1]:.0f} below or "
+        f"{ahead:.0f} above",
         f"(read alone p {slow_4['p_value']:.3f}; Holm's {at_one['acpo']['p_holm']:.3f})",
-        f"by {lead['value']:.1f} points [{lead['high']:.1f}, {lead['low']:.1f}]. All walk",
+        f"in area by {lead['value']:.1f} points [{lead['high']:.1f}, {lead['low']:.1f}], below "
+        f"GRPO at the end\nby {percent(to_grpo)}, and below SAPO in pass@2 to pass@32 by "
+        f"{behind[0]:.1f} to {behind[-1]:.1f} points. All walk",
         f"(entropy {ends[0]:.3f} against SAPO's {ends[1]:.3f}) and writes more ({ends[2]:.0f} "
-        f"tokens against {ends[3]:.0f})",
-        "which costs SAPO {} points after 200, `score_normalised` {}, and GRPO {}.".format(*lost),
+        f"tokens against {ends[3]:.0f}, with {100 * ends[4]:.1f}% of its answers cut off against "
+        f"{100 * ends[5]:.1f}%)",
+        "which costs SAPO\n{} points after 200 [{}, {}]".format(*sapo),
+        "`score_normalised` ends {} lower there [{}, {}], not told apart".format(*ours),
+        f"GRPO level ({grpo[0]} [{grpo[1]}, +{grpo[2]}])",
         f"from {interval(r['tasks']['eight']['start'])}",
         f"ends {100 * eight['gain']['value']:.1f} points above the start, so ACPO is ahead by "
         f"{100 * fast_8['value']:.1f} points (Holm's p {at_8['p_holm']:.3f}",
     ]
 
 
-@claim("docs/results.md", "results/compare/qwen2.5-0.5b-gsm8k-slow/runs.jsonl")
+@claim("docs/results.md", SLOW_RUNS)
+def still_learning(runs):
+    """By how much each row's rollouts of the last quarter are above those of the third."""
+    rises = {}
+    for run in runs:
+        if run["run"].startswith("four/study/"):
+            curve = [entry["accuracy"] for entry in run["curve"]]
+            last, third = curve[-(len(curve) // 4) :], curve[-2 * (len(curve) // 4) :]
+            rise = statistics.fmean(last) - statistics.fmean(third[: len(last)])
+            rises.setdefault(run["spec"]["row"], []).append(100 * rise)
+    means = [statistics.fmean(own) for own in rises.values()]
+    assert [len(own) for own in rises.values()] == [4] * 4
+    return [f"last quarter are {min(means):.1f} to {max(means):.1f} points above those"]
+
+
+@claim("docs/results.md", SLOW_RUNS)
 def equal_rates_runs(runs):
     known = {run["run"]: run for run in (*runs, *load(f"{GSM8K}/runs.jsonl"))}
     asked = (
@@ -1307,8 +1357,9 @@ def equal_rates_runs(runs):
 
 @claim("docs/results.md", f"{GSM8K}/runs.jsonl")
 def left_undone(runs):
+    known = {run["run"]: run for run in (*runs, *load(SLOW_RUNS))}
     logged = [[e["left_undone"] for e in run.get("curve") or () if "left_undone" in e]
-              for run in runs]  # fmt: skip
+              for run in known.values()]  # fmt: skip
     shares = [share for run in logged for share in run]
     lengths = {run["run"].split("-lr")[0]: sum(run["step_lengths"]) for run in runs
                if run["run"].endswith("seed0") and "/study/" in run["run"]}  # fmt: skip
@@ -1329,8 +1380,15 @@ def real_model_in_short(r):
         f"4 seeds, from {100 * r['tasks']['four']['start']['value']:.1f}%",
         f"which ends at {100 * rows['sapo']['accuracy']['value']:.1f}%: `score_normalised` {ours}, "
         f"GRPO {grpo}, ACPO {acpo}.",
-        f"above SAPO ({points(fast).replace(' ', ' points ', 1)})",
+        f"above SAPO ({points(fast).replace(' ', ' points ', 1)}, no verdict, since SAPO gained "
+        f"too little; GRPO {points(finals(r)[0]['difference']).split()[0]})",
     ]
+
+
+def differences(ours, theirs):
+    """Two rows of one study, seed by seed."""
+    apart = [value - theirs["values"][seed] for seed, value in ours["values"].items()]
+    return mean_over_seeds(apart)._asdict()
 
 
 def lost_by_a_short_sweep(r, ratio, name="sapo"):
@@ -1340,22 +1398,23 @@ def lost_by_a_short_sweep(r, ratio, name="sapo"):
         for study in (r, load(SLOW))
     )
     assert (fast["learning_rate"], slow["learning_rate"]) == (3e-6, 1e-6)
-    lost = f"{100 * (slow['accuracy']['value'] - fast['accuracy']['value']):.1f}"
-    return "nothing" if float(lost) == 0 else lost
+    lost = differences(slow, fast)
+    return [f"{100 * lost[key]:.1f}" for key in ("value", "low", "high")]
 
 
 @claim("docs/compare.md", f"{GSM8K}/summary.json")
 def too_short_a_sweep(r):
-    return [f"[{lost_by_a_short_sweep(r, 'four')} points below](results.md#gsm8k) SAPO at 1e-6"]
+    return [f"[{lost_by_a_short_sweep(r, 'four')[0]} points below](results.md#gsm8k) SAPO at 1e-6"]
 
 
 @claim("docs/settings.md", f"{GSM8K}/summary.json")
 def too_short_sweeps(r):
+    ours, low, high = lost_by_a_short_sweep(r, "four", SCORE_ROWS[0])
+    assert lost_by_a_short_sweep(r, "four", "grpo")[0] == "0.0"
     return [
-        f"ends {lost_by_a_short_sweep(r, 'four')} points below SAPO at 1e-6, and, with 8 updates "
-        f"per rollout, {lost_by_a_short_sweep(r, 'eight')} below; `score_normalised` loses "
-        f"{lost_by_a_short_sweep(r, 'four', SCORE_ROWS[0])}, GRPO "
-        f"{lost_by_a_short_sweep(r, 'four', 'grpo')}."
+        f"ends {lost_by_a_short_sweep(r, 'four')[0]} points below SAPO at 1e-6, and, with 8 "
+        f"updates per rollout, {lost_by_a_short_sweep(r, 'eight')[0]} below; `score_normalised` "
+        f"ends {ours} below [{low}, {high}], not told apart, and GRPO level."
     ]
 
 
@@ -1413,8 +1472,14 @@ def run_times(runs):
 
 @claim("docs/recipes.md", f"{GSM8K}/runs.jsonl")
 def recipe_curve(runs):
+    known = {run["run"]: run for run in (*runs, *load(SLOW_RUNS))}
+
     def span(phase):
-        seconds = [r["train_seconds"] for r in four_at_a_time(runs) if r["spec"]["phase"] == phase]
+        seconds = [
+            run["train_seconds"]
+            for run in four_at_a_time(known.values())
+            if run["spec"]["phase"] == phase
+        ]
         return f"{min(seconds):.0f} to {max(seconds):.0f} s"
 
     return [
@@ -1446,16 +1511,29 @@ def real_geometry(_):
     sources = [load(f"results/diagnose/{name}/alignment.md") for name in folders]
     tokens = [re.search(r"completions, ([\d,]+) tokens", text)[1] for text in sources]
     rows = [*map(measures, folders)]
-    return [f"| tokens | {' | '.join(tokens)} |"] + [
-        f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)
-    ]
+    return (
+        [f"| tokens | {' | '.join(tokens)} |"]
+        + [f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)]
+        + ["the longest ∇ē after it would be {:.1f} and {:.1f} instead".format(*rescaled())]
+    )
+
+
+def rescaled():
+    """The longest entropy gradients after training, by the largest entropy before it."""
+    for task in TASKS:
+        before, after = (f"qwen2.5-0.5b-{task}-{when}" for when in ("before", "after"))
+        scale = largest_entropy(after) / largest_entropy(before)
+        assert scale < 2 / 3
+        text = load(f"results/diagnose/{after}/gradients.md")
+        yield scale * float(re.search(r"up to (\S+) times", text)[1])
 
 
 @claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
 def every_50_updates(r):
     first, last = (100 * r["held_out"][when]["value"] for when in ("before", "after"))
     lines = [
-        f"of {r['held_out']['problems']} held-out problems it solved {first:.1f}%, then {last:.1f}%"
+        f"its held-out accuracy ({r['held_out']['problems']} problems, 8 samples each) was "
+        f"{first:.1f}%, then {last:.1f}%",
     ]
     measured = {
         "aligned": ("sampled token is the mode", "{:.1%}"),
@@ -1496,7 +1574,8 @@ def blame_after_training(rows):
     return [
         f"of {found} of {found + nothing} wrong completions, of {acpo['prompts']} prompts",
         f"is {float(acpo['share']) / float(acpo['chance']):.2f} of chance "
-        f"(p = {float(acpo['p_value']):.3f}, ",
+        f"(p = {float(acpo['p_value']):.3f}, again one of {len({row['method'] for row in rows})} "
+        "rows tested",
     ]
 
 
@@ -1532,7 +1611,14 @@ def measures(name):
         f"{once_rounded(*unrouted)} / 0 of {unrouted[1]}",
         f"{outside} of {tokens}",
         f"{float(correlation):.3f}",
+        f"{largest_entropy(name):.2f}",
     ]
+
+
+def largest_entropy(name):
+    """What a trace's entropies are divided by."""
+    text = load(f"results/diagnose/{name}/gradients.md")
+    return float(re.search(r"H_max = ([\d.]+) nats", text)[1])
 
 
 @claim("docs/diagnose.md", "results/diagnose/blame-quickstart/blame.csv")
