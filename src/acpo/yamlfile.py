@@ -52,8 +52,12 @@ class YamlFile:
             for index, child in enumerate(node.value):
                 self._walk(child, (*place, index), around)
         elif isinstance(node, yaml.MappingNode):
-            for key, child in node.value:
+            last = {str(key.value): number for number, (key, _) in enumerate(node.value)}
+            for number, (key, child) in enumerate(node.value):
                 own, line = (*place, str(key.value)), key.start_mark.line + 1
+                merged = key.start_mark.index < node.start_mark.index  # by `<<: *anchor`
+                if merged and last[own[-1]] != number:
+                    continue  # the mapping has a value of its own
                 if own in self._lines:
                     self._lines[own] = line
                     self.refuse(own, f"{own[-1]!r} is given twice; keep one")

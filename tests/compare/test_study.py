@@ -98,6 +98,16 @@ def test_precedence_of_options(write):
     assert run.recipe["learning_rate"] == 1e-4, "smallest first"
 
 
+def test_what_a_mapping_merges_it_may_replace(write):
+    text = SOUND + "tasks:\n  a: {options: &shared {temperature: 2.0, top_k: 1}}\n"
+    merging = text + "  b: {options: {<<: *shared, top_k: 2}}\n"
+    study = read_study(write(merging))
+    assert dict(study.tasks[1].options) == {"temperature": 2.0, "top_k": 2}
+    for twice in ("{<<: *shared, top_k: 2, top_k: 2}", "{top_k: 2, top_k: 2, <<: *shared}"):
+        with pytest.raises(ACPOError, match=r"study.yaml:10: 'top_k' is given twice"):
+            read_study(write(text + f"  b: {{options: {twice}}}\n"))
+
+
 BAD = {
     "unknown method": (SOUND.replace("grpo", "grop"), 2, "did you mean 'grpo'"),
     "duplicate row": (SOUND.replace("grpo", "sapo"), 2, "'sapo' is given twice"),
