@@ -54,13 +54,14 @@ class YamlFile:
         elif isinstance(node, yaml.MappingNode):
             last = {str(key.value): number for number, (key, _) in enumerate(node.value)}
             for number, (key, child) in enumerate(node.value):
-                own, line = (*place, str(key.value)), key.start_mark.line + 1
+                name, line = str(key.value), key.start_mark.line + 1
+                own = (*place, name)
                 merged = key.start_mark.index < node.start_mark.index  # by `<<: *anchor`
-                if merged and last[own[-1]] != number:
+                if merged and last[name] != number:
                     continue  # the mapping has a value of its own
                 if own in self._lines:
                     self._lines[own] = line
-                    self.refuse(own, f"{own[-1]!r} is given twice; keep one")
+                    self.refuse(own, f"{name!r} is given twice; keep one")
                 self._walk(child, own, around)
                 self._lines[own] = line  # of the key, not where its block begins
 
