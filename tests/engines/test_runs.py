@@ -7,12 +7,12 @@ import shutil
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from datasets import Dataset
+from datasets import Dataset, Features, Image, List, Value
 from peft import LoraConfig
 from safetensors.torch import load_file
 
 from acpo.engines.trl import checkpoint
-from acpo.engines.trl.identity import RUN
+from acpo.engines.trl.identity import RUN, described_data
 from acpo.errors import ACPOError
 from acpo.tasks.grading import reward_function
 from acpo.tasks.task import Task
@@ -286,3 +286,12 @@ def test_foreign_checkpoints_are_not_mixed_with_the_runs_own(tmp_path):
     for resume in (None, True):
         with pytest.raises(ACPOError, match="checkpoint-900 of another run"):
             build(tmp_path).train(resume_from_checkpoint=resume)
+
+
+def test_pictures_beside_the_prompts_are_not_told_by_their_address():
+    """They are made anew whenever a row is read; whatever holds one counts as one."""
+    image = {"bytes": b"no picture", "path": None}
+    rows = {"prompt": ["a"], "picture": [image], "several": [[image]]}
+    features = Features(prompt=Value("string"), picture=Image(), several=List(Image()))
+    data = Dataset.from_dict(rows, features=features)
+    assert described_data(data) == described_data(data.remove_columns(["picture", "several"]))
