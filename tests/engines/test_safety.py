@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers as T
 from datasets import Dataset
+from peft import LoraConfig, get_peft_model
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOTrainer
@@ -108,6 +109,20 @@ def test_hybrid_models_are_not_packed_because_flash_attention_is_on(tmp_path):
     gemma = capped("gemma2")  # sliding windows: flash attention knows those itself
     gemma.config._attn_implementation = "flash_attention_2"
     choice = choose_attention(gemma, device=torch.device("cuda"), half_precision=True)
+    assert choice.layout == "packed"
+
+
+def test_adapters_that_look_for_their_invocation_in_a_row_are_padded():
+    lora = LoraConfig(
+        r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", alora_invocation_tokens=[5]
+    )
+    policy = get_peft_model(tiny_model(), lora).get_base_model()
+    choice = choose_attention(policy, device=torch.device("cuda"), half_precision=True)
+    assert choice.layout == "padded" and "aLoRA" in choice.reason
+    plain = get_peft_model(tiny_model(), LoraConfig(r=4, target_modules=["q_proj"]))
+    choice = choose_attention(
+        plain.get_base_model(), device=torch.device("cpu"), half_precision=True, wanted="packed"
+    )
     assert choice.layout == "packed"
 
 

@@ -192,6 +192,9 @@ def _obstacle(model: Any, *, takes_windows: bool) -> str | None:
     `takes_windows`: whether the attention function knows windows, caps and dropout itself.
     """
     config = model.config.get_text_config()
+    adapters = getattr(model, "peft_config", {}).values()
+    if any(getattr(adapter, "alora_invocation_tokens", None) for adapter in adapters):
+        return "an aLoRA adapter looks for its invocation once per row"
     if takes_windows:
         why = unusual_layers(config, ATTENTION_LAYERS)
     else:
