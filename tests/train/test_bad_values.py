@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import trl
 import yaml
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.train import launch
 from acpo.train.data import placed
 from train.standin import save_standin, write_problems
 
@@ -280,6 +284,24 @@ def test_weights_that_were_cut_short(place, tmp_path, command):
     status, lines = run(place, command, model_name_or_path=str(tmp_path))
     assert status == 2 and "model.safetensors cannot be read" in lines[-1]
     assert "cut short" in lines[-1]
+
+
+def test_the_base_of_an_adapter_is_loaded_as_asked(place, tmp_path, monkeypatch):
+    """In four bits, where that is asked for; there is no bitsandbytes here to do it."""
+    below = AutoModelForCausalLM.from_pretrained(place / "model")
+    get_peft_model(below, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(place / "model").save_pretrained(tmp_path)
+    asked = []
+
+    def load(name, **options):
+        asked.append(options)
+        raise ACPOError("enough")
+
+    monkeypatch.setattr(launch, "load_model", load)
+    monkeypatch.setattr(trl, "get_quantization_config", lambda model: "four bits")
+    status, lines = run(place, "train", model_name_or_path=str(tmp_path))
+    assert status == 2 and "enough" in lines[-1]
+    assert asked[0]["quantization_config"] == "four bits" and asked[0]["trainable"]
 
 
 def test_what_the_libraries_refuse_is_one_line(place):

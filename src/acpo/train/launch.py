@@ -168,17 +168,20 @@ def _trainer(recipe: Recipe, name: str, tokenizer: Any, data: TrainingData) -> A
         "dtype": model.dtype,
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
-    adapter = adapter_base(name) is not None
+    quantized, policy = get_quantization_config(model), name
     with in_one_line(f"{recipe.path}: no trainer could be built"):
+        if adapter_base(name) is not None:
+            options = {"quantization_config": quantized, **kwargs}
+            quantized, policy = None, load_model(name, trainable=True, **options)
         return ACPOTrainer(
-            model=load_model(name, trainable=True, **kwargs) if adapter else name,
+            model=policy,
             reward_funcs=data.rewards,
             args=config,
             train_dataset=data.train,
             eval_dataset=data.held_out,
             processing_class=tokenizer,
             peft_config=get_peft_config(model),
-            quantization_config=get_quantization_config(model),
+            quantization_config=quantized,
         )
 
 
