@@ -10,14 +10,14 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from acpo import ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.watch import Watch
 from acpo.errors import ACPOError
 from engines.resume_worker import killed, run
-from engines.tiny import odd_tokens, prompts, recorded, tiny_model
+from engines.tiny import build, odd_tokens, prompts, recorded, tiny_model
 
 
 def weights(trainer):
@@ -210,6 +210,7 @@ def test_old_checkpoints_are_forgotten_but_the_best_stays(tmp_path):
     for step in (2, 4, 6, 10):
         (tmp_path / f"checkpoint-{step}").mkdir()
     checkpoint.forget_old(tmp_path, None, step=10, keep=None)
+    checkpoint.forget_old(tmp_path, -1, step=10, keep=None)
     assert len(list(tmp_path.iterdir())) == 4
     checkpoint.forget_old(tmp_path, 2, step=10, keep=str(tmp_path / "checkpoint-2"))
     assert {p.name for p in tmp_path.iterdir()} == {"checkpoint-2", "checkpoint-10"}
@@ -250,6 +251,36 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, monkeypatch
         assert words in str(caught.value)
     assert "checkpoint-1, the last whole checkpoint, is kept" in str(caught.value)
     assert checkpoint.newest_whole(tmp_path) == (tmp_path / "checkpoint-1", {})
+
+
+class SavesMidStep(TrainerCallback):
+    """As `enable_jit_checkpoint` does on a signal."""
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+            control.should_training_stop = True
+
+
+def test_a_step_that_a_signal_cut_short_is_trained_again(tmp_path):
+    """The same prompts in the same steps as an unbroken run."""
+    asked = []
+
+    def keep(prompts, completion_ids, **_):
+        asked.append(sorted(set(prompts)))
+        return odd_tokens(completion_ids)
+
+    run = {"rewards": keep, "max_steps": 8, "steps_per_generation": 2, "method": "grpo"}
+    build(tmp_path / "whole", **run).train()
+    whole = asked.copy()
+    asked.clear()
+    saves = SavesMidStep()
+    saves.trainer = build(tmp_path / "cut", callbacks=[saves], **run)
+    saves.trainer.train()
+    asked.clear()
+    again = build(tmp_path / "cut", **run)
+    again.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    assert asked == whole[2:] and again._step == again.state.global_step == 8
 
 
 def test_other_failures_are_not_told_as_the_disk_s(tmp_path):

@@ -29,14 +29,6 @@ def test_rollouts_are_the_policys_own_and_repeat(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(first, repeated, strict=True))
 
 
-def test_a_temperature_that_is_changed_later_changes_no_draw(tmp_path):
-    """As in TRL: the update has that of the configuration."""
-    trainer = build(tmp_path, sampler="static")
-    trainer.temperature = 0.1
-    trainer.train()
-    assert trainer.rollouts._sampler.temperature == 1.0
-
-
 def test_what_would_be_ignored_is_refused(tmp_path):
     for wrong in ({"top_p": 0.9}, {"top_k": 5}, {"repetition_penalty": 1.1}):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*biases every ratio"):
@@ -45,6 +37,7 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         {"generation_kwargs": {"stop_strings": "w7"}},
         {"use_transformers_continuous_batching": True},
         {"cast_lm_head_to_fp32": True},
+        {"cache_implementation": "static"},
     ):
         with pytest.raises(ACPOError, match=f"{next(iter(wrong))}=.*sampler='static'"):
             recorded(tmp_path, sampler="static", **wrong)
@@ -52,6 +45,13 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         recorded(tmp_path, sampler="fast")
     with pytest.raises(ACPOError, match="sampler_rows=4"):
         recorded(tmp_path, sampler_rows=4)
+
+
+def test_generation_options_set_later_are_refused(tmp_path):
+    trainer = build(tmp_path, sampler="static")
+    trainer.generation_config.max_new_tokens = 3
+    with pytest.raises(ACPOError, match=r"generation_config\.max_new_tokens=3 .*'generate'"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(

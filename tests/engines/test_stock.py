@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from acpo import ACPOConfig, ACPOTrainer
-from engines.tiny import prompts, recorded, relative, tiny_model, tiny_tokenizer
+from engines.tiny import build, prompts, recorded, relative, tiny_model, tiny_tokenizer
 
+STOCK_AND_OURS = ((ACPOTrainer, ACPOConfig), (GRPOTrainer, GRPOConfig))
 STOCK: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon": 0.2, "epsilon_high": 0.2},
     "dapo": {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28},
@@ -130,3 +132,69 @@ def test_every_step_has_the_gradient_of_stock_trl(tmp_path, method, setting):
     for a, b in zip(ours, theirs, strict=True):
         assert b.norm() > 1e-4
         assert relative(a, b) < 1e-4
+
+
+class EndsEpochs(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+
+def test_epochs_that_end_early_have_the_prompts_of_stock_trl(tmp_path):
+    asked = {}
+    for kind in STOCK_AND_OURS:
+        seen = asked[kind] = []
+
+        def keep(prompts, completion_ids, seen=seen, **_):
+            seen.append(list(prompts))
+            return [float(sum(ids) % 3 == 0) for ids in completion_ids]
+
+        trainer = build(
+            tmp_path,
+            kind=kind,
+            rewards=keep,
+            callbacks=[EndsEpochs()],
+            num_train_epochs=3,
+            max_steps=-1,
+        )
+        trainer.train()
+    ours, theirs = asked.values()
+    assert ours == theirs and len(ours) == 6 and ours[:2] != ours[2:4] != ours[4:]
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def test_the_logged_kl_is_stock_trls(tmp_path):
+    tiny_model().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    found = []
+    for kind, name in zip(STOCK_AND_OURS, ("method", "loss_type"), strict=True):
+        more = {"beta": 0.1, "num_iterations": 4, "max_steps": 4, name: "grpo"}
+        trainer, _ = recorded(tmp_path, str(tmp_path / "model"), kind=kind, **more)
+        found.append(logged(trainer, "kl"))
+    assert found[0] == pytest.approx(found[1], rel=1e-4) and found[0][-1] > 1e-3
+
+
+@pytest.mark.parametrize("leaves_training_on", [False, True])
+def test_an_evaluation_is_that_of_stock_trl(tmp_path, monkeypatch, leaves_training_on):
+    """Of groups that train nothing too, and where continuous batching turns training on."""
+    generate = GRPOTrainer._generate_single_turn
+
+    def continuous(self, *args, **kwargs):
+        found = generate(self, *args, **kwargs)
+        self.model.train(self.model.training or leaves_training_on)
+        return found
+
+    found = []
+    for kind, name in zip(STOCK_AND_OURS, ("method", "loss_type"), strict=True):
+        more = {"num_generations_eval": 1, "per_device_eval_batch_size": 4, name: "grpo"}
+        trainer = build(tmp_path, kind=kind, eval_dataset=prompts(8), **more)
+        with monkeypatch.context() as patched:
+            if kind[0] is ACPOTrainer:
+                patched.setattr(GRPOTrainer, "_generate_single_turn", continuous)
+            torch.manual_seed(5)
+            found.append(trainer.evaluate())
+    ours, theirs = found
+    for name in ("eval_entropy", "eval_reward", "eval_completions/mean_length"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4)

@@ -13,6 +13,8 @@ from engines.tiny import (
     Recorder,
     build,
     odd_tokens,
+    options,
+    prompts,
     recorded,
     relative,
     tiny_model,
@@ -152,16 +154,48 @@ def test_what_a_callback_changes_holds_at_the_next_step_as_in_trl(tmp_path, opti
 def test_the_clip_range_to_change_is_the_methods(tmp_path):
     for method, given, low, high in (
         ("grpo", {}, 0.2, 0.2),
-        ("grpo", {"epsilon": 0.1}, 0.1, 0.2),
+        ("grpo", {"epsilon": 0.1}, 0.1, 0.1),
+        ("grpo", {"epsilon_high": 0.1}, 0.2, 0.1),
+        ("dapo", {"epsilon": 0.1}, 0.1, 0.28),
         ("gspo", {"method_options": {"epsilon_high": 5e-4}}, 3e-4, 5e-4),
         ("sapo", {}, None, None),
     ):
         trainer = build(tmp_path, method=method, **given)
         assert (trainer.epsilon_low, trainer.epsilon_high) == (low, high)
     trainer = build(tmp_path, method="grpo", epsilon=0.1)
-    trainer.epsilon_high = 0.1
+    trainer.epsilon_high = 0.3
     trainer.train()
-    assert trainer.packed.settings.method.options["epsilon_high"] == 0.1
+    options = trainer.packed.settings.method.options
+    assert (options["epsilon"], options["epsilon_high"]) == (0.1, 0.3)
+
+
+def test_options_without_a_field_are_followed_as_others_are(tmp_path):
+    plan = {"args.method_options": [{"k_pos": 2.0}, {"k_pos": 9.0}]}
+    changed, constant = (
+        gradients_with(tmp_path / name, changes, method="vespo", max_steps=2)
+        for name, changes in (("a", plan), ("b", {}))
+    )
+    assert torch.equal(changed[0], constant[0]) and relative(changed[1], constant[1]) > 1e-2
+
+
+def test_what_the_first_rollout_measured_outlives_a_change(tmp_path):
+    plan = {"args.gamma": [0.1, 0.1000001, 0.1000001]}
+    found, constant = (
+        gradients_with(tmp_path / name, changes, method="gtpo")
+        for name, changes in (("a", plan), ("b", {"args.gamma": [0.1] * 3}))
+    )
+    for a, b in zip(found, constant, strict=True):
+        assert b.norm() > 0 and relative(a, b) < 1e-3
+
+
+def test_a_configuration_changed_too_late_is_refused(tmp_path):
+    config = ACPOConfig(**options(tmp_path))
+    trainer = ACPOTrainer(
+        tiny_model(), odd_tokens, config, prompts(), processing_class=tiny_tokenizer()
+    )
+    config.max_steps = 2
+    with pytest.raises(ACPOError, match=r"max_steps=2 .* set it on trainer\.args"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
@@ -169,6 +203,11 @@ def test_the_clip_range_to_change_is_the_methods(tmp_path):
     [
         ("grpo", {"beta": [0.0, 0.1]}, "beta=0.1 was 0 when the trainer was built"),
         ("sapo", {"temperature": [1.0, 0.5]}, "temperature=0.5 was 1.0 when the trainer was built"),
+        ("sapo", {"loss_type": [None, "grpo"]}, "loss_type='grpo' was .* method="),
+        ("sapo", {"max_completion_length": [12, 24]}, "max_completion_length=24 was 12"),
+        ("sapo", {"args.method": ["sapo", "grpo"]}, r"args\.method='grpo' was 'sapo'"),
+        ("vespo", {"args.vespo_k_pos": [2.0, 9.0]}, "vespo_k_pos=9.0 is not honoured"),
+        ("sapo", {"_compute_loss": [len, len]}, "_compute_loss was replaced"),
         ("sapo", {"epsilon_low": [None, 0.1]}, "epsilon=0.1 is not an option of method 'sapo'"),
     ],
 )

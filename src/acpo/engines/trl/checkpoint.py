@@ -139,7 +139,7 @@ def forget_old(folder: Path, limit: int | None, *, step: int, keep: str | None) 
 
     Those of later steps go first: a run that went on from an earlier one has left them behind.
     """
-    if not limit:
+    if limit is None or limit <= 0:
         return
     paths = numbered(folder)
     now = folder / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -312,8 +312,10 @@ class Staging:
 
 def save_trainer(trainer: Any, folder: str) -> None:
     """Write what transformers does not know of a trainer, one file per process."""
+    began, before = trainer.under_way
     state = {
-        "step": trainer._step,
+        # A signal may have it saved between a step's backward pass and its end.
+        "step": before if began == trainer.state.global_step else trainer._step,
         "rollout": trainer._buffered_inputs,
         "fresh_prompts": trainer.rollouts.fresh_prompts.position,
         "measured": trainer.rollouts.measured,

@@ -141,6 +141,7 @@ STATIC: dict[str, tuple[Any, ...]] = {
     "use_transformers_continuous_batching": (False,),
     "cast_lm_head_to_fp32": (False,),
     "generation_kwargs": (None, {}),
+    "cache_implementation": (None,),
 }
 """Generation options beyond `REFUSALS` that sampler='static' takes at these values alone."""
 
@@ -270,6 +271,10 @@ class ACPOConfig(GRPOConfig):
         fields = {name: value for name, value in fields.items() if value is not None}
         own = {k: _number(v) for k, v in (self.method_options or {}).items()}  # type: ignore[union-attr]
         given = by_our_names(fields, own)
+        if self.method in METHODS and "epsilon" in given and "epsilon_high" not in given:
+            usual = METHODS[self.method].options
+            if usual.get("epsilon_high") == usual.get("epsilon"):
+                given["epsilon_high"] = given["epsilon"]
         if self.method in METHODS and "max_length" in METHODS[self.method].options:
             given.setdefault("max_length", self.max_completion_length)
         return get_method(self.method, **{k: v for k, v in given.items() if v is not None})

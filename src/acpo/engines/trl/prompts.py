@@ -34,11 +34,14 @@ class EpochSampler(RepeatSampler):
     def __init__(self, *args: Any, trainer: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._trainer = trainer
+        self._lap = -1
 
     def __iter__(self) -> Any:
         if self.shuffle and self.seed is not None:
             steps = max(1, len(self) // self._trainer.args.generation_batch_size)
+            # A callback may have ended epochs early.
+            self._lap = max(self._lap + 1, self._trainer.state.global_step // steps)
             self.generator.manual_seed(self.seed)
-            for _ in range(self._trainer.state.global_step // steps):
+            for _ in range(self._lap):
                 torch.randperm(self.num_samples, generator=self.generator)
         return super().__iter__()

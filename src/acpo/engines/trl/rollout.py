@@ -51,6 +51,9 @@ class Rollouts:
         self.stats: TokenStats | None = None
         self.measured: dict[str, float] = {}  # options of the method that the first one decided
         self._sampler: StaticSampler | None = None
+        self._asked = (
+            trainer.generation_config.to_dict() if trainer.args.sampler == "static" else {}
+        )
         self._drawn: dict[bool, tuple[int, int]] = {}
 
     def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
@@ -180,8 +183,7 @@ class Rollouts:
         unknown = [n for n in shaping.measured if n not in self.measured and not self._is_set(n)]
         if unknown and self.trainer.model.training:  # other prompts have other entropies
             entropy = self._old_statistics(rollout).entropy
-            found = shaping.measure(entropy, mask, self.trainer.ranks)
-            self.set_measured({k: v for k, v in found.items() if not self._is_set(k)})
+            self.set_measured(shaping.measure(entropy, mask, self.trainer.ranks))
         if not shaping.group_needs:
             return
         known = {"tokens": rollout["completion_ids"]}
@@ -215,10 +217,11 @@ class Rollouts:
         return getattr(args, option, None) is not None or option in (args.method_options or {})
 
     def set_measured(self, values: dict[str, float]) -> None:
-        """Fix options that are measured on the first rollout for the rest of the run."""
+        """Fix options that were measured on the first rollout, unless given, for the whole run."""
         settings = self.trainer.packed.settings
         self.measured |= values
-        settings.method = settings.method(**values)
+        unset = {name: x for name, x in self.measured.items() if not self._is_set(name)}
+        settings.method = settings.method(**unset)
 
     def _old_statistics(self, rollout: Tensors) -> TokenStats:
         """Statistics under the rollout policy, from TRL's own pass if it made one."""
@@ -274,6 +277,13 @@ class Rollouts:
         calls = calls + 1 if last == step else 0
         self._drawn[training] = (step, calls)
         seed = (args.seed, step, calls, int(training), trainer.accelerator.process_index)
+        asked = trainer.generation_config.to_dict()
+        changed = [name for name, value in asked.items() if value != self._asked.get(name)]
+        if changed:
+            raise ACPOError(
+                f"generation_config.{changed[0]}={asked[changed[0]]!r} was set after the trainer "
+                "was built, which sampler='static' does not read; use sampler='generate'"
+            )
         if self._sampler is None:
             half = trainer.accelerator.mixed_precision == "bf16"
             self._sampler = StaticSampler(

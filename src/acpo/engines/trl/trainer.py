@@ -74,6 +74,7 @@ class ACPOTrainer(GRPOTrainer):
     _logs: Any
     _buffered_inputs: Any
     recorder: RolloutRecorder | None = None
+    under_way: tuple[int, int] = (-1, 0)  # the optimizer's last step that began, and `_step` then
 
     def __init__(
         self,
@@ -112,6 +113,7 @@ class ACPOTrainer(GRPOTrainer):
             removes=args.remove_unused_columns,
             adds=environment or given.get("rollout_func") is not None,
         )
+        self.given_args = args
         super().__init__(**{**given, "args": args.per_optimizer_step()})
         refusals.refuse_built(self)
         self._prepare_update()
@@ -230,8 +232,11 @@ class ACPOTrainer(GRPOTrainer):
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self.args.sampler != "static":
+            training = self.model.training
             with collector_paused():
-                return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+                turn = super()._generate_single_turn(prompt_ids, *args, **kwargs)
+            self.model.train(training)  # continuous batching leaves it on
+            return turn
         return self.rollouts.sample_static(prompt_ids).tokens, None
 
     def _calculate_rewards(
@@ -287,6 +292,7 @@ class ACPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""
         began = time.perf_counter()
+        self.under_way = self.state.global_step, self._step
         if self._unprobed:  # sharded weights were not in place before
             safety.require_packing(self)
             self._unprobed = False
@@ -309,29 +315,24 @@ class ACPOTrainer(GRPOTrainer):
         return loss
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
-        """Evaluation: the same loss, without gradients."""
+        """Evaluation: the same loss, without gradients, and the entropy of all tokens, as TRL's."""
         began = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1.0)
         with self.packed.ready(self.policy):
             report = self.packed.run(model, batch)
-        return self._log_update(report, len(batch), began, mode="eval")
+            entropy = self.packed.mean_entropy(model, batch)
+        return self._log_update(report, len(batch), began, mode="eval", entropy=entropy)
 
-    def _log_update(self, report: UpdateReport, rows: int, began: float, *, mode: str) -> Tensor:
-        means = report.tallies.means(self.ranks)
+    def _log_update(
+        self, report: UpdateReport, rows: int, began: float, *, mode: str, **more: float
+    ) -> Tensor:
+        means = report.tallies.means(self.ranks) | more
         loss, nonfinite = means.pop("loss"), means.pop("nonfinite_tokens")
-        seconds = time.perf_counter() - began
-        counts = [report.rows_skipped, rows, report.tokens_skipped, report.tokens, report.capacity]
-        counted = self.ranks.sum(torch.tensor(counts, device=self.ranks.device))
-        skipped, rows_all, tokens_skipped, tokens, capacity = counted.tolist()
+        means |= report.shares(self.ranks, rows=rows, seconds=time.perf_counter() - began)
         metrics = self._metrics[mode]
         for name, value in means.items():
             if not math.isnan(value):
                 metrics[name].append(value)
-        metrics["update/rows_skipped"].append(skipped / max(rows_all, 1))
-        metrics["update/tokens_skipped"].append(tokens_skipped / max(tokens + tokens_skipped, 1))
-        metrics["update/pack_fill"].append(tokens / max(capacity, 1))
-        metrics["update/packs"].append(float(report.packs))
-        metrics["update/tokens_per_second"].append(tokens / max(seconds, 1e-9))
         if self.packed.compiled is not None:
             metrics["update/compiled_graphs"].append(float(self.packed.compiled.graphs))
         if mode == "train":

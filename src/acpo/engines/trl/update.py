@@ -58,6 +58,19 @@ class UpdateReport:
     capacity: int  # would have fitted in the packs
     packs: int  # how many
 
+    def shares(self, ranks: Ranks, *, rows: int, seconds: float) -> dict[str, float]:
+        """How much of a mini-batch of `rows` went through the backbone, and how fast."""
+        counts = [self.rows_skipped, rows, self.tokens_skipped, self.tokens, self.capacity]
+        counted = ranks.sum(torch.tensor(counts, device=ranks.device))
+        skipped, rows_all, tokens_skipped, tokens, capacity = counted.tolist()
+        return {
+            "update/rows_skipped": skipped / max(rows_all, 1),
+            "update/tokens_skipped": tokens_skipped / max(tokens + tokens_skipped, 1),
+            "update/pack_fill": tokens / max(capacity, 1),
+            "update/packs": float(self.packs),
+            "update/tokens_per_second": tokens / max(seconds, 1e-9),
+        }
+
 
 class PackedUpdate:
     """Runs optimizer steps and statistics passes over packs.
@@ -110,6 +123,13 @@ class PackedUpdate:
                 for table, column in zip(out, terms.stats, strict=True):
                     table[pack.rows, pack.columns - first] = column.to(table.dtype)
         return out
+
+    def mean_entropy(self, model: Any, batch: MiniBatch) -> float:
+        """Over every token of every process, those that train nothing included."""
+        stats = self.statistics(model, ids=batch.ids, rows=batch.rows, first=batch.first)
+        pair = torch.stack([stats.entropy[batch.mask].sum(), batch.mask.sum().float()])
+        total, count = self.ranks.sum(pair).tolist()
+        return total / max(count, 1.0)
 
     def run(
         self,
@@ -312,7 +332,13 @@ class TokenTallies:
         log_ratio = stats.logp - old
         sums["ratio_overflow"] = Tally((log_ratio.abs() > MAX_LOG_RATIO).sum(), mask.sum())
         if here.ref_logp is not None:
-            sums["kl"] = Tally(kl_penalty(stats.logp, here.ref_logp).sum(), mask.sum())
+            kl = kl_penalty(stats.logp, here.ref_logp)
+            if terms.corrects_kl:
+                shared = GATES[terms.method.gate].one_ratio
+                kl = (
+                    kl * (segment_mean(here.sequence_ids)(log_ratio) if shared else log_ratio).exp()
+                )
+            sums["kl"] = Tally(kl.sum(), mask.sum())
         if where.numel():
             highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
             self._highest_ratio = torch.maximum(self._highest_ratio, highest)
