@@ -52,16 +52,8 @@ class YamlFile:
             for index, child in enumerate(node.value):
                 self._walk(child, (*place, index), around)
         elif isinstance(node, yaml.MappingNode):
-            last = {str(key.value): number for number, (key, _) in enumerate(node.value)}
-            for number, (key, child) in enumerate(node.value):
-                name, line = str(key.value), key.start_mark.line + 1
-                own = (*place, name)
-                merged = key.start_mark.index < node.start_mark.index  # by `<<: *anchor`
-                if merged and last[name] != number:
-                    continue  # the mapping has a value of its own
-                if own in self._lines:
-                    self._lines[own] = line
-                    self.refuse(own, f"{name!r} is given twice; keep one")
+            for key, child in node.value:  # what `<<` merges stands first, and is replaced
+                own, line = (*place, str(key.value)), key.start_mark.line + 1
                 self._walk(child, own, around)
                 self._lines[own] = line  # of the key, not where its block begins
 
@@ -86,9 +78,27 @@ def _parse(text: str, where: str) -> tuple[Any, Any]:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        _refuse_doubles(node, where, set())
         return node, None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ACPOError(f"{where}{line}: not plain YAML: {why}") from error
+
+
+def _refuse_doubles(node: Any, where: str, seen: set[int]) -> None:
+    """Raise for a key that a mapping gives twice: once built, only the last would be left."""
+    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+        return
+    seen.add(id(node))
+    keys: set[str] = set()
+    for child in node.value:
+        if isinstance(node, yaml.MappingNode):
+            key, child = child
+            name = str(key.value)
+            if name in keys:
+                line = key.start_mark.line + 1
+                raise ACPOError(f"{where}:{line}: {name!r} is given twice; keep one")
+            keys.add(name)
+        _refuse_doubles(child, where, seen)

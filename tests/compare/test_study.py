@@ -98,14 +98,20 @@ def test_precedence_of_options(write):
     assert run.recipe["learning_rate"] == 1e-4, "smallest first"
 
 
-def test_what_a_mapping_merges_it_may_replace(write):
-    text = SOUND + "tasks:\n  a: {options: &shared {temperature: 2.0, top_k: 1}}\n"
-    merging = text + "  b: {options: {<<: *shared, top_k: 2}}\n"
-    study = read_study(write(merging))
-    assert dict(study.tasks[1].options) == {"temperature": 2.0, "top_k": 2}
-    for twice in ("{<<: *shared, top_k: 2, top_k: 2}", "{top_k: 2, top_k: 2, <<: *shared}"):
-        with pytest.raises(ACPOError, match=r"study.yaml:10: 'top_k' is given twice"):
-            read_study(write(text + f"  b: {{options: {twice}}}\n"))
+@pytest.mark.parametrize(
+    "merging",
+    [
+        "tasks:\n  a: {options: &a {temperature: 2.0, top_k: 1}}\n"
+        "  b: {options: {<<: *a, top_k: 2}}",
+        "tasks:\n  b: {options: {<<: {temperature: 2.0, top_k: 1}, top_k: 2}}",
+        "tasks:\n  b: {options: {top_k: 2, <<: [{temperature: 2.0}, {top_k: 1}]}}",
+    ],
+)
+def test_what_a_mapping_merges_it_may_replace(write, merging):
+    study = read_study(write(SOUND + merging + "\n"))
+    assert dict(study.tasks[-1].options) == {"temperature": 2.0, "top_k": 2}
+    with pytest.raises(ACPOError, match=r"study.yaml:\d+: 'top_k' is given twice"):
+        read_study(write(SOUND + merging.replace("top_k: 2", "top_k: 2, top_k: 2") + "\n"))
 
 
 BAD = {

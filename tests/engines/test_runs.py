@@ -1,13 +1,15 @@
 """A folder holds one run: another is refused, a finished one is left alone."""
 
 import functools
+import io
 import json
 import shutil
 
+import PIL.Image
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from datasets import Dataset, Features, Image, List, Value
+from datasets import Dataset, Features, Image, Json, List, Value
 from peft import LoraConfig
 from safetensors.torch import load_file
 
@@ -288,10 +290,16 @@ def test_foreign_checkpoints_are_not_mixed_with_the_runs_own(tmp_path):
             build(tmp_path).train(resume_from_checkpoint=resume)
 
 
-def test_pictures_beside_the_prompts_are_not_told_by_their_address():
-    """They are made anew whenever a row is read; whatever holds one counts as one."""
-    image = {"bytes": b"no picture", "path": None}
-    rows = {"prompt": ["a"], "picture": [image], "several": [[image]]}
-    features = Features(prompt=Value("string"), picture=Image(), several=List(Image()))
-    data = Dataset.from_dict(rows, features=features)
-    assert described_data(data) == described_data(data.remove_columns(["picture", "several"]))
+def test_data_is_told_by_what_it_says_and_pictures_beside_it_by_being_there():
+    """They are made anew, somewhere in memory, whenever a row is read."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1)).save(file, "png")
+    picture = {"bytes": file.getvalue(), "path": None}
+    features = Features(prompt=Value("string"), turns=List(Json()), seen=List(Image()))
+    told = set()
+    for prompt, content in (("a", "x"), ("b", "x"), ("a", ["x"])):
+        rows = {"prompt": [prompt], "turns": [[{"content": content}]], "seen": [[picture]]}
+        data = Dataset.from_dict(rows, features=features)
+        assert described_data(data) == described_data(data)
+        told.add(described_data(data))
+    assert len(told) == 3

@@ -9,7 +9,7 @@ from torch import Tensor
 from acpo.head.terms import TokenTerms
 from acpo.objectives import TokenStats, token_coefficients
 from acpo.objectives.gates import GATES, SequenceMean
-from acpo.objectives.loss import kl_penalty
+from acpo.objectives.loss import kl_penalty, kl_ratio
 
 
 def _columns(count: int, rows: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -180,8 +180,7 @@ def _corrected_kl(
     """
     assert terms.ref_logp is not None
     shared = GATES[terms.method.gate].one_ratio
-    distance = logp - old_logp
-    scale = terms.beta * weights * (sequence_mean(distance) if shared else distance).exp()
+    scale = terms.beta * weights * kl_ratio(terms.method, logp - old_logp, sequence_mean)
     kl = scale * kl_penalty(logp, terms.ref_logp)
     of_ratio = torch.where(weights != 0, sequence_mean(kl), 0.0) if shared else kl
     return kl, of_ratio + scale * (1 - (terms.ref_logp - logp).exp())

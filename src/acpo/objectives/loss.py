@@ -119,6 +119,11 @@ def kl_penalty(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
+def kl_ratio(method: Method, log_ratio: Tensor, sequence_mean: SequenceMean) -> Tensor:
+    """The importance ratio that corrects a KL estimate: each token's, or that of its sequence."""
+    return (sequence_mean(log_ratio) if GATES[method.gate].one_ratio else log_ratio).exp()
+
+
 def token_coefficients(
     method: Method,
     *,

@@ -168,8 +168,8 @@ def _trainer(recipe: Recipe, name: str, tokenizer: Any, data: TrainingData) -> A
         "dtype": model.dtype,
         **dict(config.model_init_kwargs or {}),  # type: ignore[arg-type]
     }
-    quantized, policy = get_quantization_config(model), name
     with in_one_line(f"{recipe.path}: no trainer could be built"):
+        quantized, policy = get_quantization_config(model), name
         if adapter_base(name) is not None:
             options = {"quantization_config": quantized, **kwargs}
             quantized, policy = None, load_model(name, trainable=True, **options)

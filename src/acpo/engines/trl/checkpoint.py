@@ -312,12 +312,14 @@ class Staging:
 
 def save_trainer(trainer: Any, folder: str) -> None:
     """Write what transformers does not know of a trainer, one file per process."""
-    began, before = trainer.under_way
+    step, position = trainer._step, trainer.rollouts.fresh_prompts.position
+    # A signal may have it saved between a step's backward pass and its end.
+    if trainer.under_way[0] == trainer.state.global_step:
+        _, step, position = trainer.under_way
     state = {
-        # A signal may have it saved between a step's backward pass and its end.
-        "step": before if began == trainer.state.global_step else trainer._step,
+        "step": step,
         "rollout": trainer._buffered_inputs,
-        "fresh_prompts": trainer.rollouts.fresh_prompts.position,
+        "fresh_prompts": position,
         "measured": trainer.rollouts.measured,
         "budget": trainer.packed.settings.budget,
         "budget_under": _measured_under(trainer),

@@ -209,7 +209,10 @@ class ACPOConfig(GRPOConfig):
         "'group', 'batch' or 'none'. Unset: the method's."
     )
     epsilon: float | None = _of_method("Lower clip range.")  # type: ignore[assignment]
-    epsilon_high: float | None = _of_method("Upper clip range.")
+    epsilon_high: float | None = _option(
+        "Upper clip range. Unset: epsilon, if that is set and the method clips both sides alike; "
+        "else the method's value."
+    )
     delta: float | None = _option("Bound on w where A <= 0: TRL's two-sided clipping.")
     top_entropy_quantile: float | None = _of_method(  # type: ignore[assignment]
         "Share of tokens trained by 80/20."

@@ -100,11 +100,13 @@ class Followed:
     def _refuse(self) -> None:
         """Raise for what cannot be followed."""
         trainer = self._trainer
+        # A trainer that only evaluates may have given its configuration to the next.
         for name, value in vars(trainer.given_args).items() if trainer.model.training else ():
             if value is not (then := self._given.get(name)) and value != then:
                 raise ACPOError(
                     f"{name}={value!r} was set on the ACPOConfig after the trainer was built, "
-                    "which has a copy of its own; set it on trainer.args"
+                    "which has a copy of its own; set it on trainer.args, or give each trainer a "
+                    "configuration of its own"
                 )
         for name in (name for name in UNCALLED if name in vars(trainer)):
             raise ACPOError(f"trainer.{name} was replaced, which the update does not call")

@@ -74,7 +74,8 @@ class ACPOTrainer(GRPOTrainer):
     _logs: Any
     _buffered_inputs: Any
     recorder: RolloutRecorder | None = None
-    under_way: tuple[int, int] = (-1, 0)  # the optimizer's last step that began, and `_step` then
+    # Of the optimizer's last step that began: its number, `_step` and the place in fresh prompts.
+    under_way: tuple[int, int, int] = (-1, 0, 0)
 
     def __init__(
         self,
@@ -292,7 +293,8 @@ class ACPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""
         began = time.perf_counter()
-        self.under_way = self.state.global_step, self._step
+        position = self.rollouts.fresh_prompts.position
+        self.under_way = self.state.global_step, self._step, position
         if self._unprobed:  # sharded weights were not in place before
             safety.require_packing(self)
             self._unprobed = False
@@ -316,11 +318,11 @@ class ACPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model: Any, inputs: Any) -> Tensor:
         """Evaluation: the same loss, without gradients, and the entropy of all tokens, as TRL's."""
-        began = time.perf_counter()
         batch = MiniBatch.read(inputs, share=1.0)
         with self.packed.ready(self.policy):
-            report = self.packed.run(model, batch)
             entropy = self.packed.mean_entropy(model, batch)
+            began = time.perf_counter()
+            report = self.packed.run(model, batch)
         return self._log_update(report, len(batch), began, mode="eval", entropy=entropy)
 
     def _log_update(

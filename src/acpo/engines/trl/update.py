@@ -23,7 +23,7 @@ from acpo.head import TokenTerms
 from acpo.objectives import Method, TokenStats
 from acpo.objectives.batch import sequences
 from acpo.objectives.gates import GATES, MAX_LOG_RATIO, segment_mean
-from acpo.objectives.loss import evaluate_tokens, kl_penalty, sequence_divisors
+from acpo.objectives.loss import evaluate_tokens, kl_penalty, kl_ratio, sequence_divisors
 from acpo.objectives.method import entropy_maximum
 from acpo.objectives.metrics import Tally, tally_tokens
 from acpo.objectives.shaping import Shaped, spread
@@ -334,10 +334,7 @@ class TokenTallies:
         if here.ref_logp is not None:
             kl = kl_penalty(stats.logp, here.ref_logp)
             if terms.corrects_kl:
-                shared = GATES[terms.method.gate].one_ratio
-                kl = (
-                    kl * (segment_mean(here.sequence_ids)(log_ratio) if shared else log_ratio).exp()
-                )
+                kl = kl * kl_ratio(terms.method, log_ratio, segment_mean(here.sequence_ids))
             sums["kl"] = Tally(kl.sum(), mask.sum())
         if where.numel():
             highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
