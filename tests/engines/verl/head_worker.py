@@ -22,6 +22,8 @@ from acpo.verl import ACPOPolicyLossConfig
 from engines.verl.batches import verl_batch
 from engines.verl.rollouts import GROUP, VOCABULARY
 
+DISTILLATION = "distillation_use_topk"
+
 
 def actor_config(case: dict[str, Any]) -> McoreActorConfig:
     section = PolicyLossConfig(loss_mode=case["method"])
@@ -43,6 +45,9 @@ def head_engine(logits: torch.Tensor, temperature: float) -> tuple[Any, torch.Te
 
     class Head(stock):
         def _stock_batch(self, data: Any, loss_function: Any, forward_only: bool) -> Any:
+            # A pass that only looks has no gradients and no outputs of a teacher's.
+            assert torch.is_grad_enabled() is not forward_only
+            assert tu.get_non_tensor_data(data, DISTILLATION, False) is not forward_only
             ids = data["input_ids"]
             outputs = self._lm_head_logits_processor(
                 (mine * 1.0)[None],  # verl writes into the logits
@@ -79,6 +84,7 @@ def run_case(rollouts: Any, logits: torch.Tensor, case: dict[str, Any]) -> dict[
     count = int(rollouts.mask.sum())
     rows = len(rollouts.mask)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=count, global_batch_size=rows)
+    tu.assign_non_tensor(data, **{DISTILLATION: True})
     logits = logits.to(getattr(torch, case.get("dtype", "float32")))
     engine, mine = head_engine(logits, case.get("temperature", 1.0))
     output = engine.forward_backward_batch(data, partial(ppo_loss, config=actor))

@@ -166,6 +166,64 @@ WRONG = {
         ["algorithm.adv_estimator=gae"],
         r"adv_estimator=gae with .*acpo: .*critic.*set algorithm.adv_estimator=acpo",
     ),
+    "options beside a loss of verl's": (
+        [OURS, f"{ACTOR}.policy_loss.loss_mode=gspo", f"+{ACTOR}.policy_loss.options.epsilon=3e-4"],
+        r"policy_loss.options=\{'epsilon': 0.0003\} has no effect: .*loss_mode=gspo is verl's own",
+    ),
+    "TRL's name of an option of verl's": (
+        [OURS, f"+{ACTOR}.policy_loss.options.sapo_temperature_neg=2"],
+        r"set actor_rollout_ref.actor.tau_neg instead",
+    ),
+    "groups of one under a loss of verl's": (
+        [f"{ACTOR}.policy_loss.loss_mode=sapo", "actor_rollout_ref.rollout.n=1"],
+        r"rollout.n=1 with .*sapo: .*set .*rollout.n=8",
+    ),
+    "advantages that always divide": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gtpo",
+            *WHOLE_GROUPS,
+            UNSCALED,
+            "algorithm.adv_estimator=grpo_vectorized",
+        ],
+        r"adv_estimator=grpo_vectorized with .*gtpo: .*set algorithm.adv_estimator=acpo",
+    ),
+    "pass@k advantages that divide": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gtpo",
+            *WHOLE_GROUPS,
+            "algorithm.adv_estimator=grpo_passk",
+        ],
+        r"norm_adv_by_std_in_grpo=True with .*gtpo: ",
+    ),
+    "GTPO on shuffled mini-batches": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gtpo",
+            *WHOLE_GROUPS,
+            UNSCALED,
+            f"{ACTOR}.shuffle=True",
+        ],
+        r"actor.shuffle=True with .*gtpo: .*set .*actor.shuffle=False",
+    ),
+    "GTPO with rejected tokens": (
+        [
+            f"{ACTOR}.policy_loss.loss_mode=gtpo",
+            *WHOLE_GROUPS,
+            UNSCALED,
+            "algorithm.rollout_correction.rollout_rs=token_k1",
+        ],
+        r"rollout_rs=token_k1 with .*gtpo: .*reject sequences",
+    ),
+    **{
+        f"{name} that a bypass leaves out": (
+            [f"algorithm.rollout_correction.{setting}" for setting in (given, "bypass_mode=True")],
+            rf"{given} with .*acpo: with bypass_mode only .*set .*bypass_mode=False",
+        )
+        for name, given in (
+            ("weights", "rollout_is=token"),
+            ("rejection", "rollout_rs=seq_mean_k3"),
+            ("a loss", "loss_type=reinforce"),
+        )
+    },
     "groups of one": (["actor_rollout_ref.rollout.n=1"], r"rollout.n=1 with .*set .*rollout.n=8"),
     "GTPO with scaled advantages": (
         [f"{ACTOR}.policy_loss.loss_mode=gtpo", *WHOLE_GROUPS],
@@ -271,6 +329,20 @@ def test_a_critic_that_was_asked_for(tmp_path):
     overrides = ["algorithm.adv_estimator=gae", "critic.enable=True"]
     config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
     checks.check_run(config, acpo.verl.ROWS)
+
+
+def test_a_trainer_that_validates_nothing_is_checked_where_it_asks_for_a_critic(tmp_path):
+    from verl.trainer.ppo import utils
+
+    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path)])
+    assert utils.need_critic(config) is False
+    config.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(ACPOError, match=r"rollout.n=1 with .*acpo"):
+        utils.need_critic(config)
+
+
+def test_a_clip_range_left_to_another_key_is_none(tmp_path):
+    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), f"{ACTOR}.clip_ratio_low=null"])
 
 
 def test_losses_of_other_libraries_are_not_ours_to_judge(tmp_path):

@@ -113,6 +113,21 @@ def test_a_number_that_is_not_finite_spoils_the_gradient_and_ends_nothing():
         assert loss.isfinite() != spoiled and logp.grad.isfinite().all() != spoiled
 
 
+def test_a_number_that_is_not_finite_ends_a_run_on_megatron():
+    """Whose step would put it into the weights."""
+    config = SimpleNamespace(global_batch_info={}, strategy="megatron")
+    mask, old = torch.ones(1, 3), torch.tensor([[-0.5, -torch.inf, -0.5]])
+    logp = torch.full((1, 3), -0.5, requires_grad=True)
+    with (
+        scored(MicroBatch(METHODS["acpo"], torch.zeros(1, 3))),
+        pytest.raises(ACPOError, match=r"1 tokens have log-probabilities .* not finite"),
+    ):
+        policy_loss(old, logp, mask, mask, config=config)
+    mask[0, 1] = 0
+    with scored(MicroBatch(METHODS["acpo"], torch.zeros(1, 3))):
+        assert policy_loss(old, logp, torch.ones(1, 3), mask, config=config)[0].isfinite()
+
+
 def test_one_ratio_takes_one_advantage():
     zeros, mask = torch.zeros(1, 4), torch.ones(1, 4)
     given = torch.tensor([[1.0, -1.0, 0.5, 0.0]])

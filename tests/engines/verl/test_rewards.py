@@ -136,9 +136,25 @@ def test_a_response_without_verdict_leaves_its_group():
     assert advantages[:2, 0].tolist() == pytest.approx([0.57735, -1.1547], abs=1e-4)
 
 
-def tokens_estimated(rewards, mask):
+def tokens_estimated(rewards, mask, **more):
     estimate = get_adv_estimator_fn("acpo_tokens")
-    return estimate(token_level_rewards=rewards, response_mask=mask, index=["a"] * len(mask))[0]
+    names = ["a"] * len(mask)
+    return estimate(token_level_rewards=rewards, response_mask=mask, index=names, **more)[0]
+
+
+def test_tokens_that_were_rejected_may_have_rewards():
+    """verl takes them out of the mask before it computes advantages."""
+    config = OmegaConf.create({"rollout_correction": {"rollout_rs": "token_k1"}})
+    rewards, mask = torch.tensor([[0.5, 0.5, float("nan")]]), torch.tensor([[1, 0, 0]])
+    assert tokens_estimated(rewards, mask, config=config).tolist() == [[0.5, 0.0, 0.0]]
+
+
+def test_arguments_of_the_reward_that_nobody_knows_are_refused():
+    known = {"reward_router_address": "here", "reward_model_tokenizer": None}
+    result = asyncio.run(compute_score("t", r"\boxed{4}", "3", **known, wrong=-1.0))
+    assert result["score"] == -1.0
+    with pytest.raises(TypeError, match="wrng"):
+        asyncio.run(compute_score("t", r"\boxed{4}", "3", wrng=-1.0))
 
 
 def test_rewards_per_token_are_advantages_as_they_are():

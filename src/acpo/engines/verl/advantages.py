@@ -42,15 +42,19 @@ def group_relative(
 
 @register_adv_est("acpo_tokens")
 def per_token(
-    token_level_rewards: Tensor, response_mask: Tensor, **_: Any
+    token_level_rewards: Tensor, response_mask: Tensor, config: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """`algorithm.adv_estimator=acpo_tokens`: rewards per token are the advantages as they are.
 
     Args:
         token_level_rewards: `[B, T]`; NaN at every token of a response is no verdict.
         response_mask: `[B, T]`.
+        config: verl's algorithm section; tokens that `rollout_correction` has rejected keep rewards
+            outside the mask.
     """
     mask = response_mask.bool()
+    if config is not None and (config.get("rollout_correction") or {}).get("rollout_rs"):
+        token_level_rewards = token_level_rewards.masked_fill(~mask, 0.0)
     unjudged = (token_level_rewards.isnan() | ~mask).all(1, keepdim=True)
     rewards = torch.where(mask & unjudged, 0.0, token_level_rewards)
     for wrong, what in (

@@ -3,17 +3,19 @@
 import difflib
 import functools
 import importlib
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from omegaconf import OmegaConf
+from verl.trainer.ppo import utils as verl_utils
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import config as verl_config
 from verl.workers.config import ActorConfig
 
-from acpo.engines.verl.config import configured_row
+from acpo.engines.verl.config import configured_row, read_options
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives import METHODS, Method
 
@@ -103,13 +105,13 @@ def _check_clipping(actor: Any, row: Method, where: str) -> None:
     """verl's clip range is not read, so it must not look as if it were."""
     for key, (option, stock) in CLIPPING.items():
         value = actor.get(key)
-        if value in (stock, row.options.get(option)):
+        if value in (None, stock, row.options.get(option)):
             continue
         remedy = (
             f"set policy_loss._target_=acpo.verl.ACPOPolicyLossConfig and "
             f"+policy_loss.options.{option}={value}"
             if option in row.options
-            else "leave it out: the row does not clip there"
+            else "leave it out: no option of the row is that"
         )
         raise ACPOError(f"actor.{key}={value} with {where} has no effect; {remedy}")
 
@@ -154,6 +156,16 @@ def asks_for_row(mode: Any, rows: Collection[str]) -> bool:
     return False
 
 
+def refuse_idle_options(policy_loss: Any) -> None:
+    """Raise for options of a row beside a loss that is verl's own, which reads none of them."""
+    options = read_options(policy_loss)
+    if options:
+        raise ACPOError(
+            f"policy_loss.options={options} has no effect: policy_loss.loss_mode="
+            f"{policy_loss.loss_mode} is verl's own; set what verl calls them (docs/verl.md#rows)"
+        )
+
+
 def check_run(config: Any, rows: Collection[str]) -> None:
     """Raise unless the sections of verl's configuration make the row that one of them names."""
     reward = OmegaConf.select(config, "reward.custom_reward_function.path")
@@ -165,11 +177,24 @@ def check_run(config: Any, rows: Collection[str]) -> None:
         if mode not in POLICY_LOSS_REGISTRY and library in (None, "acpo.verl"):
             known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
             raise ACPOError(f"policy_loss.loss_mode={mode} is unknown; use one of {known}")
-        return
-    for wrong, key, why in _misfits(config, METHODS[mode]):
+        refuse_idle_options(config.actor_rollout_ref.actor.policy_loss)
+        misfits = _lone_responses(config)
+    else:
+        misfits = itertools.chain(_lone_responses(config), _misfits(config, METHODS[mode]))
+    for wrong, key, why in misfits:
         if wrong:
             value = OmegaConf.select(config, key)
             raise ACPOError(f"{key}={value} with policy_loss.loss_mode={mode}: {why}")
+
+
+def _lone_responses(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """Of our advantages, whatever the loss: whether a key is wrong, the key, and the remedy."""
+    yield (
+        config.algorithm.adv_estimator == "acpo" and config.actor_rollout_ref.rollout.n < 2,
+        "actor_rollout_ref.rollout.n",
+        "a response is compared with others to its prompt, and alone teaches nothing; set "
+        "actor_rollout_ref.rollout.n=8",
+    )
 
 
 def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
@@ -182,13 +207,13 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
         "critic.enable=True, if a critic is meant)",
     )
     yield (
-        estimator == "acpo" and config.actor_rollout_ref.rollout.n < 2,
-        "actor_rollout_ref.rollout.n",
-        "a response is compared with others to its prompt, and alone teaches nothing; set "
-        "actor_rollout_ref.rollout.n=8",
+        estimator == "grpo_vectorized" and row.advantage_scale != "std",
+        "algorithm.adv_estimator",
+        f"it always divides by the deviation, which {row.title} does not; set "
+        "algorithm.adv_estimator=acpo",
     )
     yield (
-        estimator in ("acpo", "grpo")
+        estimator in ("acpo", "grpo", "grpo_passk")
         and row.advantage_scale != "std"
         and config.algorithm.get("norm_adv_by_std_in_grpo", True),
         "algorithm.norm_adv_by_std_in_grpo",
@@ -202,6 +227,20 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
             "the row compares all responses to a prompt, and verl would spread them over "
             "mini-batches; set trainer.use_v1=False trainer.balance_batch=False",
         )
+    shuffle = "actor_rollout_ref.actor.shuffle"
+    yield (
+        bool(row.shaping.group_needs and OmegaConf.select(config, shuffle)),
+        shuffle,
+        "the row compares all responses to a prompt, which this would spread over mini-batches; "
+        f"set {shuffle}=False",
+    )
+    rejection = "algorithm.rollout_correction.rollout_rs"
+    yield (
+        bool(row.shaping.group_needs and "token_" in str(OmegaConf.select(config, rejection))),
+        rejection,
+        "the row compares tokens at the same position of several responses, and tokens that are "
+        "rejected one by one leave none; reject sequences (seq_mean_k3)",
+    )
     yield (
         "old_log_pmax" in row.shaping.group_needs,
         "actor_rollout_ref.actor.policy_loss.loss_mode",
@@ -215,12 +254,27 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
         "on Megatron each from a part of the vocabulary; train it with the TRL engine",
     )
     yield from _cut_draws(config)
-    bypass = "algorithm.rollout_correction.bypass_mode"
+    yield from _bypassed(config, row)
+
+
+def _bypassed(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
+    """What is not made where the rollout's log-probabilities stand for the trainer's, likewise."""
+    section = "algorithm.rollout_correction"
+    bypass = f"{section}.bypass_mode"
+    if not OmegaConf.select(config, bypass):
+        return
     yield (
-        bool("old_entropy" in row.shaping.group_needs and OmegaConf.select(config, bypass)),
+        "old_entropy" in row.shaping.group_needs,
         bypass,
         f"the row needs the entropies of the pass that is left out; set {bypass}=False",
     )
+    for name, nothing in (("rollout_is", None), ("rollout_rs", None), ("loss_type", "ppo_clip")):
+        yield (
+            OmegaConf.select(config, f"{section}.{name}") not in (nothing, None),
+            f"{section}.{name}",
+            f"with bypass_mode only a loss of verl's own reads it; set {bypass}=False, or leave "
+            f"{name} out",
+        )
 
 
 def _cut_draws(config: Any) -> Iterator[tuple[bool, str, str]]:
@@ -239,35 +293,39 @@ def _cut_draws(config: Any) -> Iterator[tuple[bool, str, str]]:
 def watch_configurations(rows: Collection[str]) -> None:
     """Have every run that names one of our rows checked, and its actor's engine extended.
 
-    A worker builds an actor's configuration before its engine, and the driver validates the whole
-    before it starts a worker. These two are what of verl we wrap.
+    A worker builds an actor's configuration before its engine; the driver validates the whole
+    before it starts a worker, or at least asks whether it needs a critic. These are what of verl we
+    wrap.
     """
 
     def checked_actor(stock: Any, actor: Any) -> None:
         stock(actor)
-        if asks_for_row(actor.policy_loss.get("loss_mode", None), rows):
+        if not asks_for_row(actor.policy_loss.get("loss_mode", None), rows):
+            refuse_idle_options(actor.policy_loss)
+        else:
             row = check_actor(actor)
             # Engines take seconds to import; only those who train need them.
             engines = importlib.import_module("acpo.engines.verl.engines")
             engines.install(actor.strategy, row)
 
-    def checked_run(stock: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+    def checked_run(stock: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
         check_run(config, rows)
-        stock(config, *args, **kwargs)
+        return stock(config, *args, **kwargs)
 
     _wrap(ActorConfig, "__post_init__", checked_actor)
     _wrap(verl_config, "validate_config", checked_run)
+    _wrap(verl_utils, "need_critic", checked_run)  # of trainers that validate nothing
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., None]) -> None:
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     """Have a callable of verl's go through `around(stock, ...)`, once."""
     stock = getattr(owner, name)
     if hasattr(stock, "checks_rows"):
         return
 
     @functools.wraps(stock)
-    def wrapped(*args: Any, **kwargs: Any) -> None:
-        around(stock, *args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
 
     wrapped.checks_rows = True  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)

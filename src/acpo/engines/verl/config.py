@@ -8,6 +8,7 @@ from verl.workers.config import PolicyLossConfig
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, get_method
+from acpo.objectives.method import ALIASES
 
 ACTOR_OPTIONS = ("tau_pos", "tau_neg")
 """Options that verl keeps in the actor's own section."""
@@ -37,11 +38,11 @@ def read_options(policy_loss: Any) -> dict[str, Any]:
     options = policy_loss.get("options", None) or {}
     if not isinstance(options, Mapping):
         raise ACPOError(f"policy_loss.options={options!r} must be a mapping from names to values")
-    for name in ACTOR_OPTIONS:
-        if name in options:
+    for name, value in options.items():
+        if (ours := ALIASES.get(name, name)) in ACTOR_OPTIONS:
             raise ACPOError(
-                f"policy_loss.options.{name}={options[name]!r}: verl has this option; set "
-                f"actor_rollout_ref.actor.{name} instead"
+                f"policy_loss.options.{name}={value!r}: verl has this option; set "
+                f"actor_rollout_ref.actor.{ours} instead"
             )
     return dict(options)
 

@@ -120,10 +120,15 @@ class RowEngine:
 
     def _statistics(self, data: TensorDict, row: Method) -> dict[str, Tensor]:
         """What the row needs of the current policy, `[B, T]`, by a pass that only looks."""
-        asked = tu.get_non_tensor_data(data, key="calculate_entropy", default=False)
-        tu.assign_non_tensor(data, calculate_entropy=bool(asked or "entropy" in row.needs))
-        output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)["model_output"]
-        tu.assign_non_tensor(data, calculate_entropy=asked)
+        keys = ("calculate_entropy", "distillation_use_topk", "distillation_only")
+        asked = {key: tu.get_non_tensor_data(data, key=key, default=False) for key in keys}
+        looks = dict.fromkeys(keys, False)
+        looks["calculate_entropy"] = bool(asked["calculate_entropy"] or "entropy" in row.needs)
+        tu.assign_non_tensor(data, **looks)
+        with torch.no_grad():  # verl's Megatron engine leaves it to its callers
+            output = self._stock_batch(data, RowLoss(_no_loss, row), forward_only=True)
+        tu.assign_non_tensor(data, **asked)
+        output = output["model_output"]
         seen = {"logp": no_padding_2_padding(output["log_probs"], data)}
         if "entropy" in row.needs:
             seen["entropy"] = no_padding_2_padding(output["entropy"], data)

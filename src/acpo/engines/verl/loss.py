@@ -90,8 +90,13 @@ def policy_loss(
         entropy_max=batch.entropy_max,
         marks=batch.marks,
     )
-    # A gradient that is not finite, which verl's own step skips.
+    # A gradient that is not finite, which verl's own step skips, but for Megatron's.
     broken = response_mask.bool() & ~sound
+    if getattr(config, "strategy", "") == "megatron" and broken.any():
+        raise ACPOError(
+            f"{int(broken.sum())} tokens have log-probabilities or advantages that are not finite: "
+            "the policy diverged, or the rollout engine gave -inf; lower the learning rate"
+        )
     value = objective.value + torch.where(broken, log_prob, 0.0) * torch.where(broken, torch.nan, 1)
     if rollout_is_weights is not None:
         value = value * rollout_is_weights

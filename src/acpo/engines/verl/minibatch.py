@@ -152,8 +152,8 @@ def _check_groups(names: Tensor, group_size: int, row: Method) -> None:
         raise ACPOError(
             f"policy_loss.loss_mode={row.name} compares all {group_size} responses to a prompt, "
             f"and this mini-batch holds only {min(sizes)} of one: set trainer.use_v1=False "
-            "trainer.balance_batch=False and a ppo_mini_batch_size that the number of "
-            "data-parallel ranks divides"
+            "trainer.balance_batch=False, actor_rollout_ref.actor.shuffle=False and a "
+            "ppo_mini_batch_size that the number of data-parallel ranks divides"
         )
 
 

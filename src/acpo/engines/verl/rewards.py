@@ -19,7 +19,8 @@ async def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     *,
     wrong: float = 0.0,
-    **_: Any,
+    reward_router_address: Any = None,
+    reward_model_tokenizer: Any = None,
 ) -> dict[str, float]:
     """Judge one response, as verl calls it.
 
@@ -31,6 +32,8 @@ async def compute_score(
         ground_truth: the gold answer, or a code problem as JSON.
         extra_info: of the row.
         wrong: the reward of a wrong answer (`reward.custom_reward_function.reward_kwargs.wrong`).
+        reward_router_address: not used; a reward model's, where there is one.
+        reward_model_tokenizer: likewise.
 
     Returns:
         `score`: 1, `wrong`, or NaN for a response that was not judged, which the advantage
