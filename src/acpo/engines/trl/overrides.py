@@ -67,6 +67,8 @@ class Followed:
         for attribute, name in OPTIONS.items():  # where TRL put what was asked for, or nothing
             setattr(trainer, attribute, method.options.get(name))
         self._given, self._built = dict(vars(trainer.given_args)), dict(vars(trainer.args))
+        static = trainer.args.sampler == "static"
+        self._generation = trainer.generation_config.to_dict() if static else {}
         self._fixed = {name: attrgetter(name)(trainer) for name in FIXED}
         self._first = self._last = self._read()
         self.settings = UpdateSettings(
@@ -118,6 +120,13 @@ class Followed:
                 )
         now = vars(trainer.args)
         refuse_unhonoured(trainer.args, [n for n in REFUSALS if now.get(n) != self._built.get(n)])
+        draws = trainer.generation_config.to_dict() if self._generation else {}
+        for name, value in draws.items():
+            if value != self._generation.get(name):
+                raise ACPOError(
+                    f"generation_config.{name}={value!r} was set after the trainer was built, "
+                    "which sampler='static' does not read; use sampler='generate'"
+                )
         if trainer.beta and not self._has_reference:
             raise ACPOError(
                 f"trainer.beta={trainer.beta} was 0 when the trainer was built, so that there is "

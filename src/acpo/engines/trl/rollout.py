@@ -51,9 +51,6 @@ class Rollouts:
         self.stats: TokenStats | None = None
         self.measured: dict[str, float] = {}  # options of the method that the first one decided
         self._sampler: StaticSampler | None = None
-        self._asked = (
-            trainer.generation_config.to_dict() if trainer.args.sampler == "static" else {}
-        )
         self._drawn: dict[bool, tuple[int, int]] = {}
 
     def statistics(self, model: Any, ids: Tensor, attended: Tensor, width: int) -> TokenStats:
@@ -277,13 +274,6 @@ class Rollouts:
         calls = calls + 1 if last == step else 0
         self._drawn[training] = (step, calls)
         seed = (args.seed, step, calls, int(training), trainer.accelerator.process_index)
-        asked = trainer.generation_config.to_dict()
-        changed = [name for name, value in asked.items() if value != self._asked.get(name)]
-        if changed:
-            raise ACPOError(
-                f"generation_config.{changed[0]}={asked[changed[0]]!r} was set after the trainer "
-                "was built, which sampler='static' does not read; use sampler='generate'"
-            )
         if self._sampler is None:
             half = trainer.accelerator.mixed_precision == "bf16"
             self._sampler = StaticSampler(

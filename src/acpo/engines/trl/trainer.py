@@ -74,8 +74,7 @@ class ACPOTrainer(GRPOTrainer):
     _logs: Any
     _buffered_inputs: Any
     recorder: RolloutRecorder | None = None
-    # Of the optimizer's last step that began: its number, `_step` and the place in fresh prompts.
-    under_way: tuple[int, int, int] = (-1, 0, 0)
+    under_way: tuple[int, int, int] = (-1, 0, 0)  # where the last step began
 
     def __init__(
         self,
@@ -293,8 +292,7 @@ class ACPOTrainer(GRPOTrainer):
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One optimizer step's forward and backward passes."""
         began = time.perf_counter()
-        position = self.rollouts.fresh_prompts.position
-        self.under_way = self.state.global_step, self._step, position
+        self.under_way = self.state.global_step, self._step, self.rollouts.fresh_prompts.position
         if self._unprobed:  # sharded weights were not in place before
             safety.require_packing(self)
             self._unprobed = False

@@ -220,27 +220,8 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
         f"{row.title} does not divide by the deviation; set "
         "algorithm.norm_adv_by_std_in_grpo=False",
     )
-    for key in ("trainer.use_v1", "trainer.balance_batch"):
-        yield (
-            bool(row.shaping.group_needs and OmegaConf.select(config, key)),
-            key,
-            "the row compares all responses to a prompt, and verl would spread them over "
-            "mini-batches; set trainer.use_v1=False trainer.balance_batch=False",
-        )
-    shuffle = "actor_rollout_ref.actor.shuffle"
-    yield (
-        bool(row.shaping.group_needs and OmegaConf.select(config, shuffle)),
-        shuffle,
-        "the row compares all responses to a prompt, which this would spread over mini-batches; "
-        f"set {shuffle}=False",
-    )
-    rejection = "algorithm.rollout_correction.rollout_rs"
-    yield (
-        bool(row.shaping.group_needs and "token_" in str(OmegaConf.select(config, rejection))),
-        rejection,
-        "the row compares tokens at the same position of several responses, and tokens that are "
-        "rejected one by one leave none; reject sequences (seq_mean_k3)",
-    )
+    if row.shaping.group_needs:
+        yield from _torn_groups(config)
     yield (
         "old_log_pmax" in row.shaping.group_needs,
         "actor_rollout_ref.actor.policy_loss.loss_mode",
@@ -255,6 +236,31 @@ def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
     )
     yield from _cut_draws(config)
     yield from _bypassed(config, row)
+
+
+def _torn_groups(config: Any) -> Iterator[tuple[bool, str, str]]:
+    """What leaves a row that compares whole groups, token by token, without some of them."""
+    for key in ("trainer.use_v1", "trainer.balance_batch"):
+        yield (
+            bool(OmegaConf.select(config, key)),
+            key,
+            "the row compares all responses to a prompt, and verl would spread them over "
+            "mini-batches; set trainer.use_v1=False trainer.balance_batch=False",
+        )
+    shuffle = "actor_rollout_ref.actor.shuffle"
+    yield (
+        bool(OmegaConf.select(config, shuffle)),
+        shuffle,
+        "the row compares all responses to a prompt, which this would spread over mini-batches; "
+        f"set {shuffle}=False",
+    )
+    rejection = "algorithm.rollout_correction.rollout_rs"
+    yield (
+        "token_" in str(OmegaConf.select(config, rejection)),
+        rejection,
+        "the row compares tokens at the same position of several responses, and tokens that are "
+        "rejected one by one leave none; reject sequences (seq_mean_k3)",
+    )
 
 
 def _bypassed(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
