@@ -25,6 +25,8 @@ class Server(ThreadingHTTPServer):
         self.payload_faults: Callable[[dict], str | None] = lambda payload: None
         self.card: dict = {}
         self.fingerprint: str | None = None
+        self.listing: Callable[[int], int] = lambda number: 200  # the status of `/models`
+        self.listed = 0
         self.finish: Callable[[int], object] = lambda number: "stop"
         self.latency = 0.0
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -58,7 +60,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.refused():
-            self.reply(200, {"data": [{"id": "tiny", **self.server.card}]})
+            status = self.server.listing(self.server.listed)
+            self.server.listed += 1
+            self.reply(status, {"data": [{"id": "tiny", **self.server.card}]})
 
     def do_POST(self) -> None:
         payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -118,6 +122,10 @@ class Handler(BaseHTTPRequestHandler):
             return
         elif fault == "null":
             self.reply(200, {"choices": [{"message": {"content": None}}]})
+            return
+        elif fault == "thoughts":
+            message = {"role": "assistant", "reasoning_content": "hm"}
+            self.reply(200, {"choices": [{"message": message, "finish_reason": "length"}]})
             return
         elif fault == "ended":
             self.reply(200, {"choices": [{"message": {"content": None}, "finish_reason": "stop"}]})

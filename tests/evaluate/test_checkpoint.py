@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from acpo.evaluate.backends import Sampling, SamplingError, checkpoint
+from acpo.evaluate.backends import Request, Sampling, SamplingError, checkpoint
 from acpo.evaluate.backends.checkpoint import Checkpoint, fingerprint
 from acpo.evaluate.backends.transformers import TransformersBackend
+from acpo.verify.extract import extract_answer
 from evaluate.tinymodel import save
 
 
@@ -27,6 +28,26 @@ def test_a_template_that_refuses_is_told(tmp_path):
     (model / "chat_template.jinja").write_text("{{ 1 / 0 }}")
     with pytest.raises(SamplingError, match=r"template refused.*try with --prompt-format plain"):
         Checkpoint(str(model), Sampling()).tokens("hello")
+
+
+def test_a_template_without_a_place_for_the_system_text_is_told(tmp_path):
+    model = save(tmp_path)
+    (model / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    assert Checkpoint(str(model), Sampling()).tokens("hello")
+    with pytest.raises(SamplingError, match="its chat template does not show --system"):
+        Checkpoint(str(model), Sampling(system="be brief")).tokens("hello")
+
+
+def test_thoughts_that_a_template_begins_are_thoughts(tmp_path):
+    """Cut off within them, a completion has no answer: its first tag is in the prompt."""
+    model = save(tmp_path)
+    for end, tag in (("<think>\\n", "<think>"), ("<think>\\n\\n</think>", ""), ("", "")):
+        (model / "chat_template.jinja").write_text("{{ messages[-1].content + '" + end + "' }}")
+        assert Checkpoint(str(model), Sampling()).thinking("hello") == tag
+        source = TransformersBackend(str(model), Sampling(max_tokens=3), device="cpu")
+        (done,) = source.sample([Request("key", "hello", 1)])
+        assert done.text.startswith("<think>") == bool(tag) and done.key == "key"
+        assert extract_answer(done.text + "\\boxed{7}") == (None if tag else "7")
 
 
 def test_a_checkpoint_s_own_code_is_not_run(tmp_path):

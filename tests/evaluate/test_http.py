@@ -106,8 +106,47 @@ def test_a_completion_that_is_withheld_is_a_refusal(reason):
 def test_the_ends_of_a_completion(said, finish):
     with serving(echo) as server:
         server.finish = lambda number: said
-        (done,) = backend(server).sample(requests(1))
+        (done,) = backend(server, Sampling(max_tokens=8)).sample(requests(1))
     assert done.finish == finish
+
+
+def test_a_limit_of_the_servers_own_is_told_once():
+    with serving(echo) as server:
+        server.finish = lambda number: "length"
+        with pytest.warns(ACPOWarning, match="at 10 tokens, where --max-tokens 8192") as told:
+            texts(backend(server), 2)
+    assert len(told) == 1
+
+
+def test_thoughts_that_used_the_limit_up_are_a_completion():
+    with serving(echo) as server:
+        server.faults = lambda number: "thoughts"
+        (done,) = backend(server).sample(requests(1))
+    assert (done.text, done.finish) == ("<think>hm</think>", "length")
+
+
+def test_a_key_that_was_taken_is_not_refused_by_a_prompt():
+    """403 is also said of prompts, by servers that moderate them."""
+    with serving(echo) as server:
+        server.faults = lambda number: "403" if number == 1 else None
+        found = list(backend(server, concurrency=1).sample(requests(3)))
+        assert [isinstance(one, Failure) for one in found] == [False, True, False]
+        assert found[1].refused
+        server.faults = lambda number: "403"
+        with pytest.raises(SamplingError, match="status 403, the server refuses the key"):
+            list(backend(server).sample(requests(1)))
+
+
+def test_a_server_that_is_still_starting_is_waited_for():
+    with serving(echo) as server:
+        server.card = {"owned_by": "me"}
+        server.listing = lambda number: 503 if number < 2 else 200
+        assert backend(server).settings()["served"] == {"id": "tiny", "owned_by": "me"}
+        server.listing = lambda number: 503
+        with pytest.raises(SamplingError, match="/models answers status 503: is it still starting"):
+            backend(server, retries=1).settings()
+        server.listing = lambda number: 500
+        assert backend(server).settings()  # it cannot list, and may serve all the same
 
 
 def test_hanging_requests_time_out_and_are_retried():

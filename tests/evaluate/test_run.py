@@ -139,6 +139,23 @@ def test_a_changed_setting_is_refused(tmp_path):
     assert "max_tokens=8192, this run has max_tokens=99" in " ".join(done.stderr.split())
 
 
+def test_columns_of_a_template_that_changed_are_refused(tmp_path):
+    """They are no part of the questions' checksum."""
+    rows = [{"problem": f"What is {i} + 1?", "answer": str(i + 1), "hint": "old"} for i in (1, 2)]
+    task = tmp_path / "own.yaml"
+    task.write_text('own: {problems: own.jsonl, grader: math, template: "{problem} {hint}"}\n')
+    with serving(lambda prompt, seed: "\\boxed{2}") as server:
+        run = ("eval", "tiny", "--base-url", server.url, "--benchmarks", f"{task}:own", *ONE_WORKER)
+        run += ("--output", tmp_path / "run")
+        for hint, status in (("old", 0), ("new", 2)):
+            text = "".join(json.dumps(row | {"hint": hint}) + "\n" for row in rows)
+            (tmp_path / "own.jsonl").write_text(text)
+            done = acpo(*run, "--k", 1 if hint == "old" else 2)
+            assert done.returncode == status, done.stderr
+        assert "holds samples of another prompt: use another --output" in done.stderr
+        assert server.number == 2
+
+
 def test_a_run_that_drew_nothing_does_not_block_the_corrected_one(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 2)
     with serving(add) as server:

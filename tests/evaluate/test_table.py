@@ -92,6 +92,21 @@ def test_runs_that_were_not_asked_alike_are_told(tmp_path):
     assert "differ" not in table(runs[0], f"R/acpo={tmp_path / 'other'}")
 
 
+def test_a_run_that_is_not_whole_is_told(tmp_path):
+    write(tmp_path / "whole", 0.4)
+    write(tmp_path / "part", 0.8)
+    with SampleFile(tmp_path / "part" / "aime24.jsonl", {"model": "m", "data": "x"}) as file:
+        file.append(("0", 1), {"completion": "", "verdict": "correct"})
+        file.append(("7", 1), {"failed": "status 400"})
+        file.append(("8", 1), {"completion": "cut by a signal"})
+    said = "1 samples that could not be drawn, 1 samples without a verdict, 57 questions with fewer"
+    runs = [f"Q/sapo={tmp_path / 'whole'}", f"Q/acpo={tmp_path / 'part'}"]
+    assert f"AIME24 of Q acpo: {said} than 2 samples." in table(*runs)
+    assert "Q sapo:" not in table(*runs)
+    done = acpo("eval", "compare", tmp_path / "whole", tmp_path / "part")
+    assert f"AIME24, B: {said}" in " ".join(done.stdout.split())
+
+
 def test_samples_that_could_not_be_judged_are_told(tmp_path):
     write(tmp_path / "acpo", 1.0, questions=5)
     with SampleFile(tmp_path / "acpo" / "aime24.jsonl", {"model": "m", "data": "x"}) as file:

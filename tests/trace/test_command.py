@@ -217,6 +217,16 @@ def test_eval_writes_a_trace_of_its_samples(evaluated):
     assert any("\N{REPLACEMENT CHARACTER}" in row["completion"] for row in rows)
 
 
+def test_draws_from_a_part_of_the_policy_have_no_old_logp(evaluated, tmp_path):
+    acpo(
+        *("eval", evaluated / "model", "--benchmarks", evaluated / "sums.jsonl", "--k", 2),
+        *("--max-tokens", 4, "--top-p", 0.3, "--output", tmp_path / "run", "--device", "cpu"),
+        *("--trace", tmp_path / "trace", "--workers", 1),
+    )
+    trace = Trace.open(tmp_path / "trace")
+    assert "old_logp" not in trace.columns and trace.header["top_p"] == 0.3
+
+
 def test_questions_of_two_files_are_not_confused(evaluated, tmp_path):
     """Files without ids number their rows: each keeps its own prompts and golds."""
     first = sums(tmp_path / "first.jsonl", 2)

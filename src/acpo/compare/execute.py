@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from acpo.compare.plan import START, SWEEP, StudyRun
 from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json
-from acpo.errors import NonFiniteError
+from acpo.errors import ACPOError, NonFiniteError
 from acpo.linefile import write_whole
 from acpo.train.accuracy import Sample, question
 
@@ -224,6 +224,8 @@ def measured(samples: Sequence[Sample], prompts: Iterable[Any]) -> dict[str, Any
     for sample in samples:
         groups[sample.prompt].append(bool(sample.correct))
     shares = [sum(group) / len(group) for group in groups.values() if group]
+    if not shares:
+        raise ACPOError("no held-out completion has a verdict: there is no accuracy to compare")
     return {
         "value": sum(shares) / len(shares),
         "problems": len(shares),

@@ -76,6 +76,11 @@ def told_undecided(undecided: Mapping[str, int], samples: int) -> str | None:
     return f"{count} of {samples} samples could not be judged ({kinds}) and are left out"
 
 
+def told_lacking(lacking: Mapping[str, int]) -> str:
+    """What is said of a run that is not whole; nothing where it is."""
+    return ", ".join(f"{count} {what}" for what, count in lacking.items())
+
+
 def _rate_rows(entry: dict[str, Any]) -> list[str]:
     shown = [k for k in entry["pass"] if int(k).bit_count() == 1 or int(k) == entry["k"]]
     passes = ", ".join(f"pass@{k} {interval(entry['pass'][k])}" for k in shown)
@@ -180,6 +185,9 @@ def comparison_markdown(result: dict[str, Any]) -> str:
         if entry["settings_that_differ"]:
             keys = ", ".join(entry["settings_that_differ"])
             rows += ["", f"{title(name)}: besides the model, A and B differ in {keys}."]
+        for run, lacking in entry["lacking"].items():
+            if lacking:
+                rows += ["", f"{title(name)}, {run.upper()}: {told_lacking(lacking)}."]
     return "\n".join(rows)
 
 

@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from acpo.errors import ACPOError
 from acpo.evaluate.backends import (
     Backend,
     Completion,
@@ -169,7 +170,13 @@ class _Run:
                 if key not in file.samples or "completion" not in file.samples[key]:
                     own_seed = sample_seed(seed, name, key)
                     requests.append(Request((name, question, key), question.prompt, own_seed))
-                elif file.undecided(key):
+                    continue
+                if file.samples[key].get("prompt", question.prompt) != question.prompt:
+                    raise ACPOError(
+                        f"{name}, question {question.id}: {file.path} holds samples of another "
+                        "prompt: use another --output"
+                    )
+                if file.undecided(key):
                     unjudged.append((name, question, key))
                 else:
                     self._watch(name, _correct(file.samples[key]["verdict"]))

@@ -36,6 +36,20 @@ def is_failed(sample: dict[str, Any]) -> bool:
     return "failed" in sample and "completion" not in sample
 
 
+def lacking(samples: Samples) -> dict[str, int]:
+    """Samples not drawn or without a verdict yet, and questions with fewer than others."""
+    counts = Counter(question for question, _ in samples)
+    most = max(counts.values(), default=0)
+    found = {
+        "samples that could not be drawn": sum(map(is_failed, samples.values())),
+        "samples without a verdict": sum(
+            "completion" in sample and "verdict" not in sample for sample in samples.values()
+        ),
+        f"questions with fewer than {most} samples": sum(n < most for n in counts.values()),
+    }
+    return {what: count for what, count in found.items() if count}
+
+
 def undecided(samples: Samples) -> dict[str, int]:
     """How many samples could not be judged, by verdict."""
     verdicts = Counter(str(sample.get("verdict")) for sample in samples.values())
@@ -141,7 +155,8 @@ def compare_runs(a: Path, b: Path, *, failed: str = "exclude") -> dict[str, Any]
         differing = unlike([settings_a, settings_b])
         differences.append(result.difference)
         entry = {**result._asdict(), "difference": _plain(result.difference)}
-        compared[name] = {**entry, "settings_that_differ": differing}
+        lacks = {"a": lacking(samples_a), "b": lacking(samples_b)}
+        compared[name] = {**entry, "settings_that_differ": differing, "lacking": lacks}
     if not compared:
         raise ACPOError(f"{a} and {b} share no benchmark with samples: nothing to compare")
     average = _plain(statistics.average(differences))

@@ -11,9 +11,16 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.report import latex_text, markdown_table, tabular, title, told_undecided
+from acpo.evaluate.report import (
+    latex_text,
+    markdown_table,
+    tabular,
+    title,
+    told_lacking,
+    told_undecided,
+)
 from acpo.evaluate.statistics import QuestionCounts
-from acpo.evaluate.summary import question_counts, read_run, undecided, unlike
+from acpo.evaluate.summary import lacking, question_counts, read_run, undecided, unlike
 from acpo.intervals import Estimate
 from acpo.tasks import BENCHMARKS, PAPER
 
@@ -170,11 +177,12 @@ def _line(run: str, failed: str) -> Line:
         before, _, method = label.rpartition("/")
         model = before or model
     counts = {name: question_counts(samples, failed=failed) for name, (_, samples) in found.items()}
-    said = {
-        name: told_undecided(undecided(samples), sum("verdict" in one for one in samples.values()))
-        for name, (_, samples) in found.items()
-    }
-    left_out = {name: text for name, text in said.items() if text is not None}
+    left_out = {}
+    for name, (_, samples) in found.items():
+        judged = sum("verdict" in one for one in samples.values())
+        said = [told_undecided(undecided(samples), judged), told_lacking(lacking(samples))]
+        if text := "; ".join(filter(None, said)):
+            left_out[name] = text
     asked = {name: entry for name, (entry, _) in found.items()}
     return Line(model, method, counts, asked, left_out)
 

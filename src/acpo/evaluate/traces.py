@@ -14,6 +14,7 @@ from acpo.evaluate.summary import Samples, read_run
 from acpo.objectives import get_method
 from acpo.records import write_trace
 from acpo.scoring.rollouts import SampledCompletion, Scorer
+from acpo.verify.extract import THINK_OPENERS
 from acpo.verify.verdict import Outcome, Verdict
 
 
@@ -54,18 +55,25 @@ def trace_samples(
     if not same:
         for name, (_, found) in runs.items():
             _refuse_other_words(samples / f"{name}.jsonl", found, source, sampling)
+    same = same and _drew_whole(settings)
     loaded, temperature = source.load(), sampling.temperature or 1.0
     scoring: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "batch_size": batch_size}
     scorer = Scorer(loaded, source.checkpoint.tokenizer, row, **scoring)
     vocabulary = loaded.get_output_embeddings().weight.shape[0]
-    header = {"source": "eval", "model": model, "vocab_size": vocabulary}
-    header |= {"benchmarks": sorted(runs), "temperature": temperature, "top_k": top_k}
-    header |= {"max_tokens": sampling.max_tokens, "method": method, "seed": settings["seed"]}
+    header = {"source": "eval", "model": model, "vocab_size": vocabulary, "method": method}
+    header |= {"benchmarks": sorted(runs), "temperature": temperature, "top_p": sampling.top_p}
+    header |= {"top_k": top_k, "max_tokens": sampling.max_tokens, "seed": settings["seed"]}
     parts = (
         (*scorer.part(rollouts, group_size=group, sampled_by_scorer=same), 0)
         for rollouts, group in _groups(runs, source, answers or {})
     )
     write_trace(output, header, parts)
+
+
+def _drew_whole(settings: Mapping[str, Any]) -> bool:
+    """Whether samples are draws of softmax(logits / temperature) by the code that scores them."""
+    whole = settings["top_p"] == 1 and settings["temperature"] > 0
+    return bool(whole and settings.get("backend") == "transformers")
 
 
 def _groups(
@@ -198,5 +206,8 @@ def _refuse_other_words(
 
 
 def _core(text: str) -> str:
-    """Without what decoders differ in: outer spaces, and bytes that are no characters."""
-    return text.replace("\N{REPLACEMENT CHARACTER}", "").strip()
+    """Without what decoders and templates add or leave out: spaces, odd bytes, the first tag."""
+    text = text.replace("\N{REPLACEMENT CHARACTER}", "").strip()
+    for opener in THINK_OPENERS:
+        text = text.removeprefix(opener).strip()
+    return text

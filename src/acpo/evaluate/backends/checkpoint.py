@@ -5,13 +5,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from acpo.checkpoints import adapter_base, resolve_model, tokenizer_place, unpacked_to
 from acpo.evaluate.backends import Request, Sampling, SamplingError
+from acpo.verify.extract import THINK_OPENERS
 
 _READ_WHOLE_BYTES = 64 << 20
 _SLICE_BYTES = 64 << 10
@@ -97,17 +98,33 @@ class Checkpoint:
         """What the model reads for a prompt."""
         if not self._sampling.chat:
             return list(self.tokenizer(prompt)["input_ids"])
+        return list(self.tokenizer(self._rendered(prompt), add_special_tokens=False)["input_ids"])
+
+    def thinking(self, prompt: str) -> str:
+        """The tag by which a chat template begins the model's thoughts; nothing without one."""
+        end = self._rendered(prompt).rstrip() if self._sampling.chat else ""
+        return next((tag for tag in THINK_OPENERS if end.endswith(tag)), "")
+
+    def _rendered(self, prompt: str) -> str:
+        system = self._sampling.system
         try:
-            text: Any = self.tokenizer.apply_chat_template(
-                self._sampling.messages(prompt), add_generation_prompt=True, tokenize=False
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    self._sampling.messages(prompt), add_generation_prompt=True, tokenize=False
+                )
             )
         except Exception as error:  # the template is the checkpoint's own program
-            remedy = "without --system, or " if self._sampling.system is not None else ""
+            remedy = "without --system, or " if system is not None else ""
             raise SamplingError(
                 f"model {self.name!r}: its chat template refused the prompt ({error}): try "
                 f"{remedy}with --prompt-format plain"
             ) from error
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        if system is not None and system.strip() not in text:
+            raise SamplingError(
+                f"model {self.name!r}: its chat template does not show --system: leave it out, or "
+                "put it into the task's template"
+            )
+        return text
 
 
 def fingerprint(folder: Path) -> str:

@@ -26,6 +26,8 @@ _IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
 """What `/models` says of a model that stays the same while it is served."""
 _REFUSED_PROMPT = (400, 413, 422)
 """Said of a prompt, e.g. one that is too long; of any other status the server is the cause."""
+_DOES_NOT_LIST = (500, 501)
+"""Said of `/models` by servers that cannot list; passing faults are 429, 502 or 503."""
 _NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent since `vllm serve` takes what is left out from the checkpoint's generation_config.json."""
 
@@ -90,6 +92,7 @@ class OpenAIBackend:
         self._neutral: dict[str, Any] = dict(_NEUTRAL)
         self._lock = threading.Lock()
         self._resume_at = 0.0
+        self._key_is_good = self._told_limit = False
         self._served: dict[str, Any] | None = None
 
     def settings(self) -> dict[str, Any]:
@@ -152,11 +155,14 @@ class OpenAIBackend:
             try:
                 reply = self._post(connection, path, payload)
                 if reply.status == 200:
+                    self._key_is_good = True
                     done = _completion(request, reply.body, time.perf_counter() - start)
+                    self._watch_limit(done)
                     return done._replace(text=self._sampling.before_stop(done.text))
                 passing, reason = self._failure(reply)
                 if not passing:
-                    return Failure(request.key, reason, refused=reply.status in _REFUSED_PROMPT)
+                    refused = reply.status in (*_REFUSED_PROMPT, 403)
+                    return Failure(request.key, reason, refused=refused)
             except WireError as error:
                 reason = without_key(str(error), self._key)
             except _Malformed as error:
@@ -167,6 +173,20 @@ class OpenAIBackend:
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
         return Failure(request.key, f"{self._url}{path}: {tried}")
+
+    def _watch_limit(self, done: Completion) -> None:
+        """Say once that the server cuts completions off before `max_tokens`."""
+        asked, tokens = self._sampling.max_tokens, done.tokens
+        with self._lock:
+            if done.finish != "length" or tokens is None or tokens >= asked or self._told_limit:
+                return
+            self._told_limit = True
+        warnings.warn(
+            f"{self._url} cut a completion off at {tokens} tokens, where --max-tokens "
+            f"{asked} was asked: it has a limit of its own",
+            ACPOWarning,
+            stacklevel=2,
+        )
 
     def _post(self, connection: Connection, path: str, payload: dict[str, Any]) -> Reply:
         """One attempt, without the neutral options where the server turns out not to take them."""
@@ -210,7 +230,8 @@ class OpenAIBackend:
     def _failure(self, reply: Reply) -> tuple[bool, str]:
         """Whether another attempt may help, and what went wrong; an error for a refused key."""
         said = self._said(reply)[:300]
-        if reply.status in (401, 403):
+        # Where the key was taken before, 403 is of the prompt: some moderate them.
+        if reply.status == 401 or (reply.status == 403 and not self._key_is_good):
             raise SamplingError(
                 f"{self._url}: status {reply.status}, the server refuses the key "
                 f"({'the one in' if self._key else 'none is set in'} ${self._key_env}): export it, "
@@ -236,18 +257,18 @@ class OpenAIBackend:
 
     def _probe(self) -> dict[str, Any]:
         """What the server says of the model; at once, what would take all retries of a request."""
-        connection = Connection(self._url, self._key)
-        try:
-            reply = connection.exchange("GET", "/models", None, _PROBE_SECONDS)
-        except WireError as error:
+        for attempt in range(self._retries + 1):
+            self._wait_for_turn(threading.Event())
+            reply = self._models()
+            if reply.status in _DOES_NOT_LIST or not self._failure(reply)[0]:
+                break
+            if attempt < self._retries:
+                time.sleep(self._pause(attempt))
+        else:
             raise SamplingError(
-                f"--base-url {self._url}: no server there ({without_key(str(error), self._key)}): "
-                "start it, or correct the URL"
-            ) from None
-        finally:
-            connection.close()
-        if reply.status in (401, 403):
-            self._failure(reply)
+                f"--base-url {self._url}: its /models answers status {reply.status}: is it still "
+                "starting? The same command can be repeated"
+            )
         try:
             entries = {str(entry["id"]): dict(entry) for entry in json.loads(reply.body)["data"]}
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -264,6 +285,18 @@ class OpenAIBackend:
             )
         entry = entries.get(self._model, {})
         return {name: entry[name] for name in _IDENTITY if entry.get(name) is not None}
+
+    def _models(self) -> Reply:
+        connection = Connection(self._url, self._key)
+        try:
+            return connection.exchange("GET", "/models", None, _PROBE_SECONDS)
+        except WireError as error:
+            raise SamplingError(
+                f"--base-url {self._url}: no server there ({without_key(str(error), self._key)}): "
+                "start it, or correct the URL"
+            ) from None
+        finally:
+            connection.close()
 
 
 def _completion(request: Request, body: bytes, seconds: float) -> Completion:
@@ -293,8 +326,8 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
 
 def _message(message: dict[str, Any]) -> str | None:
     """The message; thoughts that the server split off go back to where the model wrote them."""
-    content: str | None = message["content"]
     thoughts = message.get("reasoning_content") or message.get("reasoning")
+    content: str | None = message.get("content") if thoughts else message["content"]
     if thoughts:
         return f"<think>{thoughts}</think>{content or ''}"
     return content

@@ -51,11 +51,12 @@ class TransformersBackend:
             longest=max(map(len, prompts.values()), default=1),
             says=self._says,
         )
-        jobs = [Job(entry.key, prompts[entry.prompt], entry.seed) for entry in requests]
-        for key, ids, finish, seconds in decoder.run(jobs):
+        thinking = {prompt: self.checkpoint.thinking(prompt) for prompt in prompts}
+        jobs = [Job(entry, prompts[entry.prompt], entry.seed) for entry in requests]
+        for entry, ids, finish, seconds in decoder.run(jobs):
             said = ids[:-1] if ids[-1] in ends else ids  # the token that ended it is no text
-            text = self._sampling.before_stop(self._says(said))
-            yield Completion(key, text, len(said), finish, seconds, ids)
+            text = thinking[entry.prompt] + self._sampling.before_stop(self._says(said))
+            yield Completion(entry.key, text, len(said), finish, seconds, ids)
 
     def load(self) -> Any:
         """The weights, in evaluation mode."""

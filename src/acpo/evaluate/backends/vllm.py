@@ -126,7 +126,8 @@ class VLLMBackend:
         if output.finish_reason == "stop" and not isinstance(output.stop_reason, str):
             tokens -= 1
         ids = list(output.token_ids)
-        return Completion(request.key, output.text, tokens, output.finish_reason, seconds, ids)
+        text = self._checkpoint.thinking(request.prompt) + output.text
+        return Completion(request.key, text, tokens, output.finish_reason, seconds, ids)
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
