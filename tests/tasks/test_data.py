@@ -15,6 +15,7 @@ from acpo.tasks import (
 from acpo.tasks.grading import ROW
 from acpo.tasks.problems import load_problems as load_whole
 from acpo.tasks.problems import split_off
+from acpo.tasks.questions import load_questions
 from acpo.tasks.templates import fill, strip
 
 
@@ -293,3 +294,10 @@ def test_a_hub_data_set_stays_on_disk(monkeypatch):
     assert (cleaning.rows, cleaning.repeated) == (500, 495)
     load_problems(get_task("gsm8k"), "somebody/else")
     assert asked == {"path": "somebody/else", "name": None, "split": "train"}
+
+
+def test_a_gold_answer_in_a_list_is_the_answer(tmp_path):
+    """As a text it would be "['3']", which no right answer equals."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"problem": "1 + 2?", "answer": ["3"]}\n')
+    assert load_questions(str(path)).questions[0].row["answer"] == "3"

@@ -89,7 +89,8 @@ def run(place, command, extra=(), **changes):
             "warmup_steps=5 has no effect with lr_scheduler_type=constant; use",
         ),
         ({"top_p": 0.9}, "top_p=0.9 is not honoured: drawing from part of the vocabulary"),
-        ({"dtype": "float33"}, "dtype='float33' is no type of torch"),
+        ({"dtype": "float33"}, "dtype='float33' is unknown; use one of auto, bfloat16"),
+        ({"log_level": "verbose"}, "log_level='verbose' is unknown; use one of "),
         (
             {"attn_implementation": "sdpb"},
             "attn_implementation='sdpb' is unknown; use eager or flash_attention_",
@@ -284,6 +285,15 @@ def test_weights_that_were_cut_short(place, tmp_path, command):
     status, lines = run(place, command, model_name_or_path=str(tmp_path))
     assert status == 2 and "model.safetensors cannot be read" in lines[-1]
     assert "cut short" in lines[-1]
+
+
+def test_room_is_that_of_the_model_as_it_will_be_made(place):
+    positions = json.loads((place / "model" / "config.json").read_text())["max_position_embeddings"]
+    long = {"max_completion_length": positions}
+    status, lines = run(place, "doctor", **long)
+    assert status == 2 and "lower max_completion_length" in lines[-1]
+    longer = {"max_position_embeddings": 2 * positions}
+    assert run(place, "doctor", **long, model_init_kwargs=longer)[0] == 0
 
 
 def test_the_base_of_an_adapter_is_loaded_as_asked(place, tmp_path, monkeypatch):

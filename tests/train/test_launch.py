@@ -1,6 +1,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,10 +9,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerState
 from typer.testing import CliRunner
 
+from acpo import ACPOTrainer
 from acpo.cli import app
 from acpo.errors import ACPOError
+from acpo.train.accuracy import BeforeAndAfter
 from acpo.train.doctor import examine
-from acpo.train.launch import TrainingClock, train
+from acpo.train.launch import TrainingClock, _hub_data, train
 from train.standin import flags, save_standin
 from train.test_data import ENDLESS
 
@@ -64,6 +67,54 @@ def test_it_leaves_a_model_and_a_picture(short_run):
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "log_history" in (folder / "trainer_state.json").read_text()
     assert AutoModelForCausalLM.from_pretrained(folder).num_parameters() == 99_776
+
+
+def shortest(folder, **more):
+    options = {"max_steps": 1, "held_out": 8, "max_problems": 100, "eval_strategy": "no", **more}
+    return flags(output_dir=folder, per_device_eval_batch_size=8, **options)
+
+
+def test_the_model_is_saved_before_what_may_fail(tmp_path, monkeypatch):
+    def fails(probe):
+        raise RuntimeError("the reward function of the last evaluation")
+
+    monkeypatch.setattr(BeforeAndAfter, "finish", fails)
+    with pytest.raises(RuntimeError, match="the last evaluation"):
+        train(QUICKSTART, shortest(tmp_path))
+    assert (tmp_path / "model.safetensors").is_file()
+    assert not (tmp_path / "trainer_state.json").exists(), "it is not finished"
+
+
+def test_an_upload_that_fails_leaves_model_and_report_and_is_made_again(tmp_path, monkeypatch):
+    pushed = []
+
+    def push(trainer, **options):
+        pushed.append(options)
+        if len(pushed) == 1:
+            raise OSError("no hub")
+
+    monkeypatch.setattr(ACPOTrainer, "init_hf_repo", lambda trainer, *args: None)
+    monkeypatch.setattr(ACPOTrainer, "push_to_hub", push)
+    options = [*shortest(tmp_path), *flags(push_to_hub=True, save_strategy="steps", save_steps=1)]
+    monkeypatch.setattr(ACPOTrainer, "_push_from_checkpoint", lambda trainer, folder: None)
+    with pytest.raises(OSError, match="no hub"):
+        train(QUICKSTART, options)
+    assert (tmp_path / "model.safetensors").is_file() and (tmp_path / "report.json").is_file()
+    train(QUICKSTART, [*options, *flags(resume_from_checkpoint="true")])
+    assert pushed == [{"dataset_name": None}] * 2
+    assert (tmp_path / "trainer_state.json").is_file()
+
+
+def test_the_data_set_a_model_card_names_is_of_the_hub():
+    task = SimpleNamespace(problems="openai/gsm8k")
+    for data, source, named in (
+        (None, task, "openai/gsm8k"),
+        ("me/own", task, "me/own"),
+        ("/home/me/secret.jsonl", task, None),
+        (None, SimpleNamespace(problems=None), None),
+    ):
+        recipe = SimpleNamespace(task=SimpleNamespace(data=data))
+        assert _hub_data(SimpleNamespace(recipe=recipe, data=SimpleNamespace(task=source))) == named
 
 
 @pytest.mark.parametrize("sampler", ["generate", "static"])

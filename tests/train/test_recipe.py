@@ -85,6 +85,19 @@ def test_options_of_a_row_on_the_command_line(tmp_path):
     assert (method.options["alpha"], method.candidates) == (0.02, 5)
 
 
+def test_options_that_are_said_in_other_ways(tmp_path):
+    """PEFT would take the letters of a text for names of modules."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "model_name_or_path: x\ntask: chain\nuse_peft: true\nlora_modules_to_save: lm_head\n"
+        "resume_from_checkpoint: true\n"
+        "model_init_kwargs: {revision: v2, torch_dtype: bfloat16}\n"
+    )
+    model = read_recipe(path).model
+    assert model.lora_modules_to_save == ["lm_head"]
+    assert (model.model_revision, model.dtype) == ("v2", "bfloat16")
+
+
 def test_one_reward_needs_no_brackets(tmp_path):
     recipe = write(tmp_path / "one.yaml", MINIMAL + "reward_funcs: my_rewards.exact\n")
     assert read_recipe(recipe).task.reward_funcs == ["my_rewards.exact"]

@@ -158,6 +158,8 @@ def canonical(
     text = question_text(value, f"{where}: {layout.problem!r}")
     clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
     gold = _value(row, layout.answer, where, needed=needed)
+    if isinstance(gold, list) and len(gold) == 1:
+        gold = gold[0]
     if gold is not None:
         clean_row["answer"] = GOLD[layout.gold](str(gold)).strip()
     elif "answer" in clean_row:

@@ -93,10 +93,11 @@ def mappings(rows: Iterable[Any], where: str) -> list[Row]:
 def _read_hub(source: str, config: str | None, split: str) -> Sequence[Row]:
     """The rows, left on disk: DAPO-Math-17k comes a hundred times over, 1.8 million of them."""
     import datasets
+    from datasets.exceptions import DatasetsError
 
     try:
         return datasets.load_dataset(source, name=config, split=split)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, DatasetsError) as error:
         raise ACPOError(
             f"data={source!r} is neither a file here nor a data set the hub gives: {error}"
         ) from error

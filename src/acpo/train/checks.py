@@ -127,7 +127,10 @@ def in_one_line(what: str) -> Iterator[None]:
         yield
     except ACPOError:
         raise
-    except (ValueError, TypeError, ImportError, OSError, RuntimeError, SafetensorError) as error:
+    except (
+        *(ValueError, TypeError, AttributeError, KeyError, ImportError, OSError, RuntimeError),
+        SafetensorError,
+    ) as error:
         if logging.get_verbosity() <= logging.DEBUG:
             raise
         words = " ".join(str(error).split())
@@ -140,10 +143,18 @@ def shape_of(recipe: Recipe, name: str) -> Any:
 
     trusted, base = recipe.config.trust_remote_code, adapter_base(name)
     revision = recipe.model.model_revision if base is None else None
+    given = dict(recipe.config.model_init_kwargs or {})  # type: ignore[arg-type]
+    of_loading = ("dtype", "torch_dtype", "attn_implementation", "revision", "trust_remote_code")
+    own = {key: value for key, value in given.items() if key not in of_loading}
     with in_one_line(f"model {base or name!r}: its config.json cannot be read"):
-        return AutoConfig.from_pretrained(
-            base or name, trust_remote_code=trusted, revision=revision or "main"
+        config, _ = AutoConfig.from_pretrained(
+            base or name,
+            trust_remote_code=trusted,
+            revision=revision or "main",
+            return_unused_kwargs=True,
+            **own,
         )
+        return config
 
 
 def empty_model(recipe: Recipe, name: str, attention: str | None = None) -> Any:

@@ -12,6 +12,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import saving
+from acpo.tasks.sources import is_file
 from acpo.train.accuracy import BeforeAndAfter, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
 from acpo.train.data import TrainingData
@@ -114,14 +115,26 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     if kept is not None:
         return kept
     if not left:
+        if trainer.is_fsdp_enabled:  # else transformers writes no model
+            trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
         with saving(run.recipe.output_dir, "the trained model"):
-            trainer.save_model(config.output_dir)
-            trainer.save_state()
-        if config.push_to_hub:
-            trainer.push_to_hub(dataset_name=run.recipe.task.data)
+            trainer.save_model(config.output_dir, _internal_call=True)  # and does not push it
+    if run.probe is not None:
+        run.probe.finish()
     report = _finish(run)
+    if not left:
+        if config.push_to_hub:
+            trainer.push_to_hub(dataset_name=_hub_data(run))
+        with saving(run.recipe.output_dir, "the state of training"):
+            trainer.save_state()
     trainer.accelerator.end_training()
     return report
+
+
+def _hub_data(run: Run) -> str | None:
+    """The data set of the hub that a model was trained on; a file's place is nobody's business."""
+    source = run.recipe.task.data or run.data.task.problems
+    return source if isinstance(source, str) and not is_file(source) else None
 
 
 def _saved_step(recipe: Recipe) -> int | None:
@@ -203,8 +216,8 @@ def _finish(run: Run) -> Report:
     )
     if run.recipe.task.report and state.is_world_process_zero:
         folder = run.recipe.output_dir
-        draw_curves(state.log_history, report, folder / "curves.png")
         path = report.write(folder)
+        draw_curves(state.log_history, report, folder / "curves.png")
         print(f"\n{summary(report, before, after, run.recipe.task.try_next)}")
         print(f"\nmodel, curves.png and {path.name} are in {folder}/")
     return report

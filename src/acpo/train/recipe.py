@@ -22,6 +22,13 @@ def _option(text: str, default: Any = None) -> Any:
     return field(default=default, metadata={"help": text})
 
 
+BEFORE_OPTIONS = {
+    **{name: name for name in ("dtype", "attn_implementation")},
+    **{"torch_dtype": "dtype", "revision": "model_revision"},
+}
+"""What of `model_init_kwargs` goes before the model's own options, and their names."""
+
+
 @dataclass
 class TaskArguments:
     """What to train on and what to report; everything else is `ACPOConfig` and `ModelConfig`."""
@@ -93,7 +100,6 @@ def read_recipe(
         overrides: `--key value` pairs that replace its values.
         processes: those that will train; None for those of this launch.
     """
-    from acpo.engines.trl.ranges import check_ranges
 
     path = Path(path)
     values = YamlFile(path, what="recipe", others="recipes/").values
@@ -102,7 +108,7 @@ def read_recipe(
     known = set(actions)
     for key in values:
         if key != "env" and key not in known:
-            _refuse_unknown(key, known, where=f"{path}: ")
+            _refuse_unknown(str(key), known, where=f"{path}: ")
     check_types(values, actions, kinds(parser.dataclass_types), f"{path}: ")
     names = [text[2:].partition("=")[0] for text in overrides if text.startswith("--")]
     for name in names:
@@ -121,15 +127,25 @@ def read_recipe(
         raise ACPOError(f"{path}: {' '.join(str(error).split())}") from error
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
-    for name, value in dict(config.model_init_kwargs or {}).items():
-        if name in ("dtype", "attn_implementation"):  # which go before the options
-            setattr(model, name, value)
+    _settle(model, config.model_init_kwargs or {})
+    return Recipe(path, task, config, model, given, values.get("env") or {})
+
+
+def _settle(model: Any, loading: Any) -> None:
+    """Options of the model, as what else says the same of it and as PEFT takes them."""
+    from acpo.engines.trl.ranges import check_ranges
+
+    for name, value in dict(loading).items():
+        if name in BEFORE_OPTIONS:
+            setattr(model, BEFORE_OPTIONS[name], value)
     check_ranges(vars(model))
     check_loading(model)
+    for name in ("lora_modules_to_save", "lora_target_parameters"):
+        if isinstance(value := getattr(model, name), str):  # whose letters PEFT would take
+            setattr(model, name, [value])
     part = model.lora_target_modules
     if isinstance(part, str) and part.isidentifier():  # TRL takes one of a list for a pattern
         model.lora_target_modules = [part]
-    return Recipe(path, task, config, model, given, values.get("env") or {})
 
 
 def resolved(recipe: Recipe) -> str:

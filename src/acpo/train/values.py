@@ -7,8 +7,8 @@ from typing import Any
 
 from acpo.errors import ACPOError
 
-NO_TEXTS = {("method", int), ("fsdp", bool)}
-"""Texts that may be something else: the row 8020, and fsdp, which transformers wants true."""
+NO_TEXTS = {("method", int), ("fsdp", bool), ("resume_from_checkpoint", bool)}
+"""Texts that may be something else: the row 8020, and what transformers takes as true."""
 
 SWITCHED = {
     ("lora_", "use_rslora", "use_dora"): "use_peft",
@@ -41,6 +41,9 @@ def check_types(
             raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
         if value is None:
             continue
+        if isinstance(value, str) and action.choices and value not in action.choices:
+            known = ", ".join(map(str, action.choices))
+            raise ACPOError(f"{where}{key}={value!r} is unknown; use one of {known}")
         if kind == {int} and isinstance(value, (bool, float)):
             raise ACPOError(f"{where}{key}={value} must be a whole number")
         if kind and kind <= {int, float} and isinstance(value, (list, dict, bool)):
