@@ -1,6 +1,7 @@
 """Checkpoints are other people's files: damaged, with code or with templates of their own."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +49,14 @@ def test_thoughts_that_a_template_begins_are_thoughts(tmp_path):
         (done,) = source.sample([Request("key", "hello", 1)])
         assert done.text.startswith("<think>") == bool(tag) and done.key == "key"
         assert extract_answer(done.text + "\\boxed{7}") == (None if tag else "7")
+
+
+def test_an_adapters_revision_is_that_of_its_base_on_the_hub_too(tmp_path):
+    found = object.__new__(Checkpoint)
+    found.place, found.base = save(tmp_path), "me/base"
+    found.config = SimpleNamespace(_commit_hash="c0ffee")
+    mark, _, commit = found.revision.partition("+")
+    assert mark == fingerprint(found.place) and commit == "c0ffee"
 
 
 def test_a_checkpoint_s_own_code_is_not_run(tmp_path):

@@ -110,6 +110,16 @@ def test_the_ends_of_a_completion(said, finish):
     assert done.finish == finish
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["http://h:1/v1?api-version=2", "http://me:secret@h:1/v1", "http://h\u00f6st:1/v1", "h:1/v1"],
+)
+def test_addresses_that_would_be_cut_or_tell_a_password_are_refused(url):
+    with pytest.raises(SamplingError, match="without a query and without a password") as error:
+        OpenAIBackend("tiny", Sampling(), base_url=url)
+    assert "secret" not in str(error.value)
+
+
 def test_a_limit_of_the_servers_own_is_told_once():
     with serving(echo) as server:
         server.finish = lambda number: "length"

@@ -170,7 +170,7 @@ def run(place, command, extra=(), **changes):
         ),
         ({"use_peft": True, "lora_modules_to_save": ["nope"]}, "=['nope']: 'nope' is no part of"),
         ({"use_peft": True, "lora_dropout": 2.0}, "lora_dropout=2.0 must be in [0, 1)"),
-        ({"use_peft": True, "lora_task_type": "nope"}, "ValueError: Invalid task type: 'nope'"),
+        ({"use_peft": True, "lora_task_type": "SEQ_CLS"}, "lora_task_type='SEQ_CLS' is not of a"),
         ({"lora_r": 4}, "lora_r does nothing without use_peft; set that, or leave lora_r out"),
         ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type does nothing without load_in_4bit"),
         (

@@ -58,10 +58,14 @@ def check_types(
 
 
 def check_loading(model: Any) -> None:
-    """Raise for a type of weights, or an attention, that does not exist."""
+    """Raise for a type of weights, or an attention, that does not exist; and for other adapters."""
     import torch
     from transformers import AttentionInterface
 
+    if model.use_peft and model.lora_task_type != "CAUSAL_LM":
+        raise ACPOError(
+            f"lora_task_type={model.lora_task_type!r} is not of a language model; leave it out"
+        )
     kind, attention = model.dtype, model.attn_implementation
     if kind not in (None, "auto") and not isinstance(getattr(torch, str(kind), None), torch.dtype):
         raise ACPOError(f"dtype={kind!r} is no type of torch; use float32, bfloat16 or auto")

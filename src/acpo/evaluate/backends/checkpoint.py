@@ -66,7 +66,9 @@ class Checkpoint:
         """What tells these weights from others of the same name."""
         folders = [Path(place) for place in dict.fromkeys((self.place, self.base))]
         marks = [fingerprint(folder) for folder in folders if folder.is_dir()]
-        return "+".join(marks) or getattr(self.config, "_commit_hash", None)
+        on_hub = len(marks) < len(folders)  # itself, or the base of an adapter
+        commit = getattr(self.config, "_commit_hash", None) if on_hub else None
+        return "+".join(filter(None, [*marks, commit])) or None
 
     def prompts(self, requests: Iterable[Request]) -> dict[str, list[int]]:
         """The tokens of every prompt.

@@ -76,8 +76,13 @@ class OpenAIBackend:
         retries: int = 6,
         first_pause: float = _FIRST_PAUSE_SECONDS,
     ) -> None:
-        if web_address(base_url) is None:
-            raise SamplingError(f"--base-url {base_url!r}: use http://HOST:PORT/v1 or https://...")
+        address = web_address(base_url)
+        if address is None or not base_url.isascii() or address.query or address.username:
+            raise SamplingError(
+                f"--base-url {without_key(base_url, address and address.password)!r}: use "
+                "http://HOST:PORT/v1 or https://..., in ASCII, without a query and without a "
+                "password, which belongs into $OPENAI_API_KEY"
+            )
         if concurrency < 1:
             raise SamplingError(f"--concurrency {concurrency}: at least 1")
         self._model = model
