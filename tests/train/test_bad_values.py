@@ -296,6 +296,21 @@ def test_room_is_that_of_the_model_as_it_will_be_made(place):
     assert run(place, "doctor", **long, model_init_kwargs=longer)[0] == 0
 
 
+@pytest.mark.parametrize("command", ["train", "doctor"])
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ({"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}, "model-2.saf"),
+        ({"weight_map": [1]}, "cannot be read"),
+    ],
+)
+def test_a_shard_that_is_not_there(place, tmp_path, command, index, said):
+    save_standin(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    status, lines = run(place, command, model_name_or_path=str(tmp_path))
+    assert status == 2 and said in lines[-1] and "copy the model again" in lines[-1]
+
+
 def test_the_base_of_an_adapter_is_loaded_as_asked(place, tmp_path, monkeypatch):
     """In four bits, where that is asked for; there is no bitsandbytes here to do it."""
     below = AutoModelForCausalLM.from_pretrained(place / "model")

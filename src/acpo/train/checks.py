@@ -337,6 +337,11 @@ def check_weights(name: str) -> None:
                 f"model {str(folder)!r} has no weights (*.safetensors or *.bin); save the model "
                 "there, or name another folder"
             )
+        for index in folder.glob("*.index.json"):
+            if missing := sorted(_indexed(index) - {path.name for path in folder.iterdir()}):
+                raise ACPOError(
+                    f"{index} names {missing[0]}, which is not there: copy the model again"
+                )
         for file in files:
             try:
                 with safe_open(file, framework="pt"):
@@ -345,6 +350,14 @@ def check_weights(name: str) -> None:
                 raise ACPOError(
                     f"{file} cannot be read ({error}); it is damaged or cut short: copy it again"
                 ) from error
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files of weights that an index names."""
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ACPOError(f"{index} cannot be read ({error!r:.100}): copy the model again") from error
 
 
 def check_finite(name: str) -> None:
