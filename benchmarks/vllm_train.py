@@ -81,6 +81,8 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
     curve = Curve(lambda found: save({**about, **found}), place)
     trainer.add_callback(curve)
     trainer.train(resume_from_checkpoint=True if place.args.resume else None)
+    if probe:
+        probe.finish()
     record = {**about, **curve.record(trainer.state)}
     for name in ("before", "after"):
         samples = getattr(probe, name) if probe else []

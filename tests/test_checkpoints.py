@@ -84,11 +84,15 @@ def test_a_folder_of_another_file_is_not_taken_for_this_one(tmp_path, monkeypatc
 
 def test_the_revision_that_trains_is_the_one_that_is_checked(monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        transformers.AutoConfig, "from_pretrained", lambda name, **given: asked.append(given)
-    )
-    config = SimpleNamespace(trust_remote_code=False)
+
+    def read(name, **given):
+        asked.append(given)
+        return None, {}
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", read)
+    config = SimpleNamespace(trust_remote_code=False, model_init_kwargs={"dtype": "float32"})
     for revision in ("v2", None):
         model = SimpleNamespace(model_revision=revision)
         shape_of(SimpleNamespace(config=config, model=model), "org/model")
     assert [given["revision"] for given in asked] == ["v2", "main"]
+    assert not any("dtype" in given for given in asked), "of the weights, not of the shape"
