@@ -11,7 +11,20 @@ Place = tuple[str | int, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads what JSON, which results are, holds too."""
+    """Reads what JSON, which results are, holds too, and no key of a mapping twice."""
+
+    name: Any  # where the text stands
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """The mapping as written, before `<<` merges others into it."""
+        node = super().compose_mapping_node(anchor)
+        keys: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in keys:
+                line = key.start_mark.line + 1
+                raise ACPOError(f"{self.name}:{line}: {key.value!r} is given twice; keep one")
+            keys.add(str(key.value))
+        return node
 
 
 def _refuse_kind(loader: _Loader, node: yaml.Node) -> NoReturn:
@@ -77,28 +90,13 @@ def _parse(text: str, where: str) -> tuple[Any, Any]:
     """(nodes, value) of a text; `where` it stands begins every refusal."""
     try:
         loader = _Loader(text)
+        loader.name = where
         node = loader.get_single_node()
-        _refuse_doubles(node, where, set())
         return node, None if node is None else loader.construct_document(node)
+    except ACPOError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or " ".join(str(error).split())
         raise ACPOError(f"{where}{line}: not plain YAML: {why}") from error
-
-
-def _refuse_doubles(node: Any, where: str, seen: set[int]) -> None:
-    """Raise for a key that a mapping gives twice: once built, only the last would be left."""
-    if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-        return
-    seen.add(id(node))
-    keys: set[str] = set()
-    for child in node.value:
-        if isinstance(node, yaml.MappingNode):
-            key, child = child
-            name = str(key.value)
-            if name in keys:
-                line = key.start_mark.line + 1
-                raise ACPOError(f"{where}:{line}: {name!r} is given twice; keep one")
-            keys.add(name)
-        _refuse_doubles(child, where, seen)
