@@ -40,6 +40,7 @@ class Checkpoint:
     def __init__(self, name: str, sampling: Sampling) -> None:
         self.name = name
         self._sampling = sampling
+        self._texts: dict[str, str] = {}  # of each prompt, what the chat template makes
         self.place = resolve_model(name, unpacked_to(name))
         self.base = adapter_base(self.place) or self.place
         try:
@@ -108,6 +109,11 @@ class Checkpoint:
         return next((tag for tag in THINK_OPENERS if end.endswith(tag)), "")
 
     def _rendered(self, prompt: str) -> str:
+        if prompt not in self._texts:
+            self._texts[prompt] = self._render(prompt)
+        return self._texts[prompt]
+
+    def _render(self, prompt: str) -> str:
         system = self._sampling.system
         try:
             text = str(
