@@ -14,7 +14,7 @@ from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
 from acpo.train.plan import plan_batches, prompts_used
-from acpo.train.recipe import Recipe
+from acpo.train.recipe import BEFORE_OPTIONS, Recipe
 from acpo.vllm_version import require_vllm
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def shape_of(recipe: Recipe, name: str) -> Any:
     trusted, base = recipe.config.trust_remote_code, adapter_base(name)
     revision = recipe.model.model_revision if base is None else None
     given = dict(recipe.config.model_init_kwargs or {})  # type: ignore[arg-type]
-    of_loading = ("dtype", "torch_dtype", "attn_implementation", "revision", "trust_remote_code")
+    of_loading = (*BEFORE_OPTIONS, "trust_remote_code")
     own = {key: value for key, value in given.items() if key not in of_loading}
     with in_one_line(f"model {base or name!r}: its config.json cannot be read"):
         config, _ = AutoConfig.from_pretrained(

@@ -100,7 +100,6 @@ def read_recipe(
         overrides: `--key value` pairs that replace its values.
         processes: those that will train; None for those of this launch.
     """
-
     path = Path(path)
     values = YamlFile(path, what="recipe", others="recipes/").values
     parser = _parser(processes)

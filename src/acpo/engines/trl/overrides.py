@@ -14,13 +14,9 @@ from acpo.engines.trl.update import UpdateSettings
 from acpo.errors import ACPOError
 
 UNCALLED = (
-    *(
-        "compute_loss_context_manager",
-        "compute_loss",
-        "_compute_loss",
-        "_get_per_token_logps_and_entropies",
-    ),
-    *("get_high_entropy_mask", "get_off_policy_mask", "get_gamma_weights"),
+    *("compute_loss", "_compute_loss", "compute_loss_context_manager"),
+    *("_get_per_token_logps_and_entropies", "get_high_entropy_mask"),
+    *("get_off_policy_mask", "get_gamma_weights"),
 )
 """Methods of TRL's loss, which the update does not call."""
 
@@ -35,11 +31,10 @@ FIXED = {
     "temperature": "the sampler keeps it, so that every ratio would be biased; set it in "
     "ACPOConfig",
     "max_completion_length": "limits are taken once; set it in ACPOConfig",
-    **dict.fromkeys(
-        ("loss_type", "importance_sampling_level"),
-        "the method decides; choose it with method= in ACPOConfig",
-    ),
-    "use_adaptive_entropy": "the adaptive entropy controller is not implemented; set entropy_coef",
+    **{
+        name: REFUSALS[name]
+        for name in ("loss_type", "importance_sampling_level", "use_adaptive_entropy")
+    },
     "args.method": "what rollouts are scored for depends on it; set it in ACPOConfig",
 }
 """Attributes of the trainer that stay what they were when it was built, and why."""
