@@ -1443,6 +1443,22 @@ def equal_rates_runs(runs):
     ]
 
 
+@claim("docs/results.md", SLOW_RUNS)
+def larger_model_so_far(runs):
+    ends, first = {}, {}
+    for run in runs:
+        if run["run"].startswith("large/study/"):
+            row, seed = run["spec"]["row"], run["spec"]["seed"]
+            ends[row, seed] = f"{100 * run['accuracy']['value']:.1f}%"
+            first.setdefault(seed, f"{100 * run['curve'][0]['accuracy']:.1f}%")
+    assert len(ends) == 4 and not any(run["run"].startswith("large/start") for run in runs)
+    return [
+        f"with seed 0 SAPO ends at {ends['sapo', 0]}, `score_normalised` at "
+        f"{ends['score_normalised', 0]} and ACPO at {ends['acpo', 0]}",
+        f"with seed 1 SAPO at {ends['sapo', 1]}; the first rollouts have {first[0]} and {first[1]}",
+    ]
+
+
 @claim("docs/results.md", f"{GSM8K}/runs.jsonl")
 def left_undone(runs):
     known = {run["run"]: run for run in (*runs, *load(SLOW_RUNS))}
@@ -1558,6 +1574,17 @@ def run_times(runs):
             f"{min(seconds):.0f} to {max(seconds):.0f} s |"]  # fmt: skip
 
 
+@claim("docs/settings.md", SLOW_RUNS)
+def larger_run_times(runs):
+    known = [run for run in runs if run["run"].startswith("large/study/")]
+    seconds = [run["train_seconds"] for run in known]
+    rollouts = {len(run["curve"]) for run in known}
+    return [
+        f"200 updates and {rollouts.pop()} rollouts, two runs sharing the GPU | "
+        f"{min(seconds):.0f} to {max(seconds):.0f} s |"
+    ]
+
+
 @claim("docs/recipes.md", f"{GSM8K}/runs.jsonl")
 def recipe_curve(runs):
     known = {run["run"]: run for run in (*runs, *load(SLOW_RUNS))}
@@ -1596,6 +1623,7 @@ def before_and_after(_):
 @claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
 def real_geometry(_):
     folders = [f"qwen2.5-0.5b-{task}-{w}" for task in TASKS for w in ("before", "after")]
+    folders += [f"qwen2.5-1.5b-{task}-before" for task in TASKS]
     sources = [load(f"results/diagnose/{name}/alignment.md") for name in folders]
     tokens = [re.search(r"completions, ([\d,]+) tokens", text)[1] for text in sources]
     rows = [*map(measures, folders)]
@@ -1604,6 +1632,16 @@ def real_geometry(_):
         + [f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)]
         + ["the longest ∇ē after it would be {:.1f} and {:.1f} instead".format(*rescaled())]
     )
+
+
+@claim("docs/diagnose.md", "results/diagnose/qwen2.5-1.5b.json")
+def larger_geometry(r):
+    right = [r["right_of_512"][task]["0"] for task in TASKS]
+    reversed_shares = [measures(f"qwen2.5-1.5b-{task}-before")[3].split(" / ")[1] for task in TASKS]
+    return [
+        "has {} and {} of 512 right".format(*right),
+        "{} and {} reversed with the offset".format(*reversed_shares),
+    ]
 
 
 def rescaled():
