@@ -17,6 +17,7 @@ ALLOWED = {
     "texts": set(),
     "vllm_version": {"errors"},
     "servers": {"errors"},
+    "wire": set(),
     "jsonl": {"errors"},
     "linefile": {"errors"},
     "yamlfile": {"errors"},
@@ -36,7 +37,7 @@ ALLOWED = {
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
         *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
-        *("servers", "vllm_version"),
+        *("servers", "vllm_version", "wire"),
     },
     "train": {
         *("errors", "intervals", "verify", "tasks", "engines"),
@@ -46,7 +47,7 @@ ALLOWED = {
         *("errors", "jsonl", "objectives", "records", "scoring"),
         *("tasks", "evaluate", "train", "texts"),
     },
-    "annotate": {"errors", "linefile", "records", "servers", "tasks", "texts"},
+    "annotate": {"errors", "linefile", "records", "servers", "tasks", "texts", "wire"},
     "diagnose": {
         *("errors", "intervals", "records", "objectives", "annotate", "texts"),
         "method_columns",

@@ -3,6 +3,8 @@
 import email.utils
 import json
 import os
+import random
+import threading
 import time
 from urllib.parse import SplitResult, urlsplit
 
@@ -16,7 +18,8 @@ def web_address(url: str) -> SplitResult | None:
         named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # half a bracket, or a port that is none
         return None
-    return parts if named else None
+    plain = url.isascii() and url.isprintable() and " " not in url
+    return parts if named and plain else None
 
 
 def api_key(variable: str) -> str | None:
@@ -41,7 +44,37 @@ def without_key(said: str, key: str | None) -> str:
     return said
 
 
-def retry_seconds(header: str) -> float:
+class Patience:
+    """When the next request to a server may go, for all threads that send some.
+
+    Args:
+        first_pause: Seconds before the second attempt at a request; it doubles from there.
+    """
+
+    longest = 60.0
+
+    def __init__(self, first_pause: float) -> None:
+        self._first_pause = first_pause
+        self._resume_at = 0.0
+
+    def hold(self, retry_after: str | None) -> None:
+        """Hold every request back for as long as a reply asks."""
+        if retry_after is not None:
+            until = time.monotonic() + _retry_seconds(retry_after)
+            self._resume_at = max(self._resume_at, until)
+
+    def wait_for_turn(self, stop: threading.Event) -> None:
+        """Return when nothing holds requests back, or when stopped."""
+        while (left := self._resume_at - time.monotonic()) > 0:
+            if stop.wait(left):
+                return
+
+    def pause(self, attempt: int) -> float:
+        """Seconds between an attempt, counted from 0, and the next."""
+        return min(self.longest, self._first_pause * 2**attempt) * random.uniform(0.5, 1.0)
+
+
+def _retry_seconds(header: str) -> float:
     """How long a `Retry-After` asks to wait, in seconds or as a date; 600 at most."""
     try:
         seconds = float(header)

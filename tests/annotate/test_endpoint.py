@@ -60,10 +60,8 @@ def test_a_key_that_the_server_repeats_is_not_told(monkeypatch, status):
     assert "sk" not in "".join(traceback.format_exception(caught.value, limit=0))
 
 
-def test_what_the_client_says_of_our_own_headers_is_not_kept(monkeypatch):
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-secret\n")
-    with annotating(lambda message, number: "fine") as server:
+def test_an_address_that_has_moved_is_told():
+    with annotating(lambda message, number: Fault("307")) as server:
         endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)
-        with pytest.raises(RequestFailure) as caught:
+        with pytest.raises(ACPOError, match=r"answers status 307: .*check the URL"):
             endpoint.complete("system", "m")
-    assert str(caught.value) == "LocalProtocolError"

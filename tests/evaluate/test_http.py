@@ -10,9 +10,9 @@ import traceback
 import pytest
 
 from acpo.errors import ACPOError, ACPOWarning
-from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, wire
+from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.openai import OpenAIBackend
-from acpo.evaluate.backends.wire import Connection, WireError
+from acpo.wire import Connection, WireError
 from evaluate.server import serving
 
 
@@ -314,15 +314,17 @@ RAW = {
 }
 
 
-def replying(data: bytes, times: int = 1) -> str:
-    """Answer with raw bytes, one byte at a time, and close."""
+def replying(data: bytes, times: int = 1, heard: list[bytes] | None = None) -> str:
+    """Answer with raw bytes, one byte at a time, and close; what was asked goes to `heard`."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         for _ in range(times):
             client, _ = listener.accept()
             with client, contextlib.suppress(OSError):  # a reader may give up early
-                client.recv(65536)
+                asked = client.recv(65536)
+                if heard is not None:
+                    heard.append(asked)
                 for byte in data:
                     client.send(bytes([byte]))
         listener.close()
@@ -362,8 +364,29 @@ def test_what_is_not_http_is_an_error(data):
         Connection(replying(data), None).exchange("GET", "/x", None, 5.0)
 
 
-def test_a_body_without_a_length_has_a_limit(monkeypatch):
-    monkeypatch.setattr(wire, "_MAX_REPLY_BYTES", 1000)
+def test_a_body_without_a_length_has_a_limit():
     url = replying(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * 1001)
     with pytest.raises(WireError, match="more than 1000 bytes"):
-        Connection(url, None).exchange("GET", "/x", None, 5.0)
+        Connection(url, None, most_bytes=1000).exchange("GET", "/x", None, 5.0)
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["HTTPS_PROXY", "NO_PROXY"])
+def test_https_addresses_are_asked_through_the_proxy(monkeypatch, direct):
+    heard: list[bytes] = []
+    proxy = replying(b"HTTP/1.1 403 no way\r\n\r\n", heard=heard)
+    monkeypatch.setenv("HTTPS_PROXY", proxy.replace("//", "//me:pass%40word@").removesuffix("/v1"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1" if direct else "")
+    monkeypatch.delenv("https_proxy", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(WireError, match="refused" if direct else "403 no way"):
+        Connection("https://127.0.0.1:1/v1", "sk-key").exchange("GET", "/models", None, 5.0)
+    told = b"".join(heard)
+    assert told.startswith(b"" if direct else b"CONNECT 127.0.0.1:1 HTTP/1.") and b"sk" not in told
+    assert (b"Basic bWU6cGFzc0B3b3Jk" in told) is not direct  # me:pass@word
+
+
+def test_http_addresses_are_asked_directly(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    url = replying(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    assert Connection(url, None).exchange("GET", "/models", None, 5.0).body == b"{}"

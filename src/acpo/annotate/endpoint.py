@@ -1,17 +1,16 @@
 """One OpenAI-compatible endpoint: a message in, a reply or a named failure out."""
 
 import json
-import random
 import threading
 import time
 from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
-from acpo.servers import api_key, retry_seconds, without_key
+from acpo.servers import Patience, api_key, without_key
+from acpo.wire import Connection, Reply, TooLong, TooSlow, WireError
 
 MAX_REPLY_BYTES = 1 << 20
-MAX_PAUSE_SECONDS = 60.0
 FAILURES_IN_A_ROW = 5
 """Questions given up in a row after which an endpoint is left alone for the rest of a run."""
 
@@ -34,13 +33,10 @@ class ChatReply(NamedTuple):
 class RequestFailure(Exception):
     """A request without a reply."""
 
-    def __init__(
-        self, status: Status, detail: str, *, passing: bool = True, pause: float = 0.0
-    ) -> None:
+    def __init__(self, status: Status, detail: str, *, passing: bool = True) -> None:
         super().__init__(detail[:300])
         self.status = status
         self.passing = passing  # whether another attempt may end better
-        self.pause = pause  # seconds the server asked for
 
 
 class Endpoint:
@@ -69,28 +65,16 @@ class Endpoint:
         retries: int = 5,
         first_pause: float = 1.0,
     ) -> None:
-        from openai import Omit, OpenAI
-
         self.url, self.model = base_url.rstrip("/"), model
-        self._timeout, self._retries, self._first_pause = timeout, retries, first_pause
-        # No retries of the client's own: they would not hold back the other threads.
-        self._key = key = api_key(api_key_env)
-        self._key_named = f"{'the one' if key else 'none'} in ${api_key_env}"
-        self._client = OpenAI(
-            base_url=self.url,
-            api_key=key or "none",
-            admin_api_key="",  # else the client takes one from the environment
-            timeout=timeout,
-            max_retries=0,
-        )
+        self._timeout, self._retries, self._patience = timeout, retries, Patience(first_pause)
+        self._key = api_key(api_key_env)
+        self._key_named = f"{'the one' if self._key else 'none'} in ${api_key_env}"
         schema = {"name": "place", "strict": True, "schema": form}
         self._options: dict[str, Any] = {
             "temperature": 0.0,
             "response_format": {"type": "json_schema", "json_schema": schema},
         }
-        self._headers = {} if key else {"Authorization": Omit()}
         self._lock = threading.Lock()
-        self._resume_at = 0.0
         self._failed_in_a_row = 0
 
     def complete(self, system: str, message: str) -> ChatReply:
@@ -107,14 +91,11 @@ class Endpoint:
                 last = failure
                 if not failure.passing:
                     break
-                with self._lock:
-                    self._resume_at = max(self._resume_at, time.monotonic() + failure.pause)
             else:
                 self._failed_in_a_row = 0
                 return reply
             if attempt < self._retries:
-                longest = min(MAX_PAUSE_SECONDS, self._first_pause * 2**attempt)
-                time.sleep(longest * random.uniform(0.5, 1.0))
+                time.sleep(self._patience.pause(attempt))
         if last.passing:
             with self._lock:
                 self._failed_in_a_row += 1
@@ -124,8 +105,7 @@ class Endpoint:
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             detail = f"not sent: {FAILURES_IN_A_ROW} questions in a row had no answer"
             raise RequestFailure(Status.UNAVAILABLE, detail, passing=False)
-        while (left := self._resume_at - time.monotonic()) > 0:
-            time.sleep(left)
+        self._patience.wait_for_turn(threading.Event())
 
     def _adapted(self, system: str, message: str) -> ChatReply:
         """One attempt, without the options that this server turns out not to know.
@@ -149,52 +129,36 @@ class Endpoint:
                 return reply
 
     def _send(self, system: str, message: str, options: dict[str, Any]) -> ChatReply:
-        import httpx2
-        import openai
-
-        create: Any = self._client.chat.completions.with_streaming_response.create
         messages = [{"role": "system", "content": system}, {"role": "user", "content": message}]
-        options |= {"model": self.model, "messages": messages, "extra_headers": self._headers}
+        payload = {"model": self.model, "messages": messages, **options}
+        connection = Connection(self.url, self._key, most_bytes=MAX_REPLY_BYTES)
         try:
-            with create(**options) as response:
-                return self._reply(self._body(response))
-        except (openai.APITimeoutError, httpx2.TimeoutException) as error:
-            raise RequestFailure(Status.TIMEOUT, f"no reply in {self._timeout:g} s") from error
-        except openai.APIStatusError as error:
-            raise self._failure(error) from None
-        except (openai.APIConnectionError, httpx2.HTTPError) as error:
-            said = error.__cause__ or error
-            detail = type(said).__name__
-            if not isinstance(said, httpx2.LocalProtocolError):  # which quotes what we send
-                detail += f": {without_key(str(said), self._key)}"
-            raise RequestFailure(Status.CONNECTION, detail) from None
+            reply = connection.exchange("POST", "/chat/completions", payload, self._timeout)
+        except TooSlow as error:
+            raise RequestFailure(Status.TIMEOUT, str(error)) from error
+        except TooLong as error:
+            raise RequestFailure(Status.OVERSIZE, str(error), passing=False) from error
+        except WireError as error:
+            said = without_key(str(error), self._key)
+            raise RequestFailure(Status.CONNECTION, said) from None
+        finally:
+            connection.close()
+        if reply.status != 200:
+            raise self._failure(reply)
+        return self._reply(reply.body)
 
-    def _body(self, response: Any) -> bytes:
-        """The body, within bounds: the client's time-out is one of silence, not of the whole."""
-        deadline = time.monotonic() + self._timeout
-        body = bytearray()
-        for piece in response.iter_bytes():
-            body += piece
-            if len(body) > MAX_REPLY_BYTES:
-                detail = f"a reply of more than {MAX_REPLY_BYTES} bytes"
-                raise RequestFailure(Status.OVERSIZE, detail, passing=False)
-            if time.monotonic() > deadline:
-                raise RequestFailure(Status.TIMEOUT, f"no whole reply in {self._timeout:g} s")
-        return bytes(body)
-
-    def _failure(self, error: Any) -> RequestFailure:
-        code = error.status_code
-        said = f"status {code}: {without_key(error.message, self._key)}"[:300]
-        if code in (401, 403, 404):
+    def _failure(self, reply: Reply) -> RequestFailure:
+        code, body = reply.status, reply.body.decode(errors="replace")
+        said = f"status {code}: {without_key(body, self._key)}"[:300]
+        if code in (401, 403, 404) or 300 <= code < 400:
             raise ACPOError(
                 f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
                 f"({self._key_named})"
             ) from None
-        pause = retry_seconds(error.response.headers.get("retry-after") or "")
-        if code == 429:
-            return RequestFailure(Status.RATE_LIMITED, said, pause=pause)
-        if code in (408, 409, 425) or code >= 500:
-            return RequestFailure(Status.SERVER_ERROR, said, pause=pause)
+        if code in (408, 409, 425, 429) or code >= 500:
+            self._patience.hold(reply.retry_after)
+            limited = code == 429
+            return RequestFailure(Status.RATE_LIMITED if limited else Status.SERVER_ERROR, said)
         return RequestFailure(Status.REJECTED, said, passing=False)
 
     def _reply(self, body: bytes) -> ChatReply:

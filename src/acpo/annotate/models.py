@@ -240,7 +240,7 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
     given = dict(option.partition("=")[::2] for option in options)
     unknown = sorted(given.keys() - {"model", "key_env", "prices"})
     address = web_address(url)
-    if not equals or unknown or address is None:
+    if not equals or unknown or address is None or address.query:
         raise ACPOError(
             f"--annotator {text!r}{f': {unknown[0]!r} is unknown' if unknown else ''}; give "
             f"{' or '.join(COMPUTED)}, or NAME=URL,model=MODEL with an OpenAI-compatible URL up to "

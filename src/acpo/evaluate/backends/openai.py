@@ -1,13 +1,12 @@
 """Completions from any OpenAI-compatible server.
 
-Plain sockets in threads. The `openai` client (3.49) spends 2 to 4 ms of CPU on a request, so that
-one process sends fewer than 500 a second however many are in flight (benchmarks/eval.py, `client`).
+Requests go over plain sockets in threads: the `openai` client (3.49) spends 2 to 4 ms of CPU on
+one, so that a process sends fewer than 500 a second (benchmarks/eval.py, `client`).
 """
 
 import difflib
 import json
 import queue
-import random
 import threading
 import time
 import warnings
@@ -16,12 +15,10 @@ from typing import Any
 
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
-from acpo.evaluate.backends.wire import Connection, Reply, WireError
-from acpo.servers import api_key, retry_seconds, web_address, without_key
+from acpo.servers import Patience, api_key, web_address, without_key
+from acpo.wire import Connection, Reply, WireError
 
 _PROBE_SECONDS = 10.0
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 60.0
 _IDENTITY = ("id", "root", "parent", "owned_by", "max_model_len", "meta")
 """What `/models` says of a model that stays the same while it is served."""
 _REFUSED_PROMPT = (400, 413, 422)
@@ -74,10 +71,10 @@ class OpenAIBackend:
         concurrency: int = 64,
         timeout: float = 1800.0,
         retries: int = 6,
-        first_pause: float = _FIRST_PAUSE_SECONDS,
+        first_pause: float = 0.5,
     ) -> None:
         address = web_address(base_url)
-        if address is None or not base_url.isascii() or address.query or address.username:
+        if address is None or address.query or address.username:
             raise SamplingError(
                 f"--base-url {without_key(base_url, address and address.password)!r}: use "
                 "http://HOST:PORT/v1 or https://..., in ASCII, without a query and without a "
@@ -93,10 +90,9 @@ class OpenAIBackend:
         self._concurrency = concurrency
         self._timeout = timeout
         self._retries = retries
-        self._first_pause = first_pause
+        self._patience = Patience(first_pause)
         self._neutral: dict[str, Any] = dict(_NEUTRAL)
         self._lock = threading.Lock()
-        self._resume_at = 0.0
         self._key_is_good = self._told_limit = False
         self._served: dict[str, Any] | None = None
 
@@ -156,7 +152,7 @@ class OpenAIBackend:
         path, payload = self._payload(request)
         start = time.perf_counter()
         for attempt in range(self._retries + 1):
-            self._wait_for_turn(stop)
+            self._patience.wait_for_turn(stop)
             try:
                 reply = self._post(connection, path, payload)
                 if reply.status == 200:
@@ -174,7 +170,7 @@ class OpenAIBackend:
                 reason = f"{error}: {self._said(reply)[:300]!r}"
                 if isinstance(error, _Withheld):
                     return Failure(request.key, f"{self._url}: {reason}", refused=True)
-            if attempt < self._retries and stop.wait(self._pause(attempt)):
+            if attempt < self._retries and stop.wait(self._patience.pause(attempt)):
                 break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
         return Failure(request.key, f"{self._url}{path}: {tried}")
@@ -244,31 +240,21 @@ class OpenAIBackend:
             )
         if reply.status not in (408, 409, 425, 429) and reply.status < 500:
             return False, f"{self._url}: status {reply.status}: {said}"
-        if reply.retry_after is not None:
-            self._resume_at = time.monotonic() + retry_seconds(reply.retry_after)
+        self._patience.hold(reply.retry_after)
         return True, f"status {reply.status}: {said}"
 
     def _said(self, reply: Reply) -> str:
         return without_key(reply.body.decode(errors="replace"), self._key)
 
-    def _pause(self, attempt: int) -> float:
-        longest = min(_LONGEST_PAUSE_SECONDS, self._first_pause * 2**attempt)
-        return longest * random.uniform(0.5, 1.0)
-
-    def _wait_for_turn(self, stop: threading.Event) -> None:
-        while (left := self._resume_at - time.monotonic()) > 0:
-            if stop.wait(left):
-                return
-
     def _probe(self) -> dict[str, Any]:
         """What the server says of the model; at once, what would take all retries of a request."""
         for attempt in range(self._retries + 1):
-            self._wait_for_turn(threading.Event())
+            self._patience.wait_for_turn(threading.Event())
             reply = self._models()
             if reply.status in _DOES_NOT_LIST or not self._failure(reply)[0]:
                 break
             if attempt < self._retries:
-                time.sleep(self._pause(attempt))
+                time.sleep(self._patience.pause(attempt))
         else:
             raise SamplingError(
                 f"--base-url {self._url}: its /models answers status {reply.status}: is it still "

@@ -4,21 +4,30 @@ The standard library reads headers with its e-mail parser, which costs more than
 about a request together; this reads the three headers it needs.
 """
 
+import base64
+import http.client
 import json
 import socket
-import ssl
 import time
 from typing import BinaryIO, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_HEADERS = 200
-_MAX_REPLY_BYTES = 64 << 20
 _READ_BYTES = 1 << 16
 
 
 class WireError(Exception):
     """The exchange failed in a way that another attempt may not."""
+
+
+class TooSlow(WireError):
+    """No whole reply in the time there was."""
+
+
+class TooLong(WireError):
+    """A reply of more bytes than are read."""
 
 
 class _Closed(Exception):
@@ -34,10 +43,14 @@ class Reply(NamedTuple):
 
 
 class Connection:
-    """A connection to `base_url`, made when needed and made anew after any failure."""
+    """A connection to `base_url`, made when needed and made anew after any failure.
 
-    def __init__(self, base_url: str, key: str | None) -> None:
+    An https address is asked through `HTTPS_PROXY`, unless `NO_PROXY` names it.
+    """
+
+    def __init__(self, base_url: str, key: str | None, *, most_bytes: int = 64 << 20) -> None:
         parts = urlsplit(base_url)
+        self._most_bytes = most_bytes
         self._host = parts.hostname or ""
         self._secure = parts.scheme == "https"
         self._port = parts.port or (443 if self._secure else 80)
@@ -54,7 +67,7 @@ class Connection:
         """Send one request and read the whole reply.
 
         Raises:
-            WireError: No connection, no reply within `seconds`, or half a reply.
+            WireError: No connection, no reply within `seconds`, half a reply, or one too long.
         """
         body = b"" if payload is None else json.dumps(payload).encode()
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}"
@@ -72,8 +85,11 @@ class Connection:
             return self._exchange(message, deadline)
         except TimeoutError as error:
             self.close()
-            raise WireError(f"no whole reply within {seconds:g} s") from error
-        except (OSError, ValueError, _Closed) as error:
+            raise TooSlow(f"no whole reply within {seconds:g} s") from error
+        except TooLong:
+            self.close()
+            raise
+        except (OSError, ValueError, http.client.HTTPException, _Closed) as error:
             self.close()
             raise WireError(f"{type(error).__name__.strip('_')}: {error}") from error
 
@@ -108,11 +124,17 @@ class Connection:
         return Reply(status, after.decode("latin-1") if after is not None else None, body)
 
     def _connect(self, deadline: float) -> socket.socket:
-        made = socket.create_connection((self._host, self._port), timeout=_left(deadline))
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._secure:
-            return ssl.create_default_context().wrap_socket(made, server_hostname=self._host)
-        return made
+        if not self._secure:
+            made = socket.create_connection((self._host, self._port), timeout=_left(deadline))
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return made
+        proxy = _proxy_to(f"{self._host}:{self._port}")
+        host, port = (proxy.hostname, proxy.port or 80) if proxy else (self._host, self._port)
+        connection = http.client.HTTPSConnection(host or "", port, timeout=_left(deadline))
+        if proxy:
+            connection.set_tunnel(self._host, self._port, _login(proxy))
+        connection.connect()
+        return connection.sock
 
     def _line(self, deadline: float) -> bytes:
         assert self._socket is not None and self._file is not None
@@ -140,8 +162,7 @@ class Connection:
         received = bytearray()
         while piece := self._some(_READ_BYTES, deadline):
             received += piece
-            if len(received) > _MAX_REPLY_BYTES:
-                raise ValueError(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+            self._bound(len(received))
         self.close()
         return bytes(received)
 
@@ -156,8 +177,9 @@ class Connection:
         return b"".join(pieces)
 
     def _exactly(self, size: int, deadline: float, total: int = 0) -> bytes:
-        if size < 0 or max(size, total) > _MAX_REPLY_BYTES:
-            raise ValueError(f"a reply of more than {_MAX_REPLY_BYTES} bytes")
+        if size < 0:
+            raise ValueError(f"a length of {size}")
+        self._bound(max(size, total))
         received = bytearray()
         while len(received) < size:
             piece = self._some(size - len(received), deadline)
@@ -165,6 +187,10 @@ class Connection:
                 raise ValueError("the reply was cut off")
             received += piece
         return bytes(received)
+
+    def _bound(self, size: int) -> None:
+        if size > self._most_bytes:
+            raise TooLong(f"a reply of more than {self._most_bytes} bytes")
 
     def _some(self, size: int, deadline: float) -> bytes:
         assert self._socket is not None and self._file is not None
@@ -177,6 +203,21 @@ def _status(line: bytes) -> int:
     if not version.startswith(b"HTTP/1."):
         raise ValueError(f"not HTTP: {line[:40]!r}")
     return int(rest[:3])
+
+
+def _proxy_to(address: str) -> SplitResult | None:
+    """Whom the environment has https addresses asked through; those of http are asked directly."""
+    proxy = getproxies().get("https")
+    if not proxy or proxy_bypass(address):
+        return None
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+
+
+def _login(proxy: SplitResult) -> dict[str, str]:
+    if not proxy.username:
+        return {}
+    login = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(login.encode()).decode()}"}
 
 
 def _left(deadline: float) -> float:
