@@ -1,6 +1,6 @@
 """Study L's answer from its kept runs: `python benchmarks/law.py`.
 
-Reads `law-*/runs.jsonl` under results/compare and writes law.md and law.png to results/law, the
+Reads the runs of law-0.1m, law-1m, law-10m and law-carry and writes law.md and law.png, the
 same bytes from the same runs. The rule is fitted on 0.1M and 1M and tested on 10M and the second
 task, as docs/protocol.md says.
 """
@@ -27,6 +27,7 @@ from law_rules import (
 from acpo.compare.figures import COLOURS
 from acpo.compare.plan import BASELINE, MATCHED, STUDY
 from acpo.compare.statistics import SeedEstimate, mean_over_seeds
+from acpo.compare.summary import seed_differences
 from acpo.errors import ACPOError
 from acpo.evaluate.report import markdown_table
 from acpo.jsonl import read_jsonl
@@ -72,7 +73,7 @@ def _setting(study: str, task: str, runs: Mapping[tuple[str, str, int], Any]) ->
         if run.get("failed"):
             failed[phase].add(row)
             continue
-        difference = run["accuracy"]["value"] - theirs["accuracy"]["value"]
+        (difference,) = seed_differences({seed: (run, theirs)})
         benefits[phase].setdefault(row, {})[seed] = difference
     predictors = {}
     for name in PREDICTORS:

@@ -243,7 +243,7 @@ def compare(
         context.args,
         output=output,
         workers=workers,
-        only=only.split(","),
+        only=[pattern.strip() for pattern in only.split(",")],
         stop_after=stop_after,
         report_only=report_only,
     )

@@ -4,6 +4,7 @@ import base64
 import json
 import math
 import re
+import shlex
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from acpo.compare.report import latex, markdown, write_report
 from acpo.compare.runner import progress
 from acpo.compare.store import (
     alone,
+    merge_results,
     pack_verdicts,
     read_results,
     refuse_difference,
@@ -313,9 +315,19 @@ def test_kept_reports_are_what_their_runs_say(kept):
 def test_differences_stay_within_what_is_possible(study):
     found = results(study)
     for seed, value in enumerate((0.0, 1.0, 0.0)):
-        found[f"a/study/grpo-lr0.0001-seed{seed}"]["accuracy"] = {"value": value}
+        verdicts = pack_verdicts([[bool(value)]])
+        found[f"a/study/grpo-lr0.0001-seed{seed}"] |= {
+            "accuracy": {"value": value},
+            "pass_at": {"value": value, "verdicts": verdicts},
+            "curve": [{"step": 1, "accuracy": value}],
+        }
+        found[f"a/study/sapo-lr0.0001-seed{seed}"] |= {
+            "pass_at": {"value": 0.0, "verdicts": pack_verdicts([[False]])},
+            "curve": [{"step": 1, "accuracy": 0.5}],
+        }
     _, rows = report(study, found)
-    assert rows["grpo"]["difference"]["low"] == -1.0
+    apart = rows["grpo"]["difference"]
+    assert apart["low"] == apart["area"]["low"] == -1.0 and apart["pass_at"]["1"]["high"] == 1.0
     assert rows["grpo"]["accuracy"]["low"] == 0.0
 
 
@@ -422,6 +434,43 @@ def test_of_two_machines_matched_runs_the_first_sapos_are_kept(study, tmp_path):
         assert {one["finished"] for one in merged.values()} == {"1"}
         assert not progress(study, merged).ready
     assert len(notes) == 2 * 6 and "seed0 is left out: it matched updates of a SAPO" in notes[0]
+
+
+def test_matched_runs_without_their_sapo_are_kept_for_it(study, tmp_path):
+    study = replace(study, matched=("grpo",))
+    found = results(study)
+    for run in made(found, study, step_lengths=[0.1] * 40).ready:
+        found[run.name] = result(run, step_lengths=list(run.step_lengths))
+    sapo = {name: one for name, one in found.items() if "/study/sapo-" in name}
+    write_results({k: v for k, v in found.items() if k not in sapo}, tmp_path / "runs.jsonl")
+    notes = []
+    for _ in range(2):
+        assert not any("/matched/" in name for name in merge_results(tmp_path, notes.append))
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        for name, one in sapo.items():
+            file.write(json.dumps({"run": name, **one}) + "\n")
+    assert merge_results(tmp_path) == read_results(tmp_path) == found
+    assert not (tmp_path / "left_out.jsonl").exists() and len(notes) == 2 * 6
+
+
+def test_runs_of_another_study_are_no_report(study, tmp_path):
+    found = {name.replace("a/", "c/", 1): one for name, one in results(study).items()}
+    write_results(found, tmp_path / "out" / "runs.jsonl")
+    arguments = ["--report-only", "--output", str(tmp_path / "out")]
+    told = CliRunner().invoke(app, ["compare", str(study.path), *arguments])
+    assert told.exit_code == 2 and "holds no runs of study.yaml to report" in told.output
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["runs.jsonl"]
+
+
+def test_models_may_be_kept_from_now_on(study):
+    run = next(plan.start_runs(study, study.tasks[0]))
+    refuse_difference(run.spec(), replace(run, keeps_model=True).spec(), "here")
+
+
+def test_the_command_of_a_report_can_be_typed(study):
+    values = {"warmup_steps": None, "method_options": {"alpha": 0.02}, "note": "a b", "run": "1"}
+    command = summarise(replace(study, overrides=values), {})["command"]
+    assert runner.parse_overrides(shlex.split(command)[3:]) == values
 
 
 def test_long_values_are_told_in_short(study):

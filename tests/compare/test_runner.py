@@ -244,11 +244,20 @@ def test_a_pattern_without_a_run_is_told(tmp_path, inline):
     assert "--only */strat/*: no run that is done or could start has such a name" in told
 
 
+def test_every_pattern_of_only_counts(tmp_path, inline):
+    path, out = write_study(tmp_path, "  - sapo\n", seeds="[0]"), tmp_path / "out"
+    arguments = ["compare", str(path), "--output", str(out), "--only", "*/strat/*, */start/*"]
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert "--only */strat/*: no run" in result.stdout, result.output
+    assert "--only */start/*: 1 runs, 0 of them done" in result.stdout
+    assert [*read_results(out)] == ["main/start/start-seed0"]
+
+
 def test_a_report_of_nothing_is_refused(tmp_path):
     path = write_study(tmp_path, "  - sapo\n")
     arguments = ["compare", str(path), "--report-only", "--output", str(tmp_path / "wrong")]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2 and "wrong holds no runs to report" in result.output
+    assert result.exit_code == 2 and "wrong holds no runs of" in result.output
     assert not (tmp_path / "wrong").exists()
 
 

@@ -227,6 +227,7 @@ def test_a_damaged_result_is_named(write, tmp_path, text):
     [
         *(("seconds", None), ("hardware", None), ("accuracy", 0.5), ("accuracy", {"value": "a"})),
         *(("accuracy", {"value": 0.5, "verdicts": 3}), ("pass_at", []), ("step_lengths", ["a"])),
+        *(("pass_at", {"value": 0.5, "verdicts": "xx"}), ("curve", [{"step": 1, "delta": 1e300}])),
         *(("curve", [1]), ("curve", [{"accuracy": 0.5}]), ("curve", 3), ("tokens", "a")),
         *(("seconds", math.nan), ("seconds", 10**400), ("accuracy", {"value": math.nan})),
         *(("accuracy", {"value": 50}), ("curve", [{"step": math.nan}]), ("tokens", 10**400)),

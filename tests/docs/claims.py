@@ -548,6 +548,7 @@ def tiny_study(r):
         told = f" {points(difference)} |" if difference else " |"
         table.append(f"| {percent(rows[name]['accuracy'])} |{told}")
     values = [f"{100 * value:.1f}" for value in rows["acpo"]["values"].values()]
+    stable = differences(rows["global_sg"], rows["acpo"])
     lowest = [
         100 * min(rows[f"{name}_balanced"]["values"].values()) for name in ("acpo", "global_sg")
     ]
@@ -557,6 +558,9 @@ def tiny_study(r):
         f"The model starts at {100 * task['start']['value']:.1f}%",
         f"GRPO gains {100 * rows['grpo']['gain']['value']:.1f} points",
         f"is {points(rows['acpo']['to_control'])}: inside the noise",
+        "ends above it by {:.1f} points [{:+.1f}, {:+.1f}], not told apart".format(
+            *(100 * stable[key] for key in ("value", "low", "high"))
+        ),
         f"Holm's p, which allows for {task['comparisons']} comparisons, is "
         f"{rows['acpo']['p_holm']:.2f}",
         f"(lowest {lowest[0]:.1f} and {lowest[1]:.1f})",
@@ -1280,8 +1284,10 @@ def four_at_a_time(runs):
 @claim("docs/settings.md", f"{GSM8K}/runs.jsonl")
 def run_times(runs):
     sweeps = [run for run in four_at_a_time(runs) if run["spec"]["phase"] == "sweep"]
+    swept = [run for run in runs if run["run"].startswith("four/sweep/")]
     seconds = [run["train_seconds"] for run in sweeps]
-    return [f"120 updates and {len(sweeps[0]['curve'])} rollouts, four runs sharing the GPU | "
+    return [f"120 updates and {len(sweeps[0]['curve'])} rollouts, four runs sharing the "
+            f"GPU with nothing else ({len(sweeps)} of {len(swept)}) | "
             f"{min(seconds):.0f} to {max(seconds):.0f} s |"]  # fmt: skip
 
 

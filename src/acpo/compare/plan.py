@@ -103,7 +103,7 @@ class StudyRun:
         return int(self.recipe["max_steps"])
 
     def spec(self) -> dict[str, Any]:
-        """Everything that decides what the run does; without what older runs did not know."""
+        """Everything that the run is; without what older runs did not know."""
         newer = ("pass_at", "step_lengths")
         return {name: value for name, value in asdict(self).items() if value or name not in newer}
 

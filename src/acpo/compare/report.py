@@ -82,7 +82,7 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         "seeds above": f"{other['won']} of {other['seeds']}" if other else "",
         "p (Holm)": _probability(row["p_holm"]),
         "verdict": row["verdict"],
-        PAPER: f"{paper['aime24']:.2f}" if paper else "",
+        PAPER: "" if paper is None else f"{paper:.2f}",
     }
 
 

@@ -60,9 +60,10 @@ def compare(
     broken: list[str] = []
     if report_only:
         results = _found(folder, say)
-        if not results:
-            raise ACPOError(f"{folder} holds no runs to report; set --output to a study's folder")
-        progress(study, results)  # which refuses runs of other settings
+        if not progress(study, results).done:  # and runs of other settings are refused
+            raise ACPOError(
+                f"{folder} holds no runs of {path.name} to report; set --output to its folder"
+            )
     else:
         results, broken = run_missing(
             study, folder, workers=workers, only=only, stop_after=stop_after, say=say
@@ -148,10 +149,11 @@ def run_missing(
         results = store.merge_results(folder, say)
         whole, state = progress(study, results), progress(study, results, only)
         say(f"{study.title}: {whole.runs} runs, {whole.done} of them done, {workers} at a time")
-        if "*" not in only:
-            count = f"{state.runs} runs, {state.done} of them done"
+        for one in only if "*" not in only else ():
+            part = progress(study, results, (one,))
+            count = f"{part.runs} runs, {part.done} of them done"
             none = "no run that is done or could start has such a name"
-            say(f"--only {','.join(only)}: {count if state.runs else none}")
+            say(f"--only {one}: {count if part.runs else none}")
         if not whole.ready or not state.runs:
             return results, []
         share = gpu_share(workers, whole.ready)

@@ -21,6 +21,7 @@ from acpo.linefile import lock, write_whole
 
 RESULT = "result.json"
 RUNS = "runs.jsonl"
+LEFT_OUT = "left_out.jsonl"
 LOCK = ".lock"
 STEPS = "steps.txt"
 """In a run's folder: every update and how far it moved the weights, as it goes."""
@@ -44,14 +45,27 @@ def _is_finite(value: Any) -> bool:
 def _is_measured(value: Any) -> bool:
     if value is None:
         return True
-    packed = type(value) is dict and type(value.get("verdicts", "")) is str
-    return packed and _is_number(value.get("value")) and 0 <= value["value"] <= 1
+    if type(value) is not dict or not _is_number(value.get("value")):
+        return False
+    return 0 <= value["value"] <= 1 and _is_packed(value.get("verdicts"))
+
+
+def _is_packed(verdicts: Any) -> bool:
+    try:
+        return verdicts is None or (type(verdicts) is str and bool(unpack_verdicts(verdicts)))
+    except ACPOError:
+        return False
+
+
+def _is_logged(value: Any) -> bool:
+    """A number, if a finite one whose square is one, too."""
+    return _is_number(value) and not 1e100 < abs(value) < math.inf
 
 
 def _is_curve(value: Any) -> bool:
     entries = value if type(value) is list else []
     return value in (None, entries) and all(
-        type(one) is dict and _is_finite(one.get("step")) and all(map(_is_number, one.values()))
+        type(one) is dict and _is_finite(one.get("step")) and all(map(_is_logged, one.values()))
         for one in entries
     )
 
@@ -102,6 +116,13 @@ def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, 
 
     Of files from two machines, one's SAPO runs count; runs matched to the other's are left out.
     """
+    return _read(folder, say)[0]
+
+
+def _read(
+    folder: Path, say: Callable[[str], None]
+) -> tuple[dict[str, Result], list[dict[str, Any]]]:
+    """The results that count, and the rows that are left out."""
     found: dict[str, Result] = {}
     matched: list[tuple[str, dict[str, Any]]] = []
     for where, row in _rows(folder):
@@ -116,19 +137,28 @@ def read_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, 
         else:
             _add(found, row, where)
     made = [(one["spec"].get("task"), step_lengths(one)) for one in found.values()]
+    left_out: list[dict[str, Any]] = []
     for where, row in matched:
         if (row["spec"].get("task"), row["spec"].get("step_lengths")) in made:
             _add(found, row, where)
-        else:
+        elif row not in left_out:
+            left_out.append(row)
             say(
                 f"{where}: {row['run']} is left out: it matched updates of a SAPO run not kept here"
             )
-    return found
+    return found, left_out
 
 
 def merge_results(folder: Path, say: Callable[[str], None] = print) -> dict[str, Result]:
-    """The same, and `runs.jsonl` holds each of them once: for whoever has the folder alone."""
-    found = read_results(folder, say)
+    """The same, and `runs.jsonl` holds each of them once: for whoever has the folder alone.
+
+    What is left out is kept beside it, and counts once its SAPO run is there.
+    """
+    found, left_out = _read(folder, say)
+    if left_out:
+        write_whole(folder / LEFT_OUT, "".join(f"{json.dumps(row)}\n" for row in left_out))
+    else:
+        (folder / LEFT_OUT).unlink(missing_ok=True)
     if found:
         write_results(found, folder / RUNS)
     return found
@@ -146,9 +176,10 @@ def alone(folder: Path) -> Iterator[int]:
 
 def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Where each result stands, and what stands there."""
-    if (folder / RUNS).is_file() and (folder / RUNS).stat().st_size:
-        for number, row in enumerate(read_jsonl(folder / RUNS), 1):
-            yield f"{folder / RUNS}:{number}", row
+    for file in (folder / RUNS, folder / LEFT_OUT):
+        if file.is_file() and file.stat().st_size:
+            for number, row in enumerate(read_jsonl(file), 1):
+                yield f"{file}:{number}", row
     for path in sorted((folder / "runs").rglob(RESULT)):
         name = path.parent.relative_to(folder / "runs").as_posix()
         yield str(path), {"run": name, **read_json(path)}
@@ -178,7 +209,7 @@ def refuse_difference(old: Mapping[str, Any], new: Mapping[str, Any], where: str
     if spec_hash(old) == spec_hash(new):
         return
     for part, a, b in (("recipe", _decisive(old), _decisive(new)), ("spec", old, new)):
-        for key in sorted({*a, *b} - {"recipe"}):
+        for key in sorted({*a, *b} - {"recipe", "keeps_model"}):
             if a.get(key) != b.get(key):
                 raise ACPOError(
                     f"{where}: {key}={a.get(key)!r:.60} there, {b.get(key)!r:.60} in the study "

@@ -108,7 +108,7 @@ class _Reader:
             return default
         good, words = KINDS[kind]
         if not good(value):
-            name = place[-1] if isinstance(place[-1], str) else f"{place[-2]}: {kind}"
+            name = place[-1] if isinstance(place[-1], str) else f"{place[-2]}[{place[-1]}]"
             self.file.refuse(place, f"{name}={value!r} must be {words}")
         return value
 

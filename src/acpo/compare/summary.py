@@ -1,9 +1,11 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
+import json
 import math
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from acpo.compare import plan
 from acpo.compare.plan import (
@@ -30,6 +32,7 @@ from acpo.evaluate.statistics import pass_probability
 from acpo.intervals import LEVEL
 from acpo.objectives.methods import METHODS
 from acpo.tasks.registry import get_task
+from acpo.yamlfile import yaml_value
 
 CURVES = {
     "accuracy": (0.0, 1.0),
@@ -50,34 +53,26 @@ NOTHING, FAILED = "not told apart", "runs failed"
 VERDICTS = ("better", "worse", *UNSETTLED.values(), NOTHING, FAILED)
 
 
-class Printed(NamedTuple):
-    """One row's numbers in the ACPO paper, in percent; None where it has none. Not measured by us.
-
-    Main table (mean@8; pass@1 on HumanEval Pro; average of the six) and ablation table (mean@8 on
-    AIME24, Qwen3-8B-Base). `docs/method.md` says what in them does not add up.
-    """
-
-    aime24: float  # Qwen3-8B-Base (main and ablation tables)
-    qwen3: float | None = None  # average of six benchmarks, Qwen3-8B-Base
-    qwen25: float | None = None  # average of six benchmarks, Qwen2.5-Math-7B
-
-
-PAPER: dict[str, Printed] = {
-    "grpo": Printed(22.60, 27.27, 27.76),
-    "dapo": Printed(24.89, 30.42, 29.44),
-    "8020": Printed(26.02, 30.97, 29.81),
-    "gtpo": Printed(27.21, 32.37, 31.89),
-    "sapo": Printed(29.06, 33.49, 31.53),
-    "acpo_no_routing": Printed(30.31, 35.31, 34.04),
-    "acpo": Printed(34.28, 36.40, 35.15),
-    "fixed": Printed(26.12),
-    "positive_only": Printed(28.58),
-    "nonpositive_only": Printed(27.65),
-    "shannon": Printed(26.68),
-    "shannon_offset": Printed(25.19),
-    "global_sg": Printed(27.30),
-    "global_sg_offset": Printed(24.75),
+PAPER = {
+    "grpo": 22.60,
+    "dapo": 24.89,
+    "8020": 26.02,
+    "gtpo": 27.21,
+    "sapo": 29.06,
+    "acpo_no_routing": 30.31,
+    "acpo": 34.28,
+    "fixed": 26.12,
+    "positive_only": 28.58,
+    "nonpositive_only": 27.65,
+    "shannon": 26.68,
+    "shannon_offset": 25.19,
+    "global_sg": 27.30,
+    "global_sg_offset": 24.75,
 }
+"""Mean@8 on AIME24 of Qwen3-8B-Base in the ACPO paper, in percent. Not measured by us.
+
+`docs/method.md` says what in the paper's tables does not add up.
+"""
 
 
 def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
@@ -85,12 +80,12 @@ def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
     planned = [run for task in study.tasks for run in plan.known_runs(study, task, results)[0]]
     every = [results[name] for name in sorted(run.name for run in planned) if name in results]
     endless = (get_task(str(run.recipe.get("task", "custom"))).endless for run in planned)
-    given = [f"--{name} {value}" for name, value in study.overrides.items() if name not in PLACES]
+    given = [f"--{name} {_typed(value)}" for name, value in study.overrides.items()
+             if name not in PLACES]  # fmt: skip
     return {
         "title": study.title,
         "note": study.note,
         "command": " ".join(["acpo", "compare", _shown(study.path), *given]),
-        "study": study.path.name,
         "recipes": sorted({task.recipe.name for task in study.tasks}),
         "baseline": BASELINE,
         "control": CONTROL,
@@ -102,6 +97,12 @@ def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
         "sweep": None if study.sweep is None else {**vars(study.sweep), "endless": any(endless)},
         "tasks": {task.name: _task(study, task, results) for task in study.tasks},
     }
+
+
+def _typed(value: Any) -> str:
+    """A value as someone types it for a shell, who wants it read as the same."""
+    plain = isinstance(value, str) and yaml_value(value, value) == value
+    return shlex.quote(value if plain else json.dumps(value))
 
 
 def _shown(path: Path) -> str:
@@ -216,12 +217,10 @@ def _row(
 ) -> dict[str, Any]:
     runs = found[row.name]
     values = _accuracies(runs)
-    printed = PAPER.get(row.name)
     whole = [result for result in runs.values() if not result.get("failed")]
     controlled = row.name in ("acpo", "acpo_no_routing") and CONTROL in found
     return {
         "name": row.name,
-        "method": row.method,
         "title": METHODS[row.method].title if row.name == row.method else row.name,
         "learning_rate": choice.learning_rate if choice else None,
         "sweep": {f"{rate:g}": score for rate, score in choice.scores.items()} if choice else {},
@@ -232,15 +231,14 @@ def _row(
         "collapsed": sum(collapsed(result) for result in whole),
         "values": {str(seed): value for seed, value in sorted(values.items())},
         "accuracy": _mean_accuracy(values.values()),
-        "gain": difference(runs, starts),
+        "gain": _mean_difference(_pairs(runs, starts)),
         "difference": difference(runs, found[BASELINE]) if row.name != BASELINE else None,
-        "to_control": difference(runs, found[CONTROL]) if controlled else None,
+        "to_control": _mean_difference(_pairs(runs, found[CONTROL])) if controlled else None,
         "area": _mean_accuracy([a for r in whole if (a := area(r)) is not None]),
         "pass_at": pass_at_each(whole),
         "ends": {name: _end(whole, name) for name in ENDS},
-        "tokens": sum(result.get("tokens") or 0 for result in runs.values()),
         "curves": {name: band(whole, name) for name in CURVES},
-        "paper": printed._asdict() if printed else None,
+        "paper": PAPER.get(row.name),
     }
 
 
@@ -252,31 +250,52 @@ def _accuracies(runs: Mapping[int, Result]) -> dict[int, float]:
     }
 
 
-def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict[str, Any] | None:
-    """Ours minus theirs, paired by seed, among runs that started from the same weights."""
+Pairs = Mapping[int, tuple[Result, Result]]
+
+
+def _pairs(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> Pairs:
+    """By seed, of the runs that started from the same weights."""
     a, b = _accuracies(ours), _accuracies(theirs)
-    pairs = {
+    return {
         seed: (ours[seed], theirs[seed])
         for seed in a
         if seed in b and _alike(ours[seed], theirs[seed])
     }
+
+
+def _mean_difference(pairs: Pairs) -> dict[str, Any] | None:
+    return _apart(seed_differences(pairs)) if pairs else None
+
+
+def seed_differences(pairs: Pairs) -> list[float]:
+    """Ours minus theirs. Rounded: else equal ones differ, and 0 is not."""
+    return [round(a["accuracy"]["value"] - b["accuracy"]["value"], 12) for a, b in pairs.values()]
+
+
+def _apart(values: Sequence[float]) -> dict[str, Any]:
+    """The mean of differences of shares."""
+    return mean_over_seeds(values).within(-1.0, 1.0)._asdict()
+
+
+def difference(ours: Mapping[int, Result], theirs: Mapping[int, Result]) -> dict[str, Any] | None:
+    """Ours minus theirs, paired by seed, among runs that started from the same weights."""
+    pairs = _pairs(ours, theirs)
     if not pairs:
         return None
-    # Rounded: else equal ones differ, and 0 is not.
-    values = [round(a[seed] - b[seed], 12) for seed in pairs]
+    values = seed_differences(pairs)
     areas = [(area(x), area(y)) for x, y in pairs.values()]
     known = [x - y for x, y in areas if x is not None and y is not None]
     solved = [[_pass_at(one.get("pass_at") or {}) for one in pair] for pair in pairs.values()]
     apart = [{k: x[k] - y[k] for k in x if k in y} for x, y in solved]
     return {
-        **mean_over_seeds(values).within(-1.0, 1.0)._asdict(),
+        **_apart(values),
         "p_value": p_value(values),
         "signed_rank_p": signed_rank_p(values),
         "won": sum(value > 0 for value in values),
         "effect_size": effect_size(values),
         "bootstrap": _bootstrap(list(pairs.values())),
-        "area": mean_over_seeds(known)._asdict() if known else None,
-        "pass_at": {k: mean_over_seeds(own)._asdict() for k, own in _in_all(apart).items()},
+        "area": _apart(known) if known else None,
+        "pass_at": {k: _apart(own) for k, own in _in_all(apart).items()},
     }
 
 
