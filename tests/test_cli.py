@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import rich.text
@@ -10,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from acpo.cli import OneLineErrors, app
+from acpo.errors import ACPOWarning
 from acpo.objectives import METHODS
 
 
@@ -130,3 +132,15 @@ def test_brackets_in_help_are_not_swallowed_as_markup():
             help_text = getattr(parameter, "help", None) or ""
             shown = rich.text.Text.from_markup(help_text).plain
             assert shown == help_text, f"acpo {' '.join(path)}: {help_text}"
+
+
+def test_warnings_of_ours_are_one_line_and_obey_no_file(monkeypatch):
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)
+    CliRunner().invoke(app, ["methods", "acpo"], catch_exceptions=False)
+    hostile = "columns acc\x1b[31m\n\x1b]0;title\x07"
+    ours, other = (
+        warnings.formatwarning(kind(hostile), kind, "file.py", 1)
+        for kind in (ACPOWarning, UserWarning)
+    )
+    assert ours == "warning: columns acc [31m  ]0;title \n"
+    assert other.startswith("file.py:1: UserWarning: columns acc") and "\x1b" not in other

@@ -1,5 +1,6 @@
 """`acpo <verb>`. Verbs import what they need when called, so that `acpo --help` is instant."""
 
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from acpo.annotate import command as annotate
 from acpo.diagnose.command import diagnose_app
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.command import data_app, eval_app
 from acpo.texts import printable
 from acpo.trace.command import import_rollouts, trace
@@ -97,6 +98,17 @@ def main(
     ),
 ) -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
+    warnings.formatwarning = _shown  # type: ignore[assignment]
+
+
+_pythons = warnings.formatwarning
+
+
+def _shown(message: Any, category: type[Warning], *place: Any) -> str:
+    """Ours as one line; of others', too, nothing that a terminal would obey."""
+    if issubclass(category, ACPOWarning):
+        return f"warning: {printable(str(message))}\n"
+    return printable(_pythons(message, category, *place), keep="\n")
 
 
 class RecipeCommand(TyperCommand):

@@ -34,6 +34,13 @@ CASES = {
     "5/0=3": [],
     "3 apples + 4 apples = 8 apples": [],
     "7 = 8": [],
+    "In base 8: 7 + 1 = 10": [],
+    "In base $b$, we add: 7 + 1 = 10": [],
+    "Working mod 7: 5 + 4 = 2": [],
+    "In binary, 1 + 1 = 10": [],
+    "It is 10 o'clock, so 10 + 4 = 2.": [],
+    r"As $a \equiv 3$ holds, 5 + 4 = 2": [],
+    "2 + 2 = 5. In base 8: 7 + 1 = 10": [False],
 }
 FORMS = {
     "9 * 2 = $18": [True],
@@ -57,6 +64,7 @@ FORMS = {
     "5 + 3 = 8 * 2 = 17": [False],
     "12 * 5 = 61 dollars": [False],
     "16 - 3 - 4 = 10 eggs left": [False],
+    "At the base of a hill, 5 + 3 = 9": [False],
 }
 IN_DOUBT = (
     *("2^3 + 1 = 9", "√16 + 2 = 6", "2**3 + 1 = 9", "2 **3 + 1 = 9", "x **2 + 1 = 5"),

@@ -1,6 +1,7 @@
 """Proposals from HTTP endpoints on loopback, which also misbehave: every outcome is counted."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.annotate.annotations import Annotations, AnnotationWriter
-from acpo.annotate.annotators import Answer, Status
+from acpo.annotate.annotators import Annotator, Answer, Status
 from acpo.annotate.endpoint import FAILURES_IN_A_ROW, MAX_REPLY_BYTES, Endpoint
 from acpo.annotate.models import SCHEMA, ModelAnnotator, parse_annotators, read_reply
 from acpo.annotate.pairs import Chars, select
@@ -283,7 +284,7 @@ def test_an_interrupted_run_asks_nothing_more(tmp_path, monkeypatch):
         asked.wait(20)
         raise KeyboardInterrupt
 
-    class Slow:
+    class Slow(Annotator):
         name = "slow"
 
         def settings(self):
@@ -310,6 +311,18 @@ def test_an_interrupted_run_asks_nothing_more(tmp_path, monkeypatch):
     ):
         propose(chosen, [Slow()], writer)
     assert len(answers) == 1
+
+
+def test_an_interrupted_run_waits_for_no_server(selection, tmp_path):
+    with annotating(lambda message, number: Fault("429 for 600 s")) as server:
+        annotator = model_at(server, tmp_path, retries=5)
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            ask(selection, annotator, tmp_path)
+        assert time.monotonic() - began < 20
+    for record in Annotations.read(tmp_path / "a.jsonl").items.values():
+        assert {one.status for one in record.proposals.values()} == {Status.UNAVAILABLE}
 
 
 HOSTILE = (

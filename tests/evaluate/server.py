@@ -105,6 +105,9 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry_After": "0.2"} if fault == "429" else {}
             self.reply(int(fault), {"error": "told to"}, **headers)
             return
+        if fault == "429 for 600 s":
+            self.reply(429, {"error": "later"}, Retry_After="600")
+            return
         if fault.startswith("echo"):
             said = f"{'.' * 40}{self.headers['Authorization']}"
             self.reply(int(fault.removeprefix("echo ")), {"error": {"message": 7 * said}})

@@ -4,8 +4,9 @@ Models are asked in `models`. Those who compute are here: where a step can be ch
 wrong one is found and not judged.
 """
 
+from abc import ABC, abstractmethod
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from acpo.annotate.arithmetic import equations
 from acpo.annotate.pairs import Chars, Trajectory
@@ -68,28 +69,31 @@ class Answer(NamedTuple):
     usage: Usage = Usage()
 
 
-class Annotator(Protocol):
+class Annotator(ABC):
     """Someone who says where the first error is."""
 
     name: str
 
+    @abstractmethod
     def settings(self) -> dict[str, object]:
         """What its answers depend on; kept with them."""
-        ...
 
+    @abstractmethod
     def first_error(self, wrong: Trajectory) -> Answer:
         """The first substantive error of a wrong completion."""
-        ...
 
+    @abstractmethod
     def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:
         """The interval of a right completion that corresponds to an error."""
-        ...
+
+    def end(self) -> None:  # noqa: B027 (most have nothing to end)
+        """Ask no more: who waits for an answer goes without one."""
 
 
 EXACT = "exact"
 
 
-class ExactAnnotator:
+class ExactAnnotator(Annotator):
     """Computes first errors of the task `chain`.
 
     The place is from the first wrong character to the end of its step. In a right completion it is
@@ -136,7 +140,7 @@ class ExactAnnotator:
 ARITHMETIC = "arithmetic"
 
 
-class ArithmeticAnnotator:
+class ArithmeticAnnotator(Annotator):
     """Finds the first `a op b = c` that does not hold: an error of calculation, exactly.
 
     Completions that go wrong without one (a wrong set-up, a misread number) have no such place.

@@ -3,7 +3,8 @@
 A place that is found here counts as computed, so little is read on purpose. Both sides have to
 stand alone: what comes before the left one and after the right one must be known not to belong to
 them. Where that is in doubt (`2^3 + 1 = 9`, `half of 10 + 5 = 10`, `8 + 5 = 1 pm`), the equation is
-not looked at; nor is one that another reading makes right (`45 + 15 = 1 hour`).
+not looked at; nor is one that another reading makes right (`45 + 15 = 1 hour`), nor any after a
+word of other bases, remainders or clocks.
 """
 
 import re
@@ -79,6 +80,12 @@ _UNIT = re.compile(  # a word after the right side, past what may close a formul
     """,
     re.VERBOSE,
 )
+_OTHER_NUMBERS = re.compile(  # from here on a text may count in another base, or in a circle
+    r"\bbase[- ]\$?(?:\d|[b-z]\$|(?:two|three|four|five|six|seven|eight|nine|twelve|sixteen)\b)"
+    r"|\b(?:binary|ternary|octal|hexadecimal|modulo|modulus|mod|congruen\w+|clock)\b|o['’]clock"
+    r"|\\p?mod\b|\\equiv|≡",
+    re.IGNORECASE,
+)
 _GROUPED = re.compile(r"[1-9]\d{0,2}\.\d{3}(?!\d)")
 _REACH = 80
 """Characters before an equation that are looked at."""
@@ -116,7 +123,9 @@ class Equation(NamedTuple):
 def equations(text: str) -> Iterator[Equation]:
     """Every `a op b = c` of plain numbers that stands alone, in order."""
     match = _EQUATION.search(text)
-    while match:
+    other = _OTHER_NUMBERS.search(text)
+    plain = other.start() if other else len(text)
+    while match and match.start() < plain:
         equation = _equation(match) if _stands_alone(text, match) else None
         if equation and (equation.holds or not _may_be_right(equation, text, match.end())):
             yield equation

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
@@ -74,6 +73,7 @@ class Endpoint:
             "temperature": 0.0,
             "response_format": {"type": "json_schema", "json_schema": schema},
         }
+        self.over = threading.Event()  # set: nothing more is sent
         self._lock = threading.Lock()
         self._failed_in_a_row = 0
 
@@ -95,7 +95,7 @@ class Endpoint:
                 self._failed_in_a_row = 0
                 return reply
             if attempt < self._retries:
-                time.sleep(self._patience.pause(attempt))
+                self.over.wait(self._patience.pause(attempt))
         if last.passing:
             with self._lock:
                 self._failed_in_a_row += 1
@@ -105,7 +105,9 @@ class Endpoint:
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             detail = f"not sent: {FAILURES_IN_A_ROW} questions in a row had no answer"
             raise RequestFailure(Status.UNAVAILABLE, detail, passing=False)
-        self._patience.wait_for_turn(threading.Event())
+        self._patience.wait_for_turn(self.over)
+        if self.over.is_set():
+            raise RequestFailure(Status.UNAVAILABLE, "not sent: the run is over", passing=False)
 
     def _adapted(self, system: str, message: str) -> ChatReply:
         """One attempt, without the options that this server turns out not to know.

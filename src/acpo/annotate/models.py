@@ -155,7 +155,7 @@ def _problem(value: Any) -> str | None:
     return f"{wrong[0]} is of the wrong kind" if wrong else None
 
 
-class ModelAnnotator:
+class ModelAnnotator(Annotator):
     """Asks a model. Answers are kept in the folder `cache` by question, model and address: none is
     paid for twice. `prices` are money per million tokens read and written, where they are known."""
 
@@ -175,6 +175,9 @@ class ModelAnnotator:
         if self._prices is None:
             return None
         return (usage.read * self._prices[0] + usage.written * self._prices[1]) / 1e6
+
+    def end(self) -> None:
+        self._endpoint.over.set()
 
     def settings(self) -> dict[str, object]:
         where = {"model": self._endpoint.model, "url": self._endpoint.url}

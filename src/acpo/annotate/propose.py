@@ -53,6 +53,8 @@ def propose(
             job.result()
     finally:
         over.set()
+        for annotator in annotators:
+            annotator.end()
         for pool in pools:
             pool.shutdown(wait=True, cancel_futures=True)
     return {worker.name: worker.spent for worker in workers}

@@ -69,10 +69,7 @@ PAPER = {
     "global_sg": 27.30,
     "global_sg_offset": 24.75,
 }
-"""Mean@8 on AIME24 of Qwen3-8B-Base in the ACPO paper, in percent. Not measured by us.
-
-`docs/method.md` says what in the paper's tables does not add up.
-"""
+"""Mean@8 on AIME24 of Qwen3-8B-Base in the ACPO paper, percent; not measured by us."""
 
 
 def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
@@ -80,12 +77,12 @@ def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
     planned = [run for task in study.tasks for run in plan.known_runs(study, task, results)[0]]
     every = [results[name] for name in sorted(run.name for run in planned) if name in results]
     endless = (get_task(str(run.recipe.get("task", "custom"))).endless for run in planned)
-    given = [f"--{name} {_typed(value)}" for name, value in study.overrides.items()
-             if name not in PLACES]  # fmt: skip
+    given = {name: value for name, value in study.overrides.items() if name not in PLACES}
+    typed = [f"--{name} {_typed(value)}" for name, value in given.items()]
     return {
         "title": study.title,
         "note": study.note,
-        "command": " ".join(["acpo", "compare", _shown(study.path), *given]),
+        "command": " ".join(["acpo", "compare", _shown(study.path), *typed]),
         "recipes": sorted({task.recipe.name for task in study.tasks}),
         "baseline": BASELINE,
         "control": CONTROL,

@@ -87,10 +87,14 @@ def _all_shares(trace: Trace, wrong: Wrong) -> tuple[dict[tuple[str, str], Share
             continue
         for quantity, mass in masses(columns, length).items():
             found = region_shares(mass, wrong)
-            if np.isfinite(found.at).any():
+            unknown = sum(bool(np.isnan(mass[one.rows]).any()) for one, _ in wrong)
+            if unknown:  # else methods would be compared over different completions
+                why = f"the trace lacks what it takes in {unknown} of {len(wrong)} completions"
+                missing[f"{method}, {quantity}"] = why
+            elif np.isfinite(found.at).any():
                 shares[method, quantity] = found
             else:
-                missing[f"{method}, {quantity}"] = "the trace lacks the sums it takes, or it is 0"
+                missing[f"{method}, {quantity}"] = "it is 0 in all of them"
     return shares, missing
 
 
@@ -113,7 +117,7 @@ def _direction_length(trace: Trace) -> np.ndarray:
 
 
 def region_shares(mass: np.ndarray, wrong: Wrong) -> Shares:
-    """The shares of each completion's mass; NaN where some of it is unknown, or all of it 0."""
+    """The shares of each completion's mass; NaN where all of it is 0."""
     found = np.full((len(REGIONS), len(wrong)), np.nan)
     for number, (one, place) in enumerate(wrong):
         first, end = place.span
@@ -207,11 +211,15 @@ def _facts(
     )
     if len(set(prompts)) < 10:
         facts.append("With fewer than 10 prompts the intervals are too narrow; the tests are not.")
-    return facts + [f"Without {name}: {why}." for name, why in missing.items()]
+    for why in dict.fromkeys(missing.values()):
+        names = "; ".join(name for name, reason in missing.items() if reason == why)
+        facts.append(f"Without {names}: {why}.")
+    return facts
 
 
 def _ends(row: Mapping[str, Any]) -> str:
-    return f"{percent(row['share'], 1)} [{percent(row['low'], 1)}, {percent(row['high'], 1)}]"
+    share, low, high = (percent(row[name], 1) for name in ("share", "low", "high"))
+    return share if np.isnan(row["low"]) else f"{share} [{low}, {high}]"
 
 
 def _table(rows: Sequence[Mapping[str, Any]], quantity: str) -> Table:

@@ -293,9 +293,8 @@ def _draw_widths(axes: Axes, support: int) -> None:
     for i, k in enumerate(sorted({5, 10, 100, support})):
         delta = _delta_grid(k)
         lower, exact, upper = bounds(delta, k)
-        color = look(i).color
-        axes.plot(delta, upper - lower, color=color, label=f"k = {k:,}: $U-L$")
-        axes.plot(delta, upper - exact, color=color, linestyle=":", label="   exact spread")
+        axes.plot(delta, upper - lower, **look(i).line, label=f"k = {k:,}: $U-L$")
+        axes.plot(delta, upper - exact, color=look(i).color, linestyle=":", label="   exact spread")
     axes.set(xlabel=r"$\delta$", ylabel="width (nats)", xlim=(0, 1))
     axes.set_ylim(0, 1.5 * axes.get_ylim()[1])
     legend(axes, loc="upper left", ncols=2)

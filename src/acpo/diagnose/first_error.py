@@ -217,6 +217,8 @@ def _sentence(found: Effect) -> str:
 
 def _ends(found: Effect) -> tuple[str, str]:
     """Mean and size, with their intervals."""
+    if found.prompts < 2:
+        return f"{found.mean:+.4f}", "-"
     return (
         f"{found.mean:+.4f} [{found.low:+.4f}, {found.high:+.4f}]",
         f"{number(found.size)} [{number(found.size_low)}, {number(found.size_high)}]",
