@@ -1,13 +1,14 @@
-# The paper's setting in verl's keys. Sourced by the scripts beside it, which set METHOD and MODEL.
+# The paper's setting in verl's keys. Sourced by the scripts beside it, which set MODEL.
 #
-#   acpo data verl data/verl                      # once
-#   recipes/verl/qwen3-8b-base-acpo.sh            # one machine with 8 GPUs
-#   recipes/verl/ray-start.sh HEAD_ADDRESS        # on every machine of a cluster, then on one:
-#   NODES=8 recipes/verl/qwen3-8b-base-acpo.sh trainer.total_epochs=2   # any key of verl's at the end
+#   acpo data verl data/verl                           # once
+#   recipes/verl/qwen3-8b-base.sh                      # one machine with 8 GPUs
+#   METHOD=grpo recipes/verl/qwen3-8b-base.sh          # another row, an experiment of its own
+#   recipes/verl/ray-start.sh HEAD_ADDRESS             # on every machine of a cluster, then on one:
+#   NODES=8 recipes/verl/qwen3-8b-base.sh trainer.total_epochs=2   # any key of verl's at the end
 set -euo pipefail
 
-: "${METHOD:?a row of the table, e.g. acpo}"
 : "${MODEL:?a hub id or a folder}"
+METHOD=${METHOD:-acpo}
 DATA=${DATA:-data/verl}
 NODES=${NODES:-1}
 GPUS=${GPUS:-8}

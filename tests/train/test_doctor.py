@@ -18,7 +18,7 @@ def examine(tmp_path):
     """Run `acpo doctor` on a recipe with a tiny model; its exit code and output."""
     model = save_standin(tmp_path / "model")
 
-    def run(path=RECIPES / "paper" / "qwen3-8b-base-acpo.yaml", arguments=(), **options):
+    def run(path=RECIPES / "paper" / "qwen3-8b-base.yaml", arguments=(), **options):
         options = {
             "model_name_or_path": model,
             "data": write_problems(tmp_path / "problems.jsonl", 200),

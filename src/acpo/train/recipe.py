@@ -93,7 +93,8 @@ def read_recipe(
 ) -> Recipe:
     """Parse a recipe and its overrides (`--key value`).
 
-    A recipe without `output_dir` writes to `runs/<name of the recipe>`.
+    A recipe without `output_dir` writes to `runs/<name of the recipe>`, and with the override
+    `--method ROW` to `runs/<name of the recipe>-ROW`: another row is another run.
 
     Args:
         path: the recipe.
@@ -113,7 +114,8 @@ def read_recipe(
     for name in names:
         if name.replace("-", "_") not in known:
             _refuse_unknown(name, known, where="--")
-    given = frozenset([*values, *(name.replace("-", "_") for name in names)])
+    overridden = {name.replace("-", "_") for name in names}
+    given = frozenset([*values, *overridden])
     check_switches(given)
     arguments = ["--config", str(path), *overrides]
     if "output_dir" not in values:
@@ -126,6 +128,8 @@ def read_recipe(
         raise ACPOError(f"{path}: {' '.join(str(error).split())}") from error
     if model.model_name_or_path is None:
         raise ACPOError("model_name_or_path is missing; give a folder, a hub id or a .gguf file")
+    if "output_dir" not in given and "method" in overridden:
+        config.output_dir += f"-{config.method}"
     _settle(model, config.model_init_kwargs or {})
     return Recipe(path, task, config, model, given, values.get("env") or {})
 

@@ -12,16 +12,17 @@ FOLDER = Path(__file__).resolve().parents[3] / "recipes" / "verl"
 SCRIPTS = sorted(
     path.name for path in FOLDER.glob("*.sh") if path.name not in ("common.sh", "ray-start.sh")
 )
+ROWS = ("8020", "acpo", "acpo_no_routing", "dapo", "grpo", "gtpo", "sapo")
 
 
-def arguments(script: str, tmp_path: Path, *more: str) -> list[str]:
+def arguments(script: str, tmp_path: Path, *more: str, **variables: str) -> list[str]:
     """What a script would give `python -m verl.trainer.main_ppo`."""
     spy = tmp_path / "python"
     spy.write_text(f"#!{sys.executable}\nimport sys\nprint('\\0'.join(sys.argv[1:]), end='')\n")
     spy.chmod(0o755)
     done = subprocess.run(
         ["bash", str(FOLDER / script), *more],
-        env={"PYTHON": str(spy), "PATH": "/usr/bin:/bin"},
+        env={"PYTHON": str(spy), "PATH": "/usr/bin:/bin", **variables},
         capture_output=True,
         text=True,
         check=True,

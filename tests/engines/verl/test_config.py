@@ -21,7 +21,7 @@ from acpo.engines.verl.internals import check_internals
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.objectives import METHODS
 from engines.verl.launch import ENVIRONMENT
-from engines.verl.recipes import FOLDER, SCRIPTS, arguments, configuration, manual
+from engines.verl.recipes import FOLDER, ROWS, SCRIPTS, arguments, configuration, manual
 
 MANUAL = Path(__file__).parents[3] / "docs" / "verl.md"
 ACTOR = "actor_rollout_ref.actor"
@@ -34,14 +34,16 @@ def validated(overrides):
     return config
 
 
+@pytest.mark.parametrize("row", ROWS)
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_recipe_is_valid(tmp_path, script):
+def test_every_recipe_is_valid_with_every_row(tmp_path, script, row):
     says = pytest.warns(ACPOWarning, match="initial_entropy=0.0 is not measured here")
-    with says if script.endswith("-gtpo.sh") else nullcontext():
-        config = validated(arguments(script, tmp_path))
+    with says if row == "gtpo" else nullcontext():
+        config = validated(arguments(script, tmp_path, METHOD=row))
+    assert config.trainer.default_local_dir.endswith(f"-{row}"), "rows share no checkpoints"
     actor = config.actor_rollout_ref.actor
     method = METHODS[actor.policy_loss.loss_mode]
-    assert script.endswith(f"-{method.name}.sh")
+    assert method.name == row
     updates = config.data.train_batch_size // actor.ppo_mini_batch_size
     assert (updates, actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n) == (8, 128)
     sequence_mean = actor.loss_agg_mode == "seq-mean-token-mean"
@@ -62,7 +64,7 @@ def test_the_manuals_command_is_valid_and_needs_every_line():
 
 def test_a_driver_without_accelerator_validates(tmp_path, monkeypatch):
     monkeypatch.delenv("VERL_ENGINE_DEVICE")
-    validated(arguments("qwen3-8b-base-acpo.sh", tmp_path))
+    validated(arguments("qwen3-8b-base.sh", tmp_path))
 
 
 def test_the_last_arguments_win(tmp_path):
@@ -286,7 +288,7 @@ WRONG = {
 def test_wrong_combinations_end_at_validation(tmp_path, case):
     overrides, message = WRONG[case]
     with pytest.raises(Exception, match=message) as error:
-        validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+        validated([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
     chain = (error.value, error.value.__cause__)  # hydra wraps what a config class raises
     assert any(isinstance(link, ACPOError) for link in chain)
 
@@ -296,7 +298,7 @@ def test_another_aggregation_is_a_warning_that_names_the_difference(tmp_path):
     with pytest.warns(
         ACPOWarning, match=r"long responses count more; ACPO is defined with .*seq-mean-token-mean"
     ):
-        validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+        validated([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
     assert set(WEIGHS) >= set(AGGREGATION.values())
 
 
@@ -304,12 +306,12 @@ def test_dr_grpo_with_its_constant(tmp_path):
     overrides = [f"{ACTOR}.policy_loss.loss_mode=dr_grpo", UNSCALED]
     overrides += [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm"]
     overrides += [f"{ACTOR}.loss_scale_factor=${{data.max_response_length}}"]
-    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    validated([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
 
 
 def test_what_verl_does_not_measure_is_said(tmp_path):
     more = [OURS, f"+{ACTOR}.policy_loss.options.initial_entropy=1.2"]
-    script = arguments("qwen3-8b-base-gtpo.sh", tmp_path)
+    script = arguments("qwen3-8b-base.sh", tmp_path, METHOD="gtpo")
     with pytest.warns(ACPOWarning, match=r"gtpo: initial_entropy=0.0 is not measured here"):
         validated(script)
     with warnings.catch_warnings():
@@ -322,19 +324,19 @@ def test_one_pipeline_stage_sees_the_whole_mini_batch(tmp_path, method):
     row = METHODS[method.strip("'")]
     overrides = [f"{ACTOR}.policy_loss.loss_mode={method}", *MEGATRON]
     overrides += [f"{ACTOR}.loss_agg_mode={AGGREGATION[row.aggregation]}"]
-    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    validated([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
 
 
 def test_a_critic_that_was_asked_for(tmp_path):
     overrides = ["algorithm.adv_estimator=gae", "critic.enable=True"]
-    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    config = configuration([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
     checks.check_run(config, acpo.verl.ROWS)
 
 
 def test_a_trainer_that_validates_nothing_is_checked_where_it_asks_for_a_critic(tmp_path):
     from verl.trainer.ppo import utils
 
-    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path)])
+    config = configuration([*arguments("qwen3-8b-base.sh", tmp_path)])
     assert utils.need_critic(config) is False
     config.actor_rollout_ref.rollout.n = 1
     with pytest.raises(ACPOError, match=r"rollout.n=1 with .*acpo"):
@@ -344,19 +346,19 @@ def test_a_trainer_that_validates_nothing_is_checked_where_it_asks_for_a_critic(
 def test_a_clip_range_left_to_another_key_is_none(tmp_path):
     more = [f"{ACTOR}.policy_loss.loss_mode=dapo", f"{ACTOR}.loss_agg_mode=token-mean"]
     more += [f"{ACTOR}.clip_ratio_low=null"]
-    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *more])
+    validated([*arguments("qwen3-8b-base.sh", tmp_path), *more])
 
 
 def test_losses_of_other_libraries_are_not_ours_to_judge(tmp_path):
     overrides = ["actor_rollout_ref.model.external_lib=json"]
     overrides += [f"{ACTOR}.policy_loss.loss_mode=theirs"]
-    validated([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *overrides])
+    validated([*arguments("qwen3-8b-base.sh", tmp_path), *overrides])
 
 
 def test_rewards_without_their_judge(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     with pytest.raises(ACPOError, match="pip install math-verify"):
-        validated(arguments("qwen3-8b-base-acpo.sh", tmp_path))
+        validated(arguments("qwen3-8b-base.sh", tmp_path))
 
 
 def changed(**methods):
@@ -416,9 +418,9 @@ def test_a_plugin_that_cannot_load_stops_the_run_and_leaves_others_alone(
     tmp_path, breakage, library
 ):
     line, reason = BREAKAGES[breakage]
-    others = arguments("qwen3-8b-base-sapo.sh", tmp_path)
+    others = arguments("qwen3-8b-base.sh", tmp_path, METHOD="sapo")
     others += ["actor_rollout_ref.model.external_lib=null", "algorithm.adv_estimator=grpo"]
-    ours = arguments("qwen3-8b-base-acpo.sh", tmp_path)
+    ours = arguments("qwen3-8b-base.sh", tmp_path)
     ours += [f"actor_rollout_ref.model.external_lib={library}"]
     done = subprocess.run(
         [sys.executable, "-c", BROKEN.format(breakage=line), json.dumps([others, ours])],
@@ -472,7 +474,7 @@ def test_options_reach_the_row(tmp_path):
     from acpo.engines.verl.config import configured_row
 
     more = [OURS, f"+{ACTOR}.policy_loss.options.mismatch_scale=auto", f"{ACTOR}.tau_neg=1.1"]
-    config = configuration([*arguments("qwen3-8b-base-acpo.sh", tmp_path), *more])
+    config = configuration([*arguments("qwen3-8b-base.sh", tmp_path), *more])
     row = configured_row(omega_conf_to_dataclass(config.actor_rollout_ref.actor))
     assert (row.options["mismatch_scale"], row.options["tau_neg"]) == ("auto", 1.1)
 

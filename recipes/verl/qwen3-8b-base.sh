@@ -1,4 +1,3 @@
 #!/usr/bin/env bash
-METHOD=sapo
-MODEL=${MODEL:-Qwen/Qwen2.5-Math-7B}
+MODEL=${MODEL:-Qwen/Qwen3-8B-Base}
 . "$(dirname "$0")/common.sh"

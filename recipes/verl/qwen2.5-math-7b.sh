@@ -1,4 +1,3 @@
 #!/usr/bin/env bash
-METHOD=gtpo
 MODEL=${MODEL:-Qwen/Qwen2.5-Math-7B}
 . "$(dirname "$0")/common.sh"

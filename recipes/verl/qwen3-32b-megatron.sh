@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Beyond FSDP: tensor parallelism over the vocabulary, 4 machines with 8 GPUs. The paper trains
 # nothing of this size; the settings are verl's own with the paper's objective.
-METHOD=acpo
 MODEL=${MODEL:-Qwen/Qwen3-32B}
 NODES=${NODES:-4}
 set -- model_engine=megatron \

@@ -1,4 +1,0 @@
-#!/usr/bin/env bash
-METHOD=8020
-MODEL=${MODEL:-Qwen/Qwen2.5-Math-7B}
-. "$(dirname "$0")/common.sh"

@@ -1,4 +1,0 @@
-#!/usr/bin/env bash
-METHOD=dapo
-MODEL=${MODEL:-Qwen/Qwen2.5-Math-7B}
-. "$(dirname "$0")/common.sh"
