@@ -2,7 +2,6 @@
 
     python benchmarks/step.py --out results/step.json                    # CUDA, all engines
     python benchmarks/step.py --engines acpo-static --out results/step.json   # one, into that file
-    python benchmarks/step.py --draw --out results/step.json             # table and picture again
     python benchmarks/step.py --tiny --out /tmp/step.json                # CPU: does it run?
 
 A step is one rollout of 64 prompts x 8 and the four optimizer steps that train on it, as
@@ -405,36 +404,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def draw(record: dict[str, Any], path: Path) -> None:
-    """A stacked bar per engine."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in record["rows"] if "parts" in row]
-    figure = Figure(figsize=(8, 1.0 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    colours = ("#4477aa", "#66ccee", "#228833", "#ee6677", "#ccbb44", "#bbbbbb")
-    left = [0.0] * len(rows)
-    names = [row["engine"] for row in rows]
-    for part, colour in zip(PARTS, colours, strict=True):
-        widths = [row["parts"][part] for row in rows]
-        axes.barh(names, widths, left=left, label=part, color=colour)
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    for name, total in zip(names, left, strict=True):
-        axes.text(total, name, f" {total:.1f} s", va="center")
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * max(left, default=1.0))
-    axes.set_xlabel("seconds of one step")
-    axes.legend(ncols=len(PARTS), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/step.json"))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to see that it runs")
-    parser.add_argument("--draw", action="store_true", help="table and picture of what is there")
     parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
     parser.add_argument("--micro-batch", type=int, help="TRL's completions per backward pass [16]")
     parser.add_argument(
@@ -455,17 +429,13 @@ def main() -> None:
     if args.out.exists():
         record = json.loads(args.out.read_text(encoding="utf-8"))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    for engine in () if args.draw else args.engines:
+    for engine in args.engines:
         row = in_a_process(engine, args)
         rows = {other["engine"]: other for other in record["rows"]} | {engine: row}
         record["rows"] = [rows[name] for name in ENGINES if name in rows]
         args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         print(table([row]), flush=True)
     print(table(record["rows"]))
-    try:
-        draw(record, args.out.with_suffix(".png"))
-    except ImportError as error:
-        print(f"no picture ({error}); make it elsewhere with --draw")
 
 
 if __name__ == "__main__":
