@@ -231,20 +231,13 @@ def test_what_was_verified_beside_one_error_does_not_count_beside_the_next(case)
         aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
 
 
-def test_an_older_file_is_read_by_what_its_proposals_say(case):
-    selection, path = case
+def test_a_proposal_is_accepted_beside_its_own_error_alone(case):
+    _, path = case
     annotations = Annotations.read(path)
     error, place = list(annotations.items)[:2]
     rows = [decision(annotations, error, annotator="m", span=[1, 3]), decision(annotations, place)]
     merge(path, rows[0])
     refused(path, "its own error", {**rows[1], "error": [1, 3]})
-    lines = path.read_text().splitlines()
-    old = {**json.loads(lines[-1]), **place._asdict(), "annotator": "exact"}
-    old["span"] = list(annotations.items[place].proposed["exact"])
-    del old["error"]
-    path.write_text("\n".join([*lines, json.dumps(old)]) + "\n")
-    with pytest.raises(ACPOError, match="1 corresponding place: verified beside another error"):
-        aligned_pairs(selection, Annotations.read(path), Accept.VERIFIED_ONLY)
 
 
 def test_nothing_waits_that_corresponds_to_a_rejected_error(case):

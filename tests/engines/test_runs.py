@@ -3,7 +3,6 @@
 import functools
 import io
 import json
-import shutil
 
 import PIL.Image
 import pytest
@@ -106,29 +105,6 @@ def test_the_precision_a_launcher_chose_is_of_the_run(tmp_path, launched_in):
     with pytest.raises(ACPOError, match=r"mixed_precision: .bf16. there, .no. here"):
         build(tmp_path).train(resume_from_checkpoint=True)
     build(tmp_path, bf16=True).train(resume_from_checkpoint=True)  # the same, asked for otherwise
-
-
-def test_a_run_told_by_its_option_alone_is_resumed(tmp_path, launched_in):
-    """Folders did not say what precision a launcher had chosen."""
-
-    def forget(folder):
-        for path in folder.rglob(RUN):
-            run = json.loads(path.read_text())
-            del run["mixed_precision"]
-            path.write_text(json.dumps(run))
-        for path in checkpoint.numbered(folder):
-            checkpoint.publish(shutil.copytree(path, folder / "w" / path.name), path)
-
-    for precision, option in (("bf16", False), (None, True)):
-        folder = tmp_path / str(option)
-        launched_in(precision)
-        build(folder, max_steps=1, bf16=option).train()
-        forget(folder)
-        with pytest.raises(ACPOError, match=r"bf16: .* there, .* here"):
-            build(folder, bf16=not option).train(resume_from_checkpoint=True)
-        trainer = build(folder, bf16=option)
-        trainer.train(resume_from_checkpoint=True)
-        assert trainer.state.global_step == 2
 
 
 def test_an_adapter_of_other_options_is_refused_one_line_each(tmp_path):

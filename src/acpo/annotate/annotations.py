@@ -66,14 +66,8 @@ class Review(NamedTuple):
     note: str  # why, if they said
     when: str  # the time the page gave
     applied: str  # the time it was merged
-    # For a corresponding place, the error it was decided beside; it corresponds to no other. None
-    # where an older file does not say.
+    # For a corresponding place, the error it was decided beside; it corresponds to no other.
     error: Span | None = None
-
-    def made_beside(self, error: Span, of: "Record") -> bool:
-        """Whether a decision on a corresponding place is about this error, of these proposals."""
-        known = self.error or (of.proposed.get(self.annotator) if self.annotator else None)
-        return known is None or known == error
 
 
 @dataclass
@@ -160,7 +154,7 @@ class Annotations:
             return review is None
         if decided.span is None:
             return False
-        return review is None or not review.made_beside(decided.span, error)
+        return review is None or review.error != decided.span
 
 
 class AnnotationWriter(Closing):
@@ -283,7 +277,7 @@ def _take(annotations: Annotations, row: dict[str, Any]) -> None:
                 None if row["annotator"] is None else text_in(row["annotator"], "annotator"),
                 {text_in(name, "proposed"): _some_span(x) for name, x in row["proposed"].items()},
                 **{name: text_in(row[name], name) for name in said},
-                error=None if row.get("error") is None else _some_span(row["error"]),
+                error=None if row["error"] is None else _some_span(row["error"]),
             )
         )
     else:

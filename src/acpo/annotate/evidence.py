@@ -131,8 +131,7 @@ def _place(
     if review is not None:
         if review.decision is Decision.REJECT or review.span is None:
             return "rejected"
-        error = annotations.error_of(item)
-        if beside is not None and error and not review.made_beside(beside.span, error):
+        if beside is not None and review.error != beside.span:
             return "verified beside another error"
         return Place(review.span, Evidence.VERIFIED, review.annotator)
     if accept is Accept.VERIFIED_ONLY:

@@ -171,7 +171,7 @@ class _Run:
                     own_seed = sample_seed(seed, name, key)
                     requests.append(Request((name, question, key), question.prompt, own_seed))
                     continue
-                if file.samples[key].get("prompt", question.prompt) != question.prompt:
+                if file.samples[key].get("prompt") != question.prompt:
                     raise ACPOError(
                         f"{name}, question {question.id}: {file.path} holds samples of another "
                         "prompt: use another --output"

@@ -194,8 +194,8 @@ def _header(
 
 
 def _refuse_another_model(writer: TraceWriter, step: int, policy: str) -> None:
-    """One step is one policy; parts from before they kept their model's name are let through."""
-    others = {part.get("model", policy) for part in writer.parts if part["step"] == step} - {policy}
+    """One step is one policy."""
+    others = {str(part.get("model")) for part in writer.parts if part["step"] == step} - {policy}
     if others:
         raise ACPOError(
             f"{writer.path} holds completions of another model ({', '.join(others)}, not {policy}) "

@@ -366,11 +366,11 @@ def load_trainer(trainer: Any, folder: str) -> None:
     state = send_to_device(state, trainer.accelerator.device)
     trainer._step = state["step"]
     trainer._buffered_inputs = state["rollout"]
-    if trainer.recorder and state.get("recorder"):
+    if trainer.recorder and state["recorder"]:
         trainer.recorder.load(state["recorder"])
     trainer.rollouts.fresh_prompts.position = state["fresh_prompts"]
     if trainer.args.max_tokens_per_pack is None:
-        same = state.get("budget_under") == _measured_under(trainer)
+        same = state["budget_under"] == _measured_under(trainer)
         trainer.packed.settings.budget = state["budget"] if same else None
     trainer.guard.load(state["guard"])
     if trainer.args.sync_ref_model:

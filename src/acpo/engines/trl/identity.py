@@ -176,9 +176,9 @@ def _weights(trainer: Any) -> str | None:
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """How two runs differ, but for their length, one line each."""
     found = []
-    # `bf16` is one of two ways to ask for a precision; older folders say nothing but that.
-    less_said = "bf16" if MIXED in there and MIXED in here else MIXED
-    for name in (name for name in here if name not in (*LENGTH, less_said)):
+    # `bf16` is one of two ways to ask for a precision; `acpo doctor` knows no more than that.
+    passed = (*LENGTH, "bf16") if MIXED in here else LENGTH
+    for name in (name for name in here if name not in passed):
         a, b = there.get(name), here[name]
         if name == "model":  # a folder may have moved; its weights say what it is
             same = isinstance(a, dict) and a.get("weights") in (b["weights"], None)
