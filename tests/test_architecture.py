@@ -22,7 +22,7 @@ ALLOWED = {
     "linefile": {"errors"},
     "yamlfile": {"errors"},
     "record_columns": {"errors", "linefile", "texts"},
-    "records": {"errors", "record_columns", "linefile"},
+    "records": {"errors", "record_columns", "jsonl", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
@@ -37,7 +37,7 @@ ALLOWED = {
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
         *("objectives", "head", "records", "scoring", "sampling", "checkpoints"),
-        *("servers", "vllm_version", "wire"),
+        *("servers", "texts", "vllm_version", "wire"),
     },
     "train": {
         *("errors", "intervals", "verify", "tasks", "engines"),
@@ -47,9 +47,9 @@ ALLOWED = {
         *("errors", "jsonl", "objectives", "records", "scoring"),
         *("tasks", "evaluate", "train", "texts"),
     },
-    "annotate": {"errors", "linefile", "records", "servers", "tasks", "texts", "wire"},
+    "annotate": {"errors", "jsonl", "linefile", "records", "servers", "tasks", "texts", "wire"},
     "diagnose": {
-        *("errors", "intervals", "records", "objectives", "annotate", "texts"),
+        *("errors", "intervals", "jsonl", "records", "objectives", "annotate", "texts"),
         "method_columns",
     },
     "compare": {

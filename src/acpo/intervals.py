@@ -64,14 +64,17 @@ def mean_interval(values: Sequence[float]) -> Estimate:
     When all questions agree the spread says nothing: the half-width is then the largest share of
     questions that could differ and still, with 2.5% chance, leave none of them in the sample.
     """
+    mean, half = mean_and_half_width(values)
+    half = half or 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
+    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+
+
+def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of Student's interval for it: 0 where all values agree."""
     count = len(values)
     mean = math.fsum(values) / count
     variance = math.fsum((value - mean) ** 2 for value in values) / max(count - 1, 1)
-    if variance > 0:
-        half = student_quantile(count - 1) * math.sqrt(variance / count)
-    else:
-        half = 1 - ((1 - LEVEL) / 2) ** (1 / count)
-    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    return mean, student_quantile(count - 1) * math.sqrt(variance / count)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,6 +1,7 @@
-"""Rows of JSON Lines files."""
+"""Files of JSON: rows of JSON Lines, and objects."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,23 @@ def read_jsonl(path: Path) -> list[Row]:
     if not rows:
         raise ACPOError(f"{path}: no rows")
     return rows
+
+
+def json_line(row: Mapping[str, Any]) -> bytes:
+    """A row as one line of a JSONL file."""
+    return json.dumps(row).encode() + b"\n"
+
+
+def read_json(path: Path) -> Row:
+    """The JSON object that a run left in a file, perhaps on another machine.
+
+    Raises:
+        ACPOError: The file cannot be read, or holds anything else.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
+    if not isinstance(content, dict):
+        raise ACPOError(f"{path} is damaged (not a JSON object); remove it")
+    return content

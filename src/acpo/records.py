@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from acpo.errors import ACPOError
+from acpo.jsonl import json_line
 from acpo.linefile import Closing, LineFile
 from acpo.record_columns import (
     COUNTS,
@@ -163,11 +164,15 @@ def has_begun(path: Path | str) -> bool:
         return False
 
 
+def numbered(folder: Path) -> list[Path]:
+    """The checkpoints of a training run's folder, whole or not, by step."""
+    names = {own.name.removeprefix("checkpoint-"): own for own in folder.glob("checkpoint-*")}
+    return [own for _, own in sorted((int(n), own) for n, own in names.items() if n.isdecimal())]
+
+
 def run_states(folder: Path) -> list[Path]:
     """The trainer's state of a finished run, then those of its checkpoints, newest first."""
-    steps = {own.name.removeprefix("checkpoint-"): own for own in folder.glob("checkpoint-*")}
-    newest = sorted((int(step), own) for step, own in steps.items() if step.isdecimal())[::-1]
-    files = (own / RUN_STATE for own in (folder, *(own for _, own in newest)))
+    files = (own / RUN_STATE for own in (folder, *reversed(numbered(folder))))
     return [file for file in files if file.is_file()]
 
 
@@ -324,11 +329,6 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
     if version > VERSION:
         raise ACPOError(f"{file}: version {version} is newer than {VERSION}: update acpo")
     return lines[0], lines[1:]
-
-
-def json_line(row: Mapping[str, Any]) -> bytes:
-    """A row as one line of a file of lines."""
-    return json.dumps(row).encode() + b"\n"
 
 
 def _rollout_file(path: Path, number: int) -> Path:

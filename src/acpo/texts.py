@@ -1,7 +1,9 @@
 """Texts from data, made fit to be written and shown."""
 
 import os
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def whole_characters(text: str) -> str:
@@ -17,3 +19,9 @@ def shared_beginning(texts: Iterable[str]) -> str:
 def printable(text: str, keep: str = "") -> str:
     """With spaces for what a terminal would obey; characters in `keep` stay."""
     return "".join(c if c.isprintable() or c in keep else " " for c in text)
+
+
+def folder_name(model: str) -> str:
+    """What a folder of this model's results is called."""
+    named = model if model.strip("./") else Path(model).resolve().name  # `.` is no name
+    return re.sub(r"[^\w.-]+", "_", named).strip("_.") or "model"

@@ -305,7 +305,7 @@ def test_refusals_are_one_line(tmp_path):
     path = write_study(tmp_path, "  - sopa\n")
     result = CliRunner().invoke(app, ["compare", str(path)])
     assert result.exit_code == 2
-    assert f"{path}:16: method 'sopa' is unknown; did you mean 'sapo'?" in result.output
+    assert f"{path}:16: method='sopa' is unknown; did you mean 'sapo'?" in result.output
 
 
 def test_a_file_is_no_folder_for_the_output(tmp_path):

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
+from acpo.jsonl import json_line
 from acpo.linefile import Closing, LineFile
-from acpo.records import Trace, json_line
+from acpo.records import Trace
 
 FORMAT = "acpo-annotations"
 VERSION = 1

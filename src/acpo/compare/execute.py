@@ -21,8 +21,9 @@ from typing import Any
 from transformers import TrainerCallback
 
 from acpo.compare.plan import START, SWEEP, StudyRun
-from acpo.compare.store import RESULT, STEPS, pack_verdicts, read_json
+from acpo.compare.store import RESULT, STEPS, pack_verdicts
 from acpo.errors import ACPOError, NonFiniteError
+from acpo.jsonl import read_json
 from acpo.linefile import write_whole
 from acpo.train.accuracy import Sample, question
 

@@ -1,6 +1,7 @@
 """The summary as Markdown, LaTeX and a page. The paper's numbers have columns of their own."""
 
 import base64
+import functools
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +10,9 @@ from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
-from acpo.evaluate.report import latex_text, markdown_table
+from acpo.evaluate.report import interval, latex_text, markdown_table
+
+percent = functools.partial(interval, unknown="")
 
 PAPER = "AIME24, Qwen3-8B-Base (paper, not measured here)"
 """Head of the column of the paper's numbers."""
@@ -75,9 +78,9 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
         "learning rate": rate + (" (edge)" if row["at_edge"] else ""),
         "seeds": seeds,
         "accuracy": percent(row["accuracy"]),
-        "gain over start": percent(row["gain"], signed=True),
-        "difference to SAPO": percent(row["difference"], signed=True),
-        "over seeds and problems": percent(other.get("bootstrap"), signed=True, only_interval=True),
+        "gain over start": percent(row["gain"], sign=True),
+        "difference to SAPO": percent(row["difference"], sign=True),
+        "over seeds and problems": percent(other.get("bootstrap"), sign=True).partition(" ")[2],
         "effect size": "" if effect is None else f"{effect:+.1f}",
         "seeds above": f"{other['won']} of {other['seeds']}" if other else "",
         "p (Holm)": _probability(row["p_holm"]),
@@ -88,20 +91,6 @@ def cells(row: dict[str, Any]) -> dict[str, str]:
 
 def _probability(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def percent(
-    estimate: dict[str, Any] | None, *, signed: bool = False, only_interval: bool = False
-) -> str:
-    """`71.2 [70.1, 72.3]`, in percent; without an interval where there is only one seed."""
-    if estimate is None:
-        return ""
-    form = "+.1f" if signed else ".1f"
-    value = f"{100 * estimate['value']:{form}}"
-    if estimate["low"] is None:
-        return "" if only_interval else value
-    interval = f"[{100 * estimate['low']:{form}}, {100 * estimate['high']:{form}}]"
-    return interval if only_interval else f"{value} {interval}"
 
 
 def ordered(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,7 +117,7 @@ def _side_table(task: dict[str, Any]) -> Table:
         return {
             "row": row["title"],
             "area under the curve": percent(row["area"]),
-            "difference to SAPO in it": percent(difference.get("area"), signed=True),
+            "difference to SAPO in it": percent(difference.get("area"), sign=True),
             "collapsed": str(row["collapsed"]),
             "signed-rank p": _probability(difference.get("signed_rank_p")),
             **{f"{n} at the end": f"{end['value']:.3g}" if end else "" for n, end in ends.items()},
@@ -147,7 +136,7 @@ def _pass_table(task: dict[str, Any]) -> Table:
         apart = row["difference"]["pass_at"]
         return {
             "row": row["title"],
-            **{f"pass@{k}": percent(apart.get(k), signed=True) for k in ks},
+            **{f"pass@{k}": percent(apart.get(k), sign=True) for k in ks},
         }
 
     return _table(rows, differences)
@@ -195,7 +184,7 @@ def remarks(summary: dict[str, Any], task: dict[str, Any]) -> list[str]:
             why = " (what steps away from w = 1 contribute)" if row["name"] == "acpo" else ""
             said.append(
                 f"- {row['title']} minus the control {summary['control']}{why}, each at its own "
-                f"learning rate: {percent(row['to_control'], signed=True)}"
+                f"learning rate: {percent(row['to_control'], sign=True)}"
             )
     edge = [row["title"] for row in rows if row["at_edge"]]
     if edge:

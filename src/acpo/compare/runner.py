@@ -32,6 +32,7 @@ from acpo.compare.report import write_report
 from acpo.compare.study_file import DECIDED, read_study
 from acpo.compare.summary import summarise
 from acpo.errors import ACPOError
+from acpo.jsonl import read_json
 from acpo.yamlfile import yaml_value
 
 TELL_EVERY = 20.0
@@ -370,7 +371,7 @@ def _launch(run: StudyRun, folder: Path, threads: int, launcher: str, hold: int)
         status = subprocess.run(command, stdout=log, stderr=log, pass_fds=(hold,)).returncode
     if status:
         raise RuntimeError(f"the launcher ended with status {status}")
-    return store.read_json(folder / store.RESULT)
+    return read_json(folder / store.RESULT)
 
 
 @contextlib.contextmanager

@@ -5,14 +5,13 @@ runs of one seed share prompts, rollout randomness and evaluation problems.
 """
 
 import functools
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from acpo.intervals import LEVEL, student_probability, student_quantile
+from acpo.intervals import LEVEL, mean_and_half_width, student_probability, student_quantile
 
 NO_WIDTH = 1e-9
 """Accuracies come in steps: that seeds fell on the same one is no measure of chance."""
@@ -36,11 +35,9 @@ class SeedEstimate(NamedTuple):
 def mean_over_seeds(values: Sequence[float]) -> SeedEstimate:
     """The mean with Student's interval; of equal values, an interval of width 0."""
     count = len(values)
-    mean = math.fsum(values) / count
+    mean, half = mean_and_half_width(values)
     if count < 2:
         return SeedEstimate(mean, None, None, count)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
-    half = student_quantile(count - 1) * math.sqrt(variance / count)
     return SeedEstimate(mean, mean - half, mean + half, count)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from acpo.compare.plan import MATCHED, START, Result, StudyRun, step_lengths
 from acpo.errors import ACPOError
-from acpo.jsonl import read_jsonl
+from acpo.jsonl import read_json, read_jsonl
 from acpo.linefile import lock, write_whole
 
 RESULT = "result.json"
@@ -242,14 +242,3 @@ def unpack_verdicts(packed: str) -> list[list[bool]]:
     except (ValueError, zlib.error) as error:
         raise ACPOError(f"verdicts={packed[:40]!r} are damaged: {error}") from error
     return [[letter == "1" for letter in group] for group in text.split(" ")]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file that a run wrote, perhaps on another machine."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ACPOError(f"{path} is damaged ({error}); remove it") from error
-    if not isinstance(content, dict):
-        raise ACPOError(f"{path} is damaged (not a mapping); remove it")
-    return content

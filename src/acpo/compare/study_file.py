@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from acpo.compare.plan import BASELINE, CONTROL, NOT_A_RUNS, Study, StudyRow, StudyTask, Sweep
-from acpo.objectives.methods import METHODS
+from acpo.errors import ACPOError
+from acpo.objectives.methods import METHODS, get_method
 from acpo.tasks.registry import get_task
 from acpo.yamlfile import Place, YamlFile
 
@@ -242,12 +243,10 @@ class _Reader:
             )
         else:
             row = StudyRow(str(value), str(value))
-        if row.method not in METHODS:
-            near = difflib.get_close_matches(row.method, METHODS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            self.file.refuse(
-                place, f"method {row.method!r} is unknown; {hint}choose from {', '.join(METHODS)}"
-            )
+        try:
+            get_method(row.method)
+        except ACPOError as error:
+            self.file.refuse(place, str(error))
         self._check_name(place, row.name)
         if row.name in METHODS and row != StudyRow(row.name, row.name):
             self.file.refuse(

@@ -3,7 +3,6 @@
 A run's curves are what its folder logged, in `trainer_state.json` and `report.json`.
 """
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from matplotlib.axes import Axes
 from acpo.diagnose.figures import close_panel, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
+from acpo.jsonl import read_json
 from acpo.records import RUN_STATE, run_states
 
 CURVES = {
@@ -44,10 +44,10 @@ def read_run(path: Path) -> LoggedRun:
     if not states:
         raise ACPOError(f"{path} holds no {RUN_STATE}: give the output_dir of `acpo train`")
     state = states[0]
-    history = _json(state).get("log_history")
+    history = read_json(state).get("log_history")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ACPOError(f"{state} has no log_history: is it a trainer's state?")
-    report = _json(path / "report.json") if (path / "report.json").exists() else {}
+    report = read_json(path / "report.json") if (path / "report.json").exists() else {}
     method, seed = report.get("method"), report.get("seed")
     curves = {name: _curve(history, pattern) for name, (_, pattern) in CURVES.items()}
     if not any(curves.values()):
@@ -58,16 +58,6 @@ def read_run(path: Path) -> LoggedRun:
         seed if isinstance(seed, int) else None,
         {name: points for name, points in curves.items() if points},
     )
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ACPOError(f"{file} cannot be read ({error}): the run is damaged") from error
-    if not isinstance(content, dict):
-        raise ACPOError(f"{file} holds no JSON object: the run is damaged")
-    return content
 
 
 def _curve(history: Sequence[dict[str, Any]], pattern: re.Pattern[str]) -> dict[int, float]:

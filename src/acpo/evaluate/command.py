@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from acpo.errors import ACPOError, ACPOWarning
+from acpo.texts import folder_name
 
 if TYPE_CHECKING:
     from acpo.evaluate.backends import Sampling
@@ -117,7 +117,7 @@ def run_eval(
     _check_sampling(sampling, k)
     plans = _plans(benchmarks, data_dir, k, limit)
     source = make_backend(chosen, model, sampling, **options)
-    folder = output or Path("evals") / re.sub(r"[^\w.-]+", "_", model).strip("_.")
+    folder = output or Path("evals") / folder_name(model)
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
         evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
     if trace is not None:

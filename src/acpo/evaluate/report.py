@@ -212,13 +212,15 @@ def title(name: str) -> str:
     return TASKS[name].title if name in TASKS else name
 
 
-def interval(estimate: dict[str, float] | None, *, sign: bool = False) -> str:
-    """`42.5 [30.1, 55.9]`, in percent."""
+def interval(estimate: Mapping[str, Any] | None, *, sign: bool = False, unknown: str = "-") -> str:
+    """`42.5 [30.1, 55.9]`, in percent; the value alone where it has no interval."""
     if estimate is None:
-        return "-"
+        return unknown
     form = "+.1f" if sign else ".1f"
-    value, low, high = (100 * estimate[key] for key in ("value", "low", "high"))
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+    value = f"{100 * estimate['value']:{form}}"
+    if estimate["low"] is None:
+        return value
+    return f"{value} [{100 * estimate['low']:{form}}, {100 * estimate['high']:{form}}]"
 
 
 def _latex_interval(estimate: dict[str, float]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.jsonl import json_line
 from acpo.linefile import Closing, LineFile
 from acpo.verify.verdict import Outcome
 
@@ -64,7 +65,7 @@ class SampleFile(Closing):
         self._lines.close()
 
     def _header(self) -> bytes:
-        return json.dumps({"format": FORMAT, "settings": self.settings}).encode() + b"\n"
+        return json_line({"format": FORMAT, "settings": self.settings})
 
     def _take(self, text: bytes) -> dict[Key, dict[str, Any]]:
         made_with, samples = _parse(self.path, text)
@@ -143,7 +144,7 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
 
 
 def _line(key: Key, fields: dict[str, Any]) -> bytes:
-    return json.dumps({"question": key[0], "sample": key[1], **fields}).encode() + b"\n"
+    return json_line({"question": key[0], "sample": key[1], **fields})
 
 
 def _require_equal(path: Path, old: dict[str, Any], new: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
 """`acpo trace`. Light to import: everything heavy is imported when it is called."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from acpo.texts import folder_name
 
 MODEL = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH.")
 SAMPLES = typer.Option(
@@ -47,7 +48,7 @@ def trace(
     from acpo.trace.write import TraceOptions, print_trace, trace_and_print
     from acpo.train.recipe import TaskArguments
 
-    folder = output or _default_output(model)
+    folder = output or Path("traces") / folder_name(model)
     run: dict[str, Any] = {"device": device, "batch_size": batch_size}
     if samples is not None:
         _refuse_sampling(context)
@@ -67,11 +68,6 @@ def trace(
     )
     options = TraceOptions(n, group, temperature, max_tokens, top_k, method, seed, step)
     trace_and_print(model, folder, arguments, options, **run)
-
-
-def _default_output(model: str) -> Path:
-    named = model if model.strip("./") else Path(model).resolve().name  # `.` is no name
-    return Path("traces") / re.sub(r"[^\w.-]+", "_", named).strip("_.")
 
 
 def _refuse_sampling(context: typer.Context) -> None:

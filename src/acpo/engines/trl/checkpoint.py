@@ -9,7 +9,6 @@ rollout in use and the place in it, so that a resumed run takes the step it woul
 import json
 import mmap
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -31,13 +30,13 @@ from transformers.utils import logging
 from acpo.engines.trl import identity
 from acpo.errors import ACPOError
 from acpo.linefile import flush_path
+from acpo.records import numbered
 
 logger = logging.get_logger(__name__)
 
 STAGING = "_writing"
 MANIFEST = "acpo_manifest.json"
 REFERENCE = "acpo_reference.pt"
-_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 CHECKSUM = "xxh3_128"
 
 
@@ -113,14 +112,6 @@ def problem(checkpoint: Path) -> str | None:
         if each[CHECKSUM] != checksum:
             return f"{name} has other content than was written"
     return None
-
-
-def numbered(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, whole or not, by step."""
-    if not folder.is_dir():
-        return []
-    found = [(int(m[1]), p) for p in folder.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))]
-    return [path for _, path in sorted(found)]
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:

@@ -104,7 +104,7 @@ def changed_draws(options: Mapping[str, Any]) -> dict[str, Any]:
 def refuse_unhonoured(config: Any, names: Iterable[str] = REFUSALS) -> None:
     """Raise for the first of these options set to something this trainer would have to ignore."""
     defaults = {entry.name: entry.default for entry in dataclasses.fields(config)}
-    for name in (name for name in names if name in defaults):  # versions of TRL differ
+    for name in names:
         value = getattr(config, name)
         if value != defaults[name] and not (name in ALSO_FINE and ALSO_FINE[name](value)):
             raise ACPOError(f"{name}={value!r} is not honoured: {REFUSALS[name]}")
