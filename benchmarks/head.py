@@ -267,13 +267,8 @@ CONTENDERS: dict[str, tuple[str, Contender]] = {
     "floor: three bare products": ("none", floor),
     "floor, with a gradient's numbers": ("none", gradient_floor),
     "acpo, float32 logits": ("acpo", ours()),
-    "acpo, bfloat16 logits": ("acpo", ours(logits_dtype=torch.bfloat16)),
     "acpo, frozen head": ("frozen", frozen),
     "acpo, sparse 1e-5": ("acpo", ours(sparse=1e-5)),
-    "acpo, sparse 1e-5, bfloat16 logits": (
-        "acpo",
-        ours(sparse=1e-5, logits_dtype=torch.bfloat16),
-    ),
     "sapo, float32 logits": ("sapo", ours("sapo")),
     "sapo from token_stats": ("sapo", from_statistics),
     "simko, float32 logits": ("simko", ours("simko")),

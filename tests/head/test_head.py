@@ -45,7 +45,7 @@ def head_batch(seed=0, dtype=torch.float64, temperature=1.0, vocab=VOCAB, rows=6
 
 def fused(hidden, weight, tokens, *, bias=None, softcap=None, logit_scale=1.0, **rest):
     """The loss, and what the terms hold afterwards."""
-    settings = {k: rest.pop(k) for k in ("sparse", "logits_dtype", "logits_bytes") if k in rest}
+    settings = {k: rest.pop(k) for k in ("sparse", "logits_bytes") if k in rest}
     head = LanguageModelHead(weight, bias, softcap, logit_scale)
     terms = TokenTerms(tokens, **rest)
     loss = fused_policy_loss(hidden, head, terms, **settings)
@@ -394,7 +394,6 @@ def test_repeat_runs_are_bitwise_equal(row):
         ({"sparse": lambda _: -1.0}, ["sparse=-1.0"]),
         ({"beta": lambda _: 0.1}, ["ref_logp is missing"]),
         ({"method": lambda _: "gspo"}, ["sequence_ids is missing"]),
-        ({"logits_dtype": lambda _: torch.float16}, ["logits_dtype=torch.float16"]),
     ],
 )
 def test_bad_input(change, words):

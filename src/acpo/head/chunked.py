@@ -21,7 +21,7 @@ from acpo.objectives.tokens import is_policy_mode, likeliest
 
 def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
     """Fill `out` from the chunk, summing in its dtype; `raw` is destroyed."""
-    x = projection.squash_(_wide(raw))
+    x = projection.squash_(raw)
     top, mode = x.max(-1)
     d = _shift_(x, top, projection)
     out.token.copy_(d.gather(1, tokens[:, None])[:, 0])
@@ -66,7 +66,7 @@ def gradient(
 ) -> Tensor | SparseGradient:
     """The gradient for the raw products from known statistics and coefficients."""
     top = stats.top.nan_to_num(0.0, 0.0, 0.0)
-    shifted = _shift_(projection.squash_(_wide(raw)), top, projection)
+    shifted = _shift_(projection.squash_(raw), top, projection)
     result = _gradient(shifted, shifted.exp(), tokens, projection, stats, coefficients, dtype)
     return result if sparsity is None else _select(result, sparsity)
 
@@ -78,10 +78,6 @@ def _select(gradient: Tensor, sparsity: Sparsity) -> SparseGradient:
     return SparseGradient(rows, columns, gradient[rows][:, columns])
 
 
-def _wide(raw: Tensor) -> Tensor:
-    return raw if raw.dtype in (torch.float32, torch.float64) else raw.float()
-
-
 def _shift_(x: Tensor, top: Tensor, projection: Projection) -> Tensor:
     x.sub_(top[:, None])
     return x if projection.factor == 1.0 else x.mul_(projection.factor)
@@ -91,7 +87,7 @@ def statistics(
     raw: Tensor, tokens: Tensor, projection: Projection, align_tol: float, out: RowStats
 ) -> tuple[Tensor, Tensor]:
     """Fill `out` from the chunk; return d = z - max z (in raw's memory) and e^d."""
-    x = projection.squash_(_wide(raw))
+    x = projection.squash_(raw)
     top, mode = x.max(-1)
     z = _shift_(x, top, projection)
     z_token = z.gather(1, tokens[:, None])[:, 0]  # -inf for an impossible token, which is no y

@@ -18,6 +18,7 @@ from acpo.head.products import (
     run_pass,
     unless_all,
 )
+from acpo.head.projection import wide_dtype
 from acpo.head.rows import RowStats, Sparsity, missing_sequence_mean, row_coefficients
 from acpo.head.terms import TokenTerms
 from acpo.objectives.gates import GATES, segment_mean
@@ -30,7 +31,6 @@ def fused_policy_loss(
     terms: TokenTerms,
     *,
     sparse: float | None = None,
-    logits_dtype: torch.dtype | None = None,
     logits_bytes: int | None = None,
 ) -> Tensor:
     """Policy loss and its gradients from hidden states, in three vocabulary products.
@@ -45,7 +45,6 @@ def fused_policy_loss(
             if the weight needs no gradient.
         terms: what the loss is made of, and where its results go.
         sparse: skip gradient entries below this size, relative to the row's weight. Approximate.
-        logits_dtype: float32 unless given; bfloat16 is faster at small H and less exact.
         logits_bytes: memory for a chunk of logits; from the device's size unless given.
 
     Returns:
@@ -54,10 +53,9 @@ def fused_policy_loss(
     head = LanguageModelHead.of(head)
     _refuse(terms, sparse)
     check_shapes(hidden, head, terms.tokens, **terms.columns())
-    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    local, n_broken, rows = _usable(hidden, head, terms.wide(wide))
+    local, n_broken, rows = _usable(hidden, head, terms.wide(wide_dtype(hidden.dtype)))
     projection = head.projection(terms.temperature)
-    settings = HeadSettings.make(hidden, projection, logits_bytes, logits_dtype)
+    settings = HeadSettings.make(hidden, projection, logits_bytes)
     # Inside `apply` gradients are always off, and parameters require them all the same.
     differentiated = torch.is_grad_enabled()
     loss = _FusedLoss.apply(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from acpo.head import chunked
-from acpo.head.projection import Projection, add_matmul, logits_dtype_for, matmul
+from acpo.head.projection import Projection, add_matmul, matmul, wide_dtype
 from acpo.head.rows import RowCoefficients, RowStats, SparseGradient, Sparsity
 
 ROW_ALIGNMENT = 128
@@ -50,8 +50,12 @@ class Head:
     weight: Tensor
     bias: Tensor | None
     projection: Projection
-    logits_dtype: torch.dtype
     logits_bytes: int | None = None
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """Wide, whatever the compute dtype."""
+        return wide_dtype(self.hidden.dtype)
 
     @property
     def backend(self) -> ModuleType:
@@ -101,7 +105,7 @@ class Gradients:
         self.hidden = make(head.hidden) if wanted.hidden else None
         self.weight: Tensor | None = None
         self.bias: Tensor | None = None
-        wide = head.hidden.dtype if head.hidden.dtype == torch.float64 else torch.float32
+        wide = head.logits_dtype
         self._weight_dtype = head.weight.dtype if single else wide
         if wanted.bias:
             assert head.bias is not None
@@ -168,8 +172,7 @@ def run_pass(head: Head, step: RowStep, wanted: Wanted, *, sparse: bool = False)
 
 def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats:
     """Statistics of every row, without gradients."""
-    dtype = torch.float64 if head.hidden.dtype == torch.float64 else torch.float32
-    stats = RowStats.empty(head.hidden.shape[0], head.hidden.device, dtype)
+    stats = RowStats.empty(head.hidden.shape[0], head.hidden.device, head.logits_dtype)
 
     def step(raw: Tensor, span: slice) -> None:
         head.backend.statistics(raw, tokens[span], head.projection, align_tol, stats.at(span))
@@ -182,39 +185,32 @@ def compute_statistics(head: Head, tokens: Tensor, align_tol: float) -> RowStats
 class HeadSettings:
     """How one call computes its logits.
 
-    The dtypes are fixed here, once: a backward pass that runs outside the forward's autocast must
+    The dtype is fixed here, once: a backward pass that runs outside the forward's autocast must
     still see the same logits.
     """
 
     projection: Projection
     dtype: torch.dtype
-    logits_dtype: torch.dtype
     logits_bytes: int | None
 
     @classmethod
     def make(
-        cls,
-        hidden: Tensor,
-        projection: Projection,
-        logits_bytes: int | None,
-        logits_dtype: torch.dtype | None = None,
+        cls, hidden: Tensor, projection: Projection, logits_bytes: int | None
     ) -> "HeadSettings":
-        """Fix the dtypes of a call from its hidden states, the device and autocast."""
+        """Fix the dtype of a call from its hidden states, the device and autocast."""
         device, dtype = hidden.device.type, hidden.dtype
         if torch.is_autocast_enabled(device) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(device)
-        logits = logits_dtype_for(dtype, logits_dtype)
         if device == "cpu" and dtype in (torch.bfloat16, torch.float16):
-            dtype = logits = torch.float32  # CPU half products round the logits
-        return cls(projection, dtype, logits, logits_bytes)
+            dtype = torch.float32  # CPU half products round the logits
+        return cls(projection, dtype, logits_bytes)
 
     def head(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Head:
         return Head(
             hidden.detach().to(self.dtype),
             weight.detach().to(self.dtype),
-            None if bias is None else bias.detach().to(self.logits_dtype),
+            None if bias is None else bias.detach().to(wide_dtype(self.dtype)),
             self.projection,
-            self.logits_dtype,
             self.logits_bytes,
         )
 

@@ -55,16 +55,9 @@ class Projection(NamedTuple):
         return gradient
 
 
-def logits_dtype_for(compute: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
-    """float32 logits unless asked otherwise; float64 stays float64."""
-    if compute == torch.float64:
-        return torch.float64
-    if requested not in (None, torch.float32, compute):
-        raise ACPOError(
-            f"logits_dtype={requested} does not fit a head computed in {compute}; "
-            f"use torch.float32 or {compute}"
-        )
-    return requested or torch.float32
+def wide_dtype(compute: torch.dtype) -> torch.dtype:
+    """Of logits and sums: float32, and float64 where the head is computed in it."""
+    return torch.float64 if compute == torch.float64 else torch.float32
 
 
 def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
