@@ -5,7 +5,7 @@ import json
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.evaluate.report import comparison_latex, draw_curves, latex, markdown, write_reports
+from acpo.evaluate.report import comparison_latex, draw_curves, markdown, write_reports
 from acpo.evaluate.samples import SampleFile
 from acpo.evaluate.statistics import majority_probabilities
 from acpo.evaluate.summary import compare_runs, question_counts, summarise, summarise_run
@@ -78,16 +78,7 @@ def test_reports(tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
     assert (tmp_path / "intervals.png").read_bytes().startswith(b"\x89PNG")
     assert "| AIME24 | 2 | 2 | 25.0 [" in markdown(summary)
-    table = latex(summary)
-    heads = ["AIME24", "AIME25", "MATH500", "HMMT25", "BeyondAIME", "HumanEval Pro", "Average"]
-    assert all(rf"\textbf{{{head}}}" in table for head in heads)
-    assert r"a\_b\% & " + " & ".join(["$25.00$"] * 7) + r" \\" in table
     assert summary["benchmarks"]["humaneval_pro"]["majority"] is None
-
-
-def test_latex_of_a_part_has_no_average(tmp_path):
-    write(tmp_path, "aime25", FOUR)
-    assert r"& -- & $25.00$ & -- & -- & -- & -- & -- \\" in latex(summarise_run(tmp_path))
 
 
 def test_a_folder_of_two_models_has_no_average(tmp_path):

@@ -1,4 +1,4 @@
-"""The numbers of a run or a comparison, as Markdown, LaTeX, JSON and a picture."""
+"""The numbers of a run or a comparison: Markdown, JSON, pictures, a comparison's LaTeX."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,10 +18,9 @@ COUNTED = {"exclude": "are left out", "wrong": "count as wrong"}
 
 
 def write_reports(summary: dict[str, Any], folder: Path) -> None:
-    """Write summary.json, report.md, table.tex, intervals.png and curves.png."""
+    """Write summary.json, report.md, intervals.png and curves.png."""
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
-    (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
     picture(summary, folder / "intervals.png")
     draw_curves(summary, folder / "curves.png")
 
@@ -95,20 +94,6 @@ def _rate_rows(entry: dict[str, Any]) -> list[str]:
     if entry["tokens"] is not None:
         rows.append(f"- mean length: {entry['tokens']:.0f} tokens")
     return rows
-
-
-def latex(summary: dict[str, Any]) -> str:
-    """One row of the paper's table: its six columns and their average, what is missing as a dash.
-
-    The average is given when all six are there.
-    """
-    entries = [summary["benchmarks"].get(name) for name in PAPER]
-    values = [100 * e["mean"]["value"] if e and e["mean"] else None for e in entries]
-    known = [value for value in values if value is not None]
-    mean = sum(known) / len(known) if len(known) == len(PAPER) else None
-    cells = " & ".join("--" if value is None else f"${value:.2f}$" for value in [*values, mean])
-    heads = ["Model", *map(title, PAPER), "Average"]
-    return tabular("l", heads, [rf"{latex_text(str(summary['model']))} & {cells} \\"])
 
 
 def tabular(names: str, heads: Sequence[str], rows: Sequence[str]) -> str:
