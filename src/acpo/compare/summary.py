@@ -1,11 +1,14 @@
 """A study's results as one dictionary of numbers; reports and figures are drawn from it alone."""
 
+import functools
 import json
 import math
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from acpo.compare import plan
 from acpo.compare.plan import (
@@ -51,25 +54,6 @@ WINDOW = 3
 UNSETTLED = {True: "not settled (alone: better)", False: "not settled (alone: worse)"}
 NOTHING, FAILED = "not told apart", "runs failed"
 VERDICTS = ("better", "worse", *UNSETTLED.values(), NOTHING, FAILED)
-
-
-PAPER = {
-    "grpo": 22.60,
-    "dapo": 24.89,
-    "8020": 26.02,
-    "gtpo": 27.21,
-    "sapo": 29.06,
-    "acpo_no_routing": 30.31,
-    "acpo": 34.28,
-    "fixed": 26.12,
-    "positive_only": 28.58,
-    "nonpositive_only": 27.65,
-    "shannon": 26.68,
-    "shannon_offset": 25.19,
-    "global_sg": 27.30,
-    "global_sg_offset": 24.75,
-}
-"""Mean@8 on AIME24 of Qwen3-8B-Base in the ACPO paper, percent; not measured by us."""
 
 
 def summarise(study: Study, results: Mapping[str, Result]) -> dict[str, Any]:
@@ -235,7 +219,6 @@ def _row(
         "pass_at": pass_at_each(whole),
         "ends": {name: _end(whole, name) for name in ENDS},
         "curves": {name: band(whole, name) for name in CURVES},
-        "paper": PAPER.get(row.name),
     }
 
 
@@ -311,19 +294,28 @@ def _bootstrap(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any] | None:
     """Over seeds and problems, where every run kept its verdicts on the same problems."""
     table = []
     for pair in pairs:
-        shares = [_shares(result["accuracy"]) for result in pair]
-        if not shares[0] or len(shares[0]) != len(shares[1]):
+        ours, theirs = (_shares(result["accuracy"].get("verdicts")) for result in pair)
+        if not len(ours) or len(ours) != len(theirs):
             return None
-        table.append([x - y for x, y in zip(*shares, strict=True)])
+        table.append(ours - theirs)
     if len(table) < 2 or len({len(line) for line in table}) > 1:
         return None
     return bootstrap(table)._asdict()
 
 
-def _shares(accuracy: Mapping[str, Any]) -> list[float]:
+@functools.lru_cache(maxsize=4096)  # a run stands beside several others
+def _shares(packed: str | None) -> np.ndarray:
     """Of each problem; none where they are not known, or a problem has no verdict."""
-    groups = unpack_verdicts(accuracy["verdicts"]) if "verdicts" in accuracy else []
-    return [sum(group) / len(group) for group in groups] if all(groups) else []
+    counts = _counts(packed)
+    whole = all(samples for samples, _ in counts)
+    return np.array([right / samples for samples, right in counts] if whole else [])
+
+
+@functools.lru_cache(maxsize=4096)
+def _counts(packed: str | None) -> tuple[tuple[int, int], ...]:
+    """Samples and right ones of each problem."""
+    groups = unpack_verdicts(packed) if packed is not None else []
+    return tuple((len(group), sum(group)) for group in groups)
 
 
 def area(result: Result) -> float | None:
@@ -352,14 +344,10 @@ def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def _pass_at(measured: Result) -> dict[str, float]:
-    kept = unpack_verdicts(measured["verdicts"]) if "verdicts" in measured else []
-    groups = list(filter(None, kept))
-    ks = [1 << power for power in range(min(map(len, groups), default=0).bit_length())]
-    return {
-        str(k): math.fsum(pass_probability(len(group), sum(group), k) for group in groups)
-        / len(groups)
-        for k in ks
-    }
+    counts = [one for one in _counts(measured.get("verdicts")) if one[0]]
+    ks = [1 << power for power in range(min((n for n, _ in counts), default=0).bit_length())]
+    chances = {(one, k): pass_probability(*one, k) for one in set(counts) for k in ks}
+    return {str(k): math.fsum(chances[one, k] for one in counts) / len(counts) for k in ks}
 
 
 def _in_all(each: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
