@@ -271,6 +271,7 @@ def points(estimate: SeedEstimate | None) -> str:
 def draw(settings: Sequence[Setting], fits: Mapping[str, Fit], path: Path) -> None:
     """Benefit of every row against every predictor; where a rule says to use it is shaded."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     rows = list(fits)
     names = [name for name in PREDICTORS if any(name in one.predictors for one in settings)]
@@ -284,6 +285,7 @@ def draw(settings: Sequence[Setting], fits: Mapping[str, Fit], path: Path) -> No
             axes.axhline(0, color="#000000", linewidth=0.8)
             if name in ("delta", "entropy"):
                 axes.set_xscale("log")
+                axes.xaxis.set_minor_formatter(NullFormatter())
             rule = fits[row].rule
             if rule is not None and rule.predictor == name and fits[row].offered:
                 low, high = axes.get_xlim()
@@ -291,8 +293,8 @@ def draw(settings: Sequence[Setting], fits: Mapping[str, Fit], path: Path) -> No
                 axes.axvspan(*ends, color="#009E73", alpha=0.12, linewidth=0)
                 axes.set_xlim(low, high)
             axes.grid(alpha=0.3)
-            axes.set_xlabel(f"{PREDICTORS[name]}, first {FIRST_UPDATES} updates of SAPO")
-        line[0].set_ylabel(f"{row} - SAPO, points")
+            axes.set_xlabel(f"{PREDICTORS[name]}, updates 1-{FIRST_UPDATES}", fontsize=9)
+        line[0].set_ylabel(f"{row} - SAPO, points", fontsize=9)
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=max(1, len(labels)))
     figure.savefig(path, dpi=120, metadata={"Software": None})
