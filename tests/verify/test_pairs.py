@@ -56,7 +56,7 @@ def read(name: str) -> list[Pair]:
 
 @cache
 def pairs() -> list[Pair]:
-    return read("pairs.txt") + read("equivalence.txt")
+    return read("pairs.txt") + read("equivalence.txt") + read("forms.txt")
 
 
 @pytest.fixture(scope="module")

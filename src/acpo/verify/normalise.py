@@ -168,7 +168,7 @@ REWRITES = (
         r"\\(?:[hv]?phantom|[hv]space\*?|label|tag\*?)\s*\{[^{}]*\}|\\[hv]?phantom ?[-+=]",
         " ",
     ),
-    _row("digit groups", r"(?<=\d)(?:,\\!|\{,\}|\\,)(?=\d{3}(?!\d))|\\!", ""),
+    _row("digit groups", r"(?<=\d)(?:,\\!\s*|\{,\}|\\,)(?=\d{3}(?!\d))|\\!", ""),
     _row("braced commas", r"\{,\}", ","),
     _row("braced colons", r"\{:\}", ":"),
     _row("spaces", rf"(?<!\\)(?:\\[,;:> ]|~)|\\q?quad{_COMMAND_END}|\s+", " "),
