@@ -8,6 +8,7 @@ from acpo.verify.normalise import MAX_ANSWER_CHARS, REWRITES, normalise
 
 # row: (text, what becomes of it, a text that looks like it and stays)
 EXAMPLES = {
+    "separating commas": ("60^\\circ,120", "60, 120", "1,234"),
     "line skips": ("a\\\\[4pt]b", "a\\\\b", "a\\\\[4]b"),
     "last row end": ("a\\\\ \\end{pmatrix}", "a\\end{pmatrix}", "a\\\\b"),
     "maths delimiters": ("\\(42\\)", "42", "a\\\\(2)"),

@@ -21,7 +21,8 @@ _CHARACTERS = str.maketrans(
     {
         **dict.fromkeys("\u2212\u2013\u2014\u2011\ufe63\uff0d", "-"),
         **dict.fromkeys("\u00a0\u2009\u202f\u3000", " "),
-        **dict.fromkeys("\u200b\u2060\ufeff\u20ac\u00a3\u00a5\u20b9", ""),
+        **dict.fromkeys("\u200b\u2060\ufeff", ""),
+        **dict.fromkeys("\u20ac\u00a3\u00a5\u20b9", "\\$"),
         **dict.fromkeys("\u00b7\u22c5\u2219\u2217", "\\cdot "),
         **{"\u00d7": "\\times ", "\u00f7": "/", "\u00b1": "\\pm ", "\u2213": "\\mp "},
         **{"\u00b0": "^\\circ ", "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2205": "\\emptyset "},
@@ -157,6 +158,8 @@ def _row(name: str, pattern: str, replacement: str | Callable[[re.Match[str]], s
 
 
 REWRITES = (
+    # Before the signs beside it go: a comma groups digits only between two of them.
+    _row("separating commas", r"(?<!\\)(?:(?<![\d{]),|,(?![\d}]|\\!))", ", "),
     _row("line skips", r"\\\\\s*\[-?[\d.]+\s*(?:pt|ex|em|mm|cm|in|px)\]", r"\\\\"),
     _row("last row end", r"\\\\\s*(?=\\end\{)", ""),
     _row("maths delimiters", r"(?<!\\)\\[()\[\]]|\\?\$", ""),
