@@ -2,7 +2,7 @@
 
 import pytest
 
-from acpo.verify.evaluate import same_value
+from acpo.verify.evaluate import TooLarge, same_value
 from acpo.verify.latex import parse
 
 DRAWS = 20
@@ -114,6 +114,57 @@ def test_tiny_numbers_differ(one, other):
 def test_tiny_numbers_in_other_forms_and_zeros_are_the_same(one, other):
     assert same_value(parse(one), parse(other))
     assert same_value(parse(other), parse(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2^{2008}-2", "2^{2008}-2\\pi"),
+        ("1", "1+e^{-2024}"),
+        ("1", "1-e^{-5000}"),
+        ("42", "42+e^{-500}"),
+        ("2024", "\\log_2(2^{2024}-1)"),
+        ("1", "\\tanh 1000"),
+        ("1", "\\tanh 3000"),
+        ("\\frac{\\pi}{2}", "\\arctan(10^{1000})"),
+        ("1", "\\cos(10^{-1000})"),
+        ("2^{1012}", "\\sqrt{2^{2024}+1}"),
+        ("\\pi^{2024}", "\\lfloor\\pi^{2024}\\rfloor"),
+        ("\\frac{(2+\\sqrt3)^{2023}+(2-\\sqrt3)^{2023}}{2}", "\\frac{(2+\\sqrt3)^{2023}}{2}"),
+        ("\\sqrt{2}", "\\sqrt{2}+i e^{-2024}"),
+    ],
+)
+def test_constants_that_differ_by_next_to_nothing_differ(one, other):
+    assert not same_value(parse(one), parse(other))
+    assert not same_value(parse(other), parse(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2^{2008}-2\\pi", "2(2^{2007}-\\pi)"),
+        ("1+e^{-2024}", "\\frac{e^{2024}+1}{e^{2024}}"),
+        ("\\tanh 1000", "\\frac{e^{2000}-1}{e^{2000}+1}"),
+        ("\\sqrt{2^{2024}+1}", "\\frac{2^{2024}+1}{\\sqrt{2^{2024}+1}}"),
+        ("(\\pi^2)^{1012}", "\\pi^{2024}"),
+        ("\\log_2(2^{2024}\\sqrt2)", "2024.5"),
+        ("\\frac{(2+\\sqrt3)^{2023}+(2-\\sqrt3)^{2023}}{2}",
+         "\\frac{(2+\\sqrt3)^{2023}+(2+\\sqrt3)^{-2023}}{2}"),
+        ("\\sqrt{5+2\\sqrt6}", "\\sqrt2+\\sqrt3"),
+        ("2+\\sin(\\pi)", "2"),
+        ("\\infty", "2\\cdot\\infty"),
+        ("1+i", "\\sqrt2 e^{i\\pi/4}"),
+    ],
+)  # fmt: skip
+def test_large_constants_in_other_forms_are_the_same(one, other):
+    assert same_value(parse(one), parse(other))
+    assert same_value(parse(other), parse(one))
+
+
+@pytest.mark.parametrize("answer", ["1+e^{-100000}", "\\tanh(10^9)", "1+10^{-9000}\\pi"])
+def test_what_would_take_too_many_digits_to_tell_is_refused(answer):
+    with pytest.raises(TooLarge):
+        same_value(parse(answer), parse("1"))
 
 
 def test_a_wrong_answer_is_no_limit_of_the_machine():

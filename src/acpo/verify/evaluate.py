@@ -3,17 +3,18 @@
 Rational arithmetic stays exact (`Fraction`); roots, logarithms and the like are mpmath's, to as
 many digits as are asked for. Two expressions are the same when they agree at points nobody can
 foresee, of either sign and parity, from below 1 up to 1000; near zero to 35 digits and then to 175.
-Numbers too small for that are compared by the digits they begin with.
+Numbers too small for that are compared by the digits they begin with, other constants by as many
+as the numbers in them ask for.
 """
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
-from random import SystemRandom
 from typing import Any
 
 from acpo.verify.latex import Expression, Node, Unreadable, parse
+from acpo.verify.points import FAR_SCALES, Point, Points
 
 MAX_BITS = 200_000
 MAX_INTEGER_ARGUMENT = 10_000
@@ -22,17 +23,15 @@ _CHEAP_BITS, _CHEAP_ARGUMENT = 4_000, 300
 _DIGITS, _SURE_DIGITS = 60, 200
 _SLACK_DIGITS = 25
 _TINY_DIGITS = (500, 2000)
+_SPARE_DIGITS, _MOST_DIGITS = 500, 20_000
 # Far from zero terms grow and cancel: values that differ there do so however many digits there are.
 _FAR_DIGITS = (60, 200, 1000)
-_NEAR_SCALES, _FAR_SCALES = (1, 3), (10, 100, 1000)
 _TRIES = 3
 
 _OF_WHOLE_NUMBERS = frozenset({"factorial", "fac2", "binomial"})
-_INTEGER_SYMBOLS = frozenset("jkmn")
-_RESIDUES = 12
+_EXPONENTIAL = frozenset({"exp", "sinh", "cosh", "tanh"})
 
-_UNDEFINED = (ZeroDivisionError, ValueError)
-"""What the value of an expression that has none raises."""
+_UNDEFINED = (ZeroDivisionError, ValueError)  # what an expression without a value raises
 
 
 class TooLarge(BaseException):
@@ -40,7 +39,6 @@ class TooLarge(BaseException):
 
 
 Value = Any  # Fraction, or a number of mpmath
-Point = dict[str, Fraction]
 
 
 def exact_value(expression: Expression | str) -> Fraction | None:
@@ -56,14 +54,17 @@ def exact_value(expression: Expression | str) -> Fraction | None:
         return None
 
 
-def _value(node: Node, point: Point | None) -> Value:
-    """The value of `node` at `point`; without one, exactly or not at all."""
+def _value(node: Node, point: Point | None, sizes: list[int] | None = None) -> Value:
+    """The value of `node` at `point`; without one, exactly or not at all.
+
+    `sizes` gets the bits of what it is computed from.
+    """
     operation, *parts = node
     if operation == "number":
         return parts[0]
     if operation == "symbol" and point is not None:
         return point[parts[0]]
-    values = [_value(part, point) for part in parts] if operation != "constant" else []
+    values = [_value(part, point, sizes) for part in parts] if operation != "constant" else []
     if values and operation in _EXACT and all(isinstance(v, Fraction) for v in values):
         if point is None and _is_costly(operation, values):
             raise Unreadable("for a worker to compute")
@@ -76,8 +77,12 @@ def _value(node: Node, point: Point | None) -> Value:
     if operation == "constant":
         return _CONSTANTS[parts[0]](_mp())
     numbers = [_inexact(value) for value in values]
-    if operation in ("exp", "sinh", "cosh") and abs(numbers[0]) > MAX_BITS:
+    if operation in _EXPONENTIAL and abs(numbers[0]) > MAX_BITS:
         raise TooLarge(f"a number of more than {MAX_BITS} bits")
+    if sizes is not None:
+        sizes += map(_size, values)
+        if operation == "tanh":  # differs from 1 by as little as the exponentials in it are large
+            sizes.append(int(2 * abs(numbers[0])))
     mp = _mp()
     result = (_INEXACT.get(operation) or getattr(mp, operation))(*numbers)
     if mp.isnan(result) or (mp.isinf(result) and all(map(mp.isfinite, numbers))):
@@ -101,6 +106,14 @@ def _is_costly(operation: str, values: list[Fraction]) -> bool:
 
 def _bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
+
+
+def _size(value: Value) -> int:
+    """How many bits before or behind the point a number begins; all of them where it is exact."""
+    if isinstance(value, Fraction):
+        return _bits(value)
+    mp = _mp()
+    return abs(int(mp.mag(value))) if value and mp.isfinite(value) else 0
 
 
 def _inexact(value: Value) -> Any:
@@ -208,41 +221,6 @@ _EXACT: dict[str, Callable[..., Fraction | None]] = {
 }
 
 
-class _Points:
-    """Places to compare at, one for every turn; nobody can foresee them.
-
-    From turn to turn the signs of the first two symbols go through all their combinations, and so
-    do the parities of whole numbers, which meet most remainders on the way. Far from zero every
-    number is whole, since only whole numbers tell a ceiling from the floor and one more. `j`, `k`,
-    `m` and `n` are positive, unless `signed`.
-    """
-
-    def __init__(self, symbols: frozenset[str], *, signed: bool) -> None:
-        self._random = SystemRandom()
-        self._positive: frozenset[str] = frozenset() if signed else _INTEGER_SYMBOLS
-        self._starts = {name: self._random.randrange(_RESIDUES) for name in sorted(symbols)}
-
-    def turns(self) -> Iterator[tuple[int, int]]:
-        """(number of the turn, scale), from the nearest to the farthest."""
-        combinations = 2 ** min(len(self._starts), 2)
-        scales = (*_NEAR_SCALES, *_FAR_SCALES) if self._starts else _NEAR_SCALES[:1]
-        return enumerate(scale for scale in scales for _ in range(combinations))
-
-    def draw(self, turn: int, scale: int) -> Point:
-        """A point at about `scale`; another one each time."""
-        point = {}
-        far = scale in _FAR_SCALES
-        for index, (name, start) in enumerate(self._starts.items()):
-            if name in _INTEGER_SYMBOLS or far:
-                low = self._random.randrange(*((scale // 2, scale) if far else (2, 48)))
-                size = Fraction(low + (start + (turn >> index) - low) % _RESIDUES)
-            else:
-                size = Fraction(scale * self._random.randrange(1, 1999), 1999)
-            is_negative = turn >> index & 1 if index < 2 else self._random.randrange(2)
-            point[name] = -size if is_negative and name not in self._positive else size
-        return point
-
-
 def same_value(left: Expression, right: Expression) -> bool:
     """Whether two expressions agree wherever both are real, as far as points can tell."""
     return _agree(left, right, _close)
@@ -283,18 +261,18 @@ def _agree(left: Expression, right: Expression, close: Callable[[Any, Any, int],
     """Whether `close` holds at some points where both are real; at all where they never are."""
     symbols = left.symbols | right.symbols
     # Who writes |m| means that m may be negative.
-    points = _Points(symbols, signed=_takes(left.node, "abs") or _takes(right.node, "abs"))
+    points = Points(symbols, signed=_takes(left.node, "abs") or _takes(right.node, "abs"))
     real: list[bool] = []
     unreal: list[bool] = []
     for turn, scale in points.turns():
         for _ in range(_TRIES if symbols else 1):
             try:
                 point = points.draw(turn, scale)
-                agree, is_real = _agree_at(point, left, right, close, scale in _FAR_SCALES)
+                agree, is_real = _agree_at(point, left, right, close, scale in FAR_SCALES)
             except _UNDEFINED:
                 continue
             except TooLarge:
-                if scale in _FAR_SCALES:
+                if scale in FAR_SCALES:
                     break
                 raise
             (real if is_real else unreal).append(agree)
@@ -338,8 +316,11 @@ def _agree_at(
             agree = close(a, b, _DIGITS if far else digits)
         if exact or agree is far or (far and not is_real):
             break
-    if agree and close is _close and not (exact or far) and _is_tiny(a, b):
-        agree = _agree_near_zero(point, left, right, (a, b))
+    if agree and close is _close and not (exact or far):
+        if _is_tiny(a, b):
+            agree = _agree_near_zero(point, left, right, (a, b))
+        elif not point:
+            agree = _agree_to_the_last(left, right)
     return agree, is_real
 
 
@@ -368,6 +349,25 @@ def _agree_near_zero(
             if all(kept):
                 return False
     return not any(kept) and bool(max(map(abs, values)) <= mp.mpf(10) ** (_SLACK_DIGITS - digits))
+
+
+def _agree_to_the_last(left: Expression, right: Expression) -> bool:
+    """Whether two constants are the same, however little they differ beside what is in them.
+
+    Where numbers have n digits before or behind the point, rounding costs up to 2n digits, and what
+    is no zero begins within 2n and some.
+    """
+    mp = _mp()
+    with mp.workdps(_SURE_DIGITS):
+        sizes: list[int] = []
+        sizes += [_size(_value(side.node, {}, sizes)) for side in (left, right)]
+    size = int(max(sizes) * math.log10(2)) + 1
+    digits = 4 * size + _SPARE_DIGITS + 4 * _SLACK_DIGITS
+    if digits > _MOST_DIGITS:
+        raise TooLarge(f"numbers that take {digits} digits to tell apart")
+    with mp.workdps(digits):
+        a, b = (_inexact(_value(side.node, {})) for side in (left, right))
+        return bool(a == b or abs(a - b) <= mp.mpf(10) ** (-2 * size - _SPARE_DIGITS))
 
 
 def _begin_alike(a: Any, b: Any) -> bool:
