@@ -41,6 +41,14 @@ def test_math_rewards():
     assert asyncio.run(rewards.math_correct_async(prompts, COMPLETIONS, answer=GOLDS)) == expected
 
 
+def test_a_gold_may_be_as_long_as_a_solution():
+    solution = "We compute. " * 200 + "So $\\boxed{5}$."
+    reward = rewards.math_reward(gold_field="solution")
+    answers = ["\\boxed{5}", "\\boxed{6}"]
+    assert reward(None, answers, solution=[solution] * 2) == [1.0, 0.0]
+    assert reward(None, answers, solution=["5" * 2_001, f"\\boxed{{{'x' * 2_001}}}"]) == [None] * 2
+
+
 def test_rewards_have_names_to_be_logged_under():
     assert rewards.math_correct.__name__ == "math_correct"
     assert rewards.code_correct.__name__ == "code_correct"

@@ -72,15 +72,16 @@ def _decide(text: str, gold: str) -> Verdict | MathJob:
     def verdict(outcome: Outcome, detail: str) -> Verdict:
         return Verdict(outcome, detail, time.perf_counter() - start)
 
-    if reason := oversized(gold):
+    stated = extract_gold(gold)
+    if reason := oversized(stated):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     answer = extract_answer(text)
-    if answer == gold and _SOMETHING.search(gold) and gold.casefold() not in _NO_GOLD:
+    if answer == stated and _SOMETHING.search(stated) and stated.casefold() not in _NO_GOLD:
         return verdict(Outcome.CORRECT, "equal exactly")
-    clean_gold = normalise(extract_gold(gold))
+    clean_gold = normalise(stated)
     if clean_gold.casefold() in _NO_GOLD:
         return verdict(Outcome.UNPARSEABLE_GOLD, f"the gold answer is {gold[:20]!r}")
-    if clean_gold != gold and (reason := oversized(clean_gold)):
+    if clean_gold != stated and (reason := oversized(clean_gold)):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: {reason}")
     if not balanced(clean_gold):
         return verdict(Outcome.UNPARSEABLE_GOLD, f"gold: unbalanced braces in {gold[:80]!r}")
