@@ -4,10 +4,14 @@ import dataclasses
 import json
 import os
 import time
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
+from pyarrow import parquet
 from typer.testing import CliRunner
 
 from acpo.cli import app
@@ -435,3 +439,18 @@ def test_show_of_a_file_and_of_chains(tmp_path):
     assert "1+1?" in said and "gold: '\\\\boxed{2}' -> correct" in said
     assert acpo("data", "show", "chain").count("-> correct") == 3
     assert "did you mean 'gsm8k'" in acpo("data", "show", "gsm8", status=2)
+
+
+def test_a_grader_gets_dates_and_decimals_as_text(tmp_path, monkeypatch):
+    rows = [{"problem": "1+1?", "day": datetime(2024, 5, 1), "share": Decimal("0.5"), "raw": b"x"}]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "dated.parquet")
+    (tmp_path / "g.py").write_text(
+        "def grade(text, row):\n"
+        "    return (row['day'][:4], row['share'], text) == ('2024', '0.5', '2')\n"
+    )
+    (tmp_path / "t.yaml").write_text("dated: {problems: dated.parquet, grader: g.py:grade}\n")
+    monkeypatch.chdir(tmp_path)
+    row = load_questions("t.yaml:dated").questions[0].row
+    judged = verdicts(get_task("t.yaml:dated"), ("2", row), ("3", row))
+    assert [verdict.correct for verdict in judged] == [True, False]
+    assert "1+1?" in acpo("data", "show", "t.yaml:dated")

@@ -131,7 +131,8 @@ class WorkerProcess(Closing):
 
     def __call__(self, job: Any) -> Verdict:
         """The worker's verdict on a job, a dictionary, or what became of the worker."""
-        line = json.dumps({**job, "cpu_seconds": self._cpu_seconds}).encode() + b"\n"
+        whole = {**job, "cpu_seconds": self._cpu_seconds}
+        line = json.dumps(whole, default=str).encode() + b"\n"
         for is_last in (False, True):
             try:
                 channel = self._connected()
