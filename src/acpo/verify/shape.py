@@ -29,12 +29,21 @@ _MATRIX = re.compile(
 )
 _ROW_END, _COLUMN_END = re.compile(r"\\\\"), re.compile("&")
 _CUP = re.compile(r"\\cup(?![a-zA-Z])")
+_GREEK = r"\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega)(?![a-zA-Z])"
+_CALL = r"\((?:[^()=]|\([^()=]*\))*+\)"
 # What begins with a minus is no name: -x = 5 says that x is -5.
 _NAME = re.compile(
     r"(?!(?:\\text\{[^{}]*\}|[{ ])*-)"
-    r"(?:\\text\{[^{}]*\}|\\frac|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|angle"
-    r"|triangle|overline|vec|cdot)(?![a-zA-Z])|(?<=[a-zA-Z])\^\{-1\}"
-    r"|[a-zA-Z](?:_(?:\w|\{[^{}]*\}))?'?(?:\([^()=]*\))?|\([a-zA-Z, ]*\)|[-+{} ])++"
+    rf"(?:\\text\{{[^{{}}]*\}}|\\frac|{_GREEK}|\\(?:angle|triangle|overline|vec|cdot)(?![a-zA-Z])"
+    rf"|(?<=[a-zA-Z])\^\{{-1\}}(?:{_CALL})?|[a-zA-Z](?:_(?:\w|\{{[^{{}}]*\}}))?'?(?:{_CALL})?"
+    r"|\([a-zA-Z, ]*\)|[-+{} ])++"
+)
+_SYMBOL = re.compile(rf"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])|{_GREEK}")
+_ANGLE = rf"\d? ?(?:{_SYMBOL.pattern})"
+# Of a number alone. |x| is none: |x| = 5 says that x is one of two.
+_NAME_OF_NUMBER = re.compile(
+    rf"\\(?:sin|cos|tan|cot|sec|csc) *(?:{_ANGLE}|\({_ANGLE}(?: ?[-+] ?{_ANGLE})*\)"
+    r"|\\angle ?[A-Z]+)|\|[A-Zz]{1,2}\||P ?\([A-Z] ?= ?\w+\)|[A-Z]\[[A-Z]\]"
 )
 _NAMES = re.compile(r"\( ?[a-zA-Z](?: ?, ?[a-zA-Z])+ ?\)")
 _PLUS_MINUS = re.compile(r"\\(pm|mp)(?![a-zA-Z])")
@@ -84,7 +93,7 @@ def shape(text: str) -> Shape:
         return Shape("union" if is_union else "list", parts)
     if match := _MATRIX.fullmatch(text):
         return _matrix(match["factor"].strip(), match["rows"])
-    if _RELATION.search(text):
+    if len(split(text, _RELATION)) > 1:
         return _inequality(text)
     sides = split(text, _EQUALS)
     if len(sides) > 1:
@@ -146,13 +155,20 @@ def _encloses(text: str) -> bool:
 
 def _equation(sides: list[str]) -> Shape:
     """`x = 5` as 5 that is called x; anything else as the equation it is."""
-    if len(sides) == 2 and _NAME.fullmatch(sides[1]) and not _NAME.fullmatch(sides[0]):
+    if len(sides) == 2 and _is_name(*sides[::-1]) and not _is_name(*sides):
         sides = sides[::-1]
-    named = sides[0] and _NAME.fullmatch(sides[0]) and any(map(str.isalpha, sides[0]))
+    named = _is_name(*sides) and any(map(str.isalpha, sides[0]))
     rest = sides[1:] if named else sides
     if len(rest) == 1:
         return _named(shape(rest[0]), sides[0])
     return Shape("part", text="=".join(rest), name=sides[0] if named else "")
+
+
+def _is_name(text: str, *values: str) -> bool:
+    """Whether `text` names what it is equal to."""
+    if _NAME_OF_NUMBER.fullmatch(text):
+        return not any(map(_SYMBOL.search, values))
+    return _NAME.fullmatch(text) is not None
 
 
 def _named(value: Shape, name: str) -> Shape:
