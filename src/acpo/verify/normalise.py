@@ -61,7 +61,7 @@ for from guess half halves has hence hundred hundreds if impossible incorrect in
 instead invalid is isn it its less likely maybe million millions billion billions trillion
 trillions thousand thousands minus mistake more most must nearly negative neither never no none
 nor not nothing only or otherwise over perhaps plus possible possibly probably quarter quarters
-rather right roughly should since so squared sure than that the then there these third thirds this
+rather roughly should since so squared sure than that the then there these third thirds this
 times to triple true twice undefined unknown unless until was wasn were when where which while
 with without would wrong yes zero one two three four five six seven eight nine ten eleven twelve
 thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty
@@ -70,7 +70,7 @@ tens twos threes fours fives sixes sevens eights nines gross score lakhs crore c
 quadrillion googol factorial factorials choose modulo mod root roots sqrt log radicals remainder
 reciprocal inverse opposite fewer off nope nah nay untrue unsure unclear uncertain inaccurate
 doubtful mistaken disproved refuted rejected denied excluded ignore ignored
-doubled tripled quadruple quadrupled halve halved quartered
+doubled tripled quadruple quadrupled halve halved quartered may etc
 """
 _NO_UNIT = frozenset(_OTHER_WORDS.split())
 # Fifths and hundredths, but no months; any -illion and any -fold.
@@ -80,10 +80,11 @@ _SHARE = re.compile(
 )
 _THOUSANDS = frozenset({"k", "K", "M", "B", "bn"})
 _UNIT_WORDS = 5
-# Bare letters are factors; these few are not, and neither are words of four letters or more.
+# Bare letters are factors; these few are not, and neither are words of four letters or more, or of
+# three behind another.
 _SHORT_WORDS = """
-cm mm km dm kg mg lb lbs oz ft in mi yd hr hrs min sec mph kph rpm cc ml mL sq cu per of a an day
-days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
+cm mm km dm kg mg lb lbs oz ft in mi yd yr yrs hr hrs min sec mph kph rpm cc ml mL sq cu per of a
+an day days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
 """
 _SHORT_UNITS = frozenset(_SHORT_WORDS.split())
 # Other letters are variables, in whatever font.
@@ -131,16 +132,16 @@ def _unit(match: re.Match[str]) -> str:
     if match.end() != len(match.string):
         return match[0]
     value = match.string[: match.start()].rstrip()
-    bare = re.sub(r"\\text\{[^{}]*\}", " ", match[0])
+    bare = re.findall(r"[A-Za-z]+", re.sub(r"\\text\{[^{}]*\}", " ", match[0]))
     words = re.findall(r"[A-Za-z]+", match[0].replace("\\text", " "))
     is_unit = (
         re.search(r"(?:[\d})!]|\\pi)$", value)
         and re.search(r"\d|\\pi", value)
         and len(words) <= _UNIT_WORDS
         and not re.search(r"\{[^{}]*[^A-Za-z {}/.^*-][^{}]*\}", re.sub(_SCRIPT, "", match[0]))
-        and all(len(word) > 3 or word in _SHORT_UNITS for word in re.findall(r"[A-Za-z]+", bare))
+        and all(len(w) > (2 if i else 3) or w in _SHORT_UNITS for i, w in enumerate(bare))
         and all(map(_is_unit_word, words))
-        and words[-1:] != ["a"]
+        and words[-1:] not in (["a"], ["right"])
     )
     return "" if is_unit else match[0]
 
@@ -273,8 +274,8 @@ REWRITES = (
     ),
     _row(
         "units",
-        r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?![A-Za-z]))"
-        rf"\.?{_SCRIPT})++",
+        r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])(?:[A-Za-z]{2,}|(?<=[a-z] )a)"
+        rf"(?![A-Za-z]))\.?{_SCRIPT})++",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
