@@ -84,6 +84,16 @@ def test_extract_code_prefers_the_block_with_the_entry_point():
     assert extract_code("````python\n```\ninner\n```\n````") == "```\ninner\n```\n"
 
 
+@pytest.mark.parametrize("indent", ["   ", "    ", "\t", "          "])
+def test_code_in_a_list_item_has_the_indentation_of_its_fence_taken_away(indent):
+    code = 'def f():\n    """\n    ```\n    f()\n    ```\n    """\n\n    return 1\n'
+    lines = ["```python", *code.splitlines(), "```"]
+    text = "1. Solution:\n" + "".join(f"{indent}{line}".rstrip() + "\n" for line in lines)
+    assert extract_code(text + "2. Done.\n", "f") == code
+    assert extract_code(code, "f") == code
+    assert extract_code(f"```\n{code}```", "f") == code
+
+
 @pytest.mark.parametrize(
     ("answer", "gold", "equal"),
     [

@@ -21,7 +21,8 @@ _DISPLAYS = {"$$": "$$", "\\[": "\\]"}
 _CLOSINGS = {**_DISPLAYS, "\\(": "\\)", "**": "**"}
 # A full stop that ends a sentence, not one inside a number or behind an abbreviation.
 _FULL_STOP = re.compile(r"\.(?=\s|$|\*\*)")
-_FENCE = re.compile(r"^[ \t]{0,3}(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*$", re.MULTILINE)
+_ITEM = re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]", re.MULTILINE)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _PYTHON_TAGS = frozenset({"", "python", "python3", "py"})
 
@@ -147,12 +148,22 @@ def _python_blocks(text: str) -> list[tuple[str, str]] | None:
     """Tags and bodies of the fenced blocks that may be Python; None when there is no fence."""
     blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
+    item = _ITEM.search(text)
     for fence in _FENCE.finditer(text):
+        indent = len(fence[1])
         if opening is None:
-            opening = fence
-        elif fence[2] == "" and fence[1].startswith(opening[1]):
-            blocks.append((opening[2], text[opening.end() + 1 : fence.start()]))
+            # Deeper ones stand in items of a list; elsewhere in a docstring.
+            if indent <= 3 or (item and item.start() < fence.start()):
+                opening = fence
+        elif fence[3] == "" and fence[2].startswith(opening[2]) and indent <= len(opening[1]) + 3:
+            blocks.append(_block(opening, fence.start()))
             opening = None
     if opening is not None:
-        blocks.append((opening[2], text[opening.end() + 1 :]))
+        blocks.append(_block(opening, len(text)))
     return [block for block in blocks if block[0].lower() in _PYTHON_TAGS] if blocks else None
+
+
+def _block(opening: re.Match[str], end: int) -> tuple[str, str]:
+    """The tag of a fenced block, and its body without the indentation of the fence."""
+    body = opening.string[opening.end() + 1 : end]
+    return opening[3], re.sub(rf"^[ \t]{{0,{len(opening[1])}}}", "", body, flags=re.MULTILINE)
