@@ -221,6 +221,7 @@ REWRITES = (
     _row("matrices", r"\\(begin|end)\{(?:[bB]|small)?matrix\}", r"\\\1{pmatrix}"),
     _row("arrays", r"\\begin\{array\}\s*\{[lcr| ]*\}", r"\\begin{pmatrix}"),
     _row("ends of arrays", r"\\end\{array\}", r"\\end{pmatrix}"),
+    _row("end of sentence", r"(?<![\s.,;:])[\s.,;:]++$", ""),
     _row("set builders", r"^\\\{ ?(\w)(?: ?\\in ?\\mathbb\{R\})? ?(?:\\mid|[:|])(.*)\\\}$", r"\2"),
     _row(
         "all reals but one",
@@ -265,7 +266,6 @@ REWRITES = (
     ),
     _row("e notation", rf"^([+-]?{_NUMBER})[eE]([+-]?\d{{1,3}})$", r"\1\\times 10^{\2}"),
     _row("equals sign first", r"^\s*=\s*", ""),
-    _row("end of sentence", r"(?<![\s.,;:])[\s.,;:]++$", ""),
     _row("open ends", r"([\[\]])([^\[\]()]+,[^\[\]()]+)([\[\]])", _interval),
     _row(
         "time of day",
