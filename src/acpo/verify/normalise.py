@@ -51,6 +51,8 @@ _COMMAND_END = r"(?![a-zA-Z])"
 _FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|pi"
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(r"-?\d+(?:\.\d+)?")
+_JOINT = r" *(?:\\text\{ *,? *)?(?:and|or)\b"
+_NEXT_ITEM = re.compile(rf" *[,;)]|{_JOINT}")
 _SCRIPT = r"(?:\^\{?-?\d\}?)?"
 
 # What stands behind a number is its unit, unless one of these words says something else about it.
@@ -127,11 +129,16 @@ def _interval(match: re.Match[str]) -> str:
 def _unit(match: re.Match[str]) -> str:
     """Nothing for a unit behind a number, else the words as they are.
 
-    The row finds words wherever they are: to look for its end from each of them takes too long.
+    The row finds words wherever they are: to look for its end from each of them takes too long. Of
+    numbers in a list it is a unit where the last has the same: 3 men, 5 women are no 3, 5.
     """
-    if match.end() != len(match.string):
-        return match[0]
-    value = match.string[: match.start()].rstrip()
+    text, end = match.string, match.end()
+    if end != len(text):
+        last = text.rstrip(" )")
+        before = last.removesuffix(match[0].strip())
+        if before == last or before[-1:].isalpha() or not _NEXT_ITEM.match(text, end):
+            return match[0]
+    value = text[text.rfind(",", 0, match.start()) + 1 : match.start()].rstrip()
     bare = re.findall(r"[A-Za-z]+", re.sub(r"\\text\{[^{}]*\}", " ", match[0]))
     words = re.findall(r"[A-Za-z]+", match[0].replace("\\text", " "))
     is_unit = (
@@ -274,8 +281,8 @@ REWRITES = (
     ),
     _row(
         "units",
-        r"(?:[ /]{0,4}(?:\\text\{[^{}]*\}|(?<![A-Za-z\\])(?:[A-Za-z]{2,}|(?<=[a-z] )a)"
-        rf"(?![A-Za-z]))\.?{_SCRIPT})++",
+        rf"(?:(?!{_JOINT})[ /]{{0,4}}(?:\\text\{{[^{{}}]*\}}"
+        rf"|(?<![A-Za-z\\])(?:[A-Za-z]{{2,}}|(?<=[a-z] )a)(?![A-Za-z]))\.?{_SCRIPT})++",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
