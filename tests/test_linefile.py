@@ -68,6 +68,32 @@ def test_replacing_keeps_the_lock_and_appends_to_the_new_file(tmp_path):
     LineFile(path).close()
 
 
+@pytest.mark.parametrize("name", ["lines.jsonl", "lines.partial"])
+def test_replacing_spoils_no_file_beside_it(tmp_path, name):
+    (tmp_path / "lines.partial").write_bytes(FIRST)
+    with LineFile(tmp_path / name) as lines:
+        lines.resume(FIRST, bytes)
+        lines.replace(FIRST + b"2\n")
+    assert (tmp_path / name).read_bytes() == FIRST + b"2\n"
+    assert {file.name for file in tmp_path.iterdir()} == {name, "lines.partial"}
+    assert name == "lines.partial" or (tmp_path / "lines.partial").read_bytes() == FIRST
+
+
+def full(file):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_replacing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+    with LineFile(tmp_path / "lines") as lines:
+        lines.resume(FIRST, bytes)
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "fsync", full)
+            lines.replace(b"")
+        lines.append(b"2\n")
+    assert (tmp_path / "lines").read_bytes() == FIRST + b"2\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["lines"]
+
+
 def test_a_full_disk_leaves_no_half_line(tmp_path):
     class Full:
         def __init__(self, file):

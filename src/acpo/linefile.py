@@ -105,9 +105,9 @@ class LineFile(Closing):
 
     def replace(self, lines: bytes) -> None:
         """Put these lines in the place of all others, in one step."""
-        partial = self.path.with_suffix(".partial")
+        partial = _beside(self.path)
         with self._lock:
-            file: Any = open(partial, "w+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+            file: Any = open(partial, "x+b", buffering=0)  # noqa: SIM115 (closed by `close`)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
                 self._write(file, lines)
@@ -115,6 +115,7 @@ class LineFile(Closing):
                 partial.replace(self.path)
             except BaseException:
                 file.close()
+                partial.unlink(missing_ok=True)
                 raise
             flush_path(self.path.parent)
             self._file.close()
@@ -131,6 +132,11 @@ class LineFile(Closing):
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
+
+
+def _beside(path: Path) -> Path:
+    """A name next to `path` that nobody has: whoever writes the same at once has another."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def flush_path(path: Path) -> None:
@@ -151,7 +157,7 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # whoever writes the same
+    partial = _beside(path)
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
