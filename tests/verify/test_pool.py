@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
 from acpo.verify import MathPool, Outcome, Verdict
-from acpo.verify.pool import Pool
+from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.proctree import children, descendants
 
 SLOW = ("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")
@@ -229,3 +230,20 @@ def test_a_thread_that_waits_holds_no_job():
         while kept() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert kept() is None
+
+
+def test_threads_that_ask_at_once_share_one_pool():
+    made = []
+
+    class Slow(Closing):
+        def __init__(self):
+            time.sleep(0.05)
+            made.append(self)
+
+        def close(self):
+            pass
+
+    shared = once_per_process(Slow)
+    with ThreadPoolExecutor(8) as threads:
+        got = set(threads.map(lambda _: shared(), range(8)))
+    assert got == set(made) and len(made) == 1

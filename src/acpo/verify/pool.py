@@ -32,6 +32,7 @@ def available_cores() -> int:
 
 def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
     """`make`, called once per process (a fork is another) and closed at its end."""
+    locks: dict[int, threading.Lock] = {}  # a fork may copy one that is held
 
     @functools.lru_cache(maxsize=8)
     def made(pid: int, *arguments: Any) -> Made:
@@ -39,7 +40,12 @@ def once_per_process(make: Callable[..., Made]) -> Callable[..., Made]:
         atexit.register(lambda: thing.close() if os.getpid() == pid else None)
         return thing
 
-    return lambda *arguments: made(os.getpid(), *arguments)
+    def shared(*arguments: Any) -> Made:
+        pid = os.getpid()
+        with locks.setdefault(pid, threading.Lock()):
+            return made(pid, *arguments)
+
+    return shared
 
 
 class Pool(Closing, Generic[AnyJob]):
