@@ -2,12 +2,13 @@
 
 import http.server
 import json
+import math
 import threading
 
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.evaluate.check import ngrams, overlaps, words
+from acpo.evaluate.check import ngrams, overlaps, training_golds, words
 from acpo.evaluate.command import K
 from acpo.tasks import BENCHMARKS, PAPER, TASKS, Columns, get_task
 from acpo.tasks.problems import canonical
@@ -224,6 +225,13 @@ def test_data_check_reads_chat_rows_as_training_does(tmp_path):
     nested = [{"extra": {"question": "What is 1 + 2?"}, "answer": "3"}]
     done = check_training(tmp_path, nested, "--train-field", "extra.question")
     assert "1: 100% of its n-grams" in done.stdout and done.returncode == 0, done.stderr
+
+
+def test_data_check_reads_golds_as_training_does(tmp_path):
+    rows = [{"problem": "a", "answer": ["42"]}, {"problem": "b", "answer": math.nan}]
+    assert training_golds(rows, "answer") == ["42", ""]
+    assert check_training(tmp_path, rows[:1]).returncode == 0
+    assert "row 2: the gold answer is ''" in check_training(tmp_path, rows).stderr
 
 
 @pytest.mark.parametrize("empty", ["  ", None, [], [{"role": "user", "content": ""}]])

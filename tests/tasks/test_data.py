@@ -179,6 +179,28 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
     )
 
 
+def test_what_pandas_writes_for_nothing_is_nothing(tmp_path):
+    rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": float("nan")}]
+    problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
+    assert problems == [("a", "1")] and cleaning.unanswered == 1
+
+
+def test_one_answer_written_in_two_ways_is_no_conflict(tmp_path):
+    pairs = [("3", "3.0"), ("1/2", "\\frac12"), ("1,000", "1000"), ("\\text{Ann}", "Ann")]
+    rows = [{"problem": pair[0], "answer": answer} for pair in pairs for answer in pair]
+    rows += [{"problem": "x", "answer": answer} for answer in ("3", "3.5")]
+    problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
+    assert problems == [(first, first) for first, _ in pairs]
+    assert (cleaning.repeated, cleaning.conflicting, cleaning.conflicting_rows) == (4, 1, 2)
+
+
+def test_every_kind_of_box_holds_an_answer(tmp_path):
+    boxes = ["\\boxed{1}", "\\fbox{2}", "\\framebox{204}"]
+    rows = [{"problem": box, "solution": f"So ${box}$."} for box in boxes]
+    problems, _ = load_problems(get_task("math"), write(tmp_path / "x.jsonl", rows))
+    assert [answer for _, answer in problems] == ["1", "2", "204"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

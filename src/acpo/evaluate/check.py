@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.tasks.grading import Judges, gold_completion
-from acpo.tasks.problems import GOLD, question_text
+from acpo.tasks.problems import gold_text, question_text
 from acpo.tasks.questions import Questions, load_questions, undeclared
 from acpo.tasks.sources import column, has_column
 from acpo.tasks.task import Row
@@ -82,8 +82,7 @@ def training_golds(rows: Sequence[Row], field: str) -> list[str] | None:
     """The gold answers of a training set, empty where a row has none; None where no row has."""
     if not any(has_column(row, field) for row in rows):
         return None
-    found = (column(row, field) if has_column(row, field) else None for row in rows)
-    return ["" if gold is None else GOLD["text"](str(gold)).strip() for gold in found]
+    return [gold_text(column(row, field) if has_column(row, field) else None) for row in rows]
 
 
 def overlaps(

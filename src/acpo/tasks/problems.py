@@ -13,7 +13,9 @@ from acpo.tasks.blame import told
 from acpo.tasks.sources import column, has_column, mappings, read_rows
 from acpo.tasks.task import GOLD_FORMS, Columns, Row, Task
 from acpo.tasks.templates import DAPO, fill, get_template, shown_columns, strip
-from acpo.verify.extract import extract_answer
+from acpo.verify.extract import BOXES, extract_answer
+from acpo.verify.math import decide_without_algebra
+from acpo.verify.verdict import Verdict
 
 MOST_REPEATS = 20
 """Endless problems that repeat this often for each new one have run out."""
@@ -158,13 +160,17 @@ def canonical(
     text = question_text(value, f"{where}: {layout.problem!r}")
     clean_row["problem"] = (text.partition(cut)[0] if cut else text).strip()
     gold = _value(row, layout.answer, where, needed=needed)
-    if isinstance(gold, list) and len(gold) == 1:
-        gold = gold[0]
-    if gold is not None:
-        clean_row["answer"] = GOLD[layout.gold](str(gold)).strip()
-    elif "answer" in clean_row:
-        clean_row["answer"] = ""
+    if gold is not None or "answer" in clean_row:
+        clean_row["answer"] = gold_text(gold, layout.gold)
     return clean_row
+
+
+def gold_text(value: Any, form: str = "text") -> str:
+    """The gold answer in the value of its column, which may be a list of one; empty for none."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    is_nothing = value is None or value != value  # NaN is how pandas writes None
+    return "" if is_nothing else GOLD[form](str(value)).strip()
 
 
 def find_layout(
@@ -225,7 +231,7 @@ def clean(
         first.setdefault(problem.text, problem)
         answers[problem.text].add(problem.answer)
         rows[problem.text] += 1
-    conflicts = {text for text, found in answers.items() if needs_gold and len(found) > 1}
+    conflicts = {text for text, found in answers.items() if needs_gold and not _agree(found)}
     kept = [problem for text, problem in first.items() if text not in conflicts]
     conflicting_rows = sum(rows[text] for text in conflicts)
     report = Cleaning(
@@ -237,6 +243,13 @@ def clean(
         kept=len(kept),
     )
     return kept, report
+
+
+def _agree(answers: Collection[str]) -> bool:
+    """Whether answers are one, in whatever notation."""
+    first, *others = sorted(answers)
+    verdicts = [decide_without_algebra(f"\\boxed{{{other}}}", first) for other in others]
+    return all(isinstance(verdict, Verdict) and verdict.correct for verdict in verdicts)
 
 
 def split_off(problems: list[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
@@ -309,7 +322,7 @@ def _after_hashes(answer: str) -> str:
 
 def _boxed(solution: str) -> str:
     """MATH's form: the content of the last box."""
-    return (extract_answer(solution) or "") if "\\boxed" in solution else ""
+    return (extract_answer(solution) or "") if any(box in solution for box in BOXES) else ""
 
 
 GOLD: dict[str, Callable[[str], str]] = dict(zip(GOLD_FORMS, (_after_hashes, _boxed), strict=True))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 THINK_CLOSERS = ("</think>", "</thinking>")
 THINK_OPENERS = ("<think>", "<thinking>")
-BOXES = ("\\boxed", "\\fbox")
+BOXES = ("\\boxed", "\\fbox", "\\framebox")
 
 _ANSWER = re.compile(
     r"answer[ \t*_]{0,8}:[*_]{0,3}"

@@ -173,7 +173,7 @@ REWRITES = (
     _row("maths delimiters", r"(?<!\\)\\[()\[\]]|\\?\$", ""),
     _row("power of programs", r"(?<=[\w)])\*\*(?=[\w(-])", "^"),
     _row("markdown", r"\*\*|^\s*[*_`]+|[*_`]+\s*$", ""),
-    _row("nested boxes", r"\\(?:boxed|fbox|bbox\[[^\[\]]*\])\s*(?=\{)", ""),
+    _row("nested boxes", r"\\(?:boxed|fbox|framebox|bbox\[[^\[\]]*\])\s*(?=\{)", ""),
     _row(
         "invisible",
         r"\\(?:[hv]?phantom|[hv]space\*?|label|tag\*?)\s*\{[^{}]*\}|\\[hv]?phantom ?[-+=]",
