@@ -10,31 +10,36 @@ from acpo.errors import ACPOError
 Row = dict[str, Any]
 
 
-def read_jsonl(path: Path) -> list[Row]:
-    """The rows of a JSONL file.
+def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
+    """The rows of a JSONL file, or the first `most`.
 
     Raises:
         ACPOError: The file cannot be read, is empty, or a line is not a JSON object.
     """
+    rows: list[Row] = []
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig") as lines:
+            # Not splitlines: JSON strings may hold line separators other than the newline.
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    rows.append(_row(line, f"{path}:{number}"))
+                if len(rows) == most:
+                    break
     except (OSError, UnicodeDecodeError) as error:
         raise ACPOError(f"{path}: {error}") from error
-    rows = []
-    # Not splitlines: JSON strings may hold line separators other than the newline.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ACPOError(f"{path}:{number}: not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ACPOError(f"{path}:{number}: {type(row).__name__}, not a JSON object")
-        rows.append(row)
     if not rows:
         raise ACPOError(f"{path}: no rows")
     return rows
+
+
+def _row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ACPOError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ACPOError(f"{where}: {type(row).__name__}, not a JSON object")
+    return row
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

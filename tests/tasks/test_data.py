@@ -157,6 +157,20 @@ def test_other_encodings_are_refused(tmp_path, name):
         load_problems(get_task("custom"), str(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.parquet"])
+def test_what_a_file_is_its_first_row_says(tmp_path, monkeypatch, name):
+    """Large files are read once, for their problems."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    (tmp_path / "p.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\nno JSON\n')
+    (tmp_path / "p.csv").write_text("problem,answer\n1+1?,2\n2+2?,4,5\n")
+    table = pa.table({"problem": ["1+1?"] * 3, "answer": ["2"] * 3})
+    parquet.write_table(table, tmp_path / "p.parquet")
+    monkeypatch.setattr(parquet, "read_table", None)
+    assert get_task(str(tmp_path / name)).grader == "math"
+
+
 def test_rows_of_other_widths_are_refused(tmp_path):
     (tmp_path / "c.csv").write_text("problem,answer\n1+1?,2\n2+2?,4,5\n")
     with pytest.raises(ACPOError, match=r"row 2 has not as many cells"):

@@ -141,7 +141,7 @@ def _own_file(path: Path) -> Task:
     """A data file as a task: code, where its rows are code problems, else math."""
     if not path.is_file():
         raise ACPOError(f"benchmark {str(path)!r}: no such file")
-    row = dict(read_rows(str(path))[0])
+    row = dict(read_rows(str(path), most=1)[0])
     name = re.sub(r"[^\w.-]+", "_", path.stem)
     own = Task(problems=str(path), name=name, title=path.stem)
     try:

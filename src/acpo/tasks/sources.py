@@ -6,6 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,12 @@ def is_file(source: str) -> bool:
     return Path(source).suffix in FORMATS
 
 
-def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Sequence[Row]:
+def read_rows(
+    source: str, *, config: str | None = None, split: str = "train", most: int | None = None
+) -> Sequence[Row]:
     """Every row of a file of `FORMATS`, or of a configuration and split of a hub data set.
+
+    `most` says how many rows of a file are enough.
 
     Raises:
         ACPOError: when the source is missing, broken or empty.
@@ -32,7 +37,7 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     path = Path(source)
     rows: Sequence[Row]
     if is_file(source):
-        rows = _read_file(path)
+        rows = _read_file(path, most)
     elif path.exists():
         raise ACPOError(f"data={source!r} must end in one of {', '.join(FORMATS)}")
     else:
@@ -42,29 +47,31 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     return rows
 
 
-def _read_file(path: Path) -> list[Row]:
+def _read_file(path: Path, most: int | None) -> list[Row]:
     if not path.is_file():
         raise ACPOError(f"data={str(path)!r} is not a file; check the path, or give a hub id")
     if path.suffix == ".jsonl":
-        return list(read_jsonl(path))
+        return list(read_jsonl(path, most))
     if path.suffix == ".json":
         return _read_json(path)
     try:
         if path.suffix == ".csv":
-            return _read_csv(path)
+            return _read_csv(path, most)
         from pyarrow import parquet
 
-        return parquet.read_table(path).to_pylist()
+        with parquet.ParquetFile(path) as file:
+            batches = file.iter_batches(most or 65_536)
+            return list(islice((row for batch in batches for row in batch.to_pylist()), most))
     except (ValueError, csv.Error) as error:  # pyarrow's are ValueErrors, and so is a bad byte
         raise ACPOError(
             f"data={str(path)!r} cannot be read as {path.suffix[1:]}: {error}"
         ) from error
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _read_csv(path: Path, most: int | None) -> list[Row]:
     """Every cell as the text it is: a gold answer of 12:30 or 007 is no time and no number."""
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        rows: list[Row] = list(csv.DictReader(lines, strict=True))
+        rows: list[Row] = list(islice(csv.DictReader(lines, strict=True), most))
     for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise ValueError(f"row {number} has not as many cells as there are columns")
