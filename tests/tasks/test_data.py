@@ -171,6 +171,12 @@ def test_what_a_file_is_its_first_row_says(tmp_path, monkeypatch, name):
     assert get_task(str(tmp_path / name)).grader == "math"
 
 
+def test_a_cell_of_a_csv_file_may_be_long(tmp_path):
+    text = "x" * 200_000
+    (tmp_path / "c.csv").write_text(f"problem,answer\n{text},2\n")
+    assert found(get_task("custom"), str(tmp_path / "c.csv")) == [(text, "2")]
+
+
 def test_rows_of_other_widths_are_refused(tmp_path):
     (tmp_path / "c.csv").write_text("problem,answer\n1+1?,2\n2+2?,4,5\n")
     with pytest.raises(ACPOError, match=r"row 2 has not as many cells"):

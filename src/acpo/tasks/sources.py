@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from acpo.jsonl import read_jsonl
 from acpo.linefile import write_whole
 from acpo.tasks.task import Pinned, Row
 
+csv.field_size_limit(sys.maxsize)  # 131,072 characters, where nobody says otherwise
 FORMATS = (".jsonl", ".json", ".parquet", ".csv")
 _DOWNLOAD_SECONDS = 60.0
 
