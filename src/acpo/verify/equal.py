@@ -2,18 +2,20 @@
 
 import re
 from functools import lru_cache
+from math import isclose
 from typing import Any
 
 from acpo.verify import evaluate
 from acpo.verify.evaluate import TooLarge
 from acpo.verify.exact import MOST_WORDS, rounds_to, same_part
 from acpo.verify.latex import Expression, Unreadable, parse
-from acpo.verify.shape import Shape, same, shape
+from acpo.verify.shape import Shape, same, shape, split
 
 # What the parser of `evaluate` leaves to math-verify.
 _CALCULUS = re.compile(r"\\(?:int|iint|oint|sum|prod|lim|det|begin)(?![a-zA-Z])")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _WORD = re.compile(r"[A-Za-z]{3,}")
+_EQUALS = re.compile("=")
 _DOUBLE_FACTORIAL = re.compile(r"! ?!")
 
 
@@ -129,6 +131,28 @@ def _by_math_verify(text: str) -> tuple[Any, ...]:
     )
 
 
+def _number(text: str) -> float | None:
+    """What a constant comes to; None for one that takes long: a limit, or a sum without an end."""
+    from sympy import Expr, Limit, N, nan, oo, zoo
+
+    value = next(iter(_by_math_verify(text)), None)
+    if not isinstance(value, Expr) or value.free_symbols or value.has(Limit, oo, -oo, nan, zoo):
+        return None
+    try:
+        return float(N(value, strict=True))
+    except (ArithmeticError, TypeError, ValueError):
+        return None
+
+
+def _contradicts_itself(text: str) -> bool:
+    """Whether sums, products and integrals in `text` are no sides of one equation."""
+    sides = split(text, _EQUALS)
+    if len(sides) == 1:
+        return False
+    numbers = [number for side in sides if (number := _number(side)) is not None]
+    return not all(isclose(number, numbers[-1], rel_tol=1e-6) for number in numbers)
+
+
 def _same_by_math_verify(answer: str, gold: str) -> bool:
     from math_verify import verify
     from math_verify.grader import safe_sympy_doit
@@ -138,6 +162,7 @@ def _same_by_math_verify(answer: str, gold: str) -> bool:
     digits = {"float_rounding": 30, "numeric_precision": 40}
     return (
         bool(values)
+        and not _contradicts_itself(answer)
         and verify(list(golds), list(values), timeout_seconds=None, **digits)
         # To SymPy one undefined value is equal to another.
         and not any(safe_sympy_doit(value).has(nan, zoo) for value in golds)
