@@ -11,6 +11,7 @@ from viewer.traces import HOSTILE, write_trace
 
 CELLS = """[...document.querySelectorAll('#overview-rows tr')].map((row) =>
   [...row.cells].map((cell) => cell.textContent))"""
+BLANK = "\u2013"
 ODD = ["#prompt=nobody&token=1", "#token=999999&prompt=q0", "#%00<script>"]
 
 
@@ -41,6 +42,24 @@ def test_every_group_has_a_row_of_its_own_numbers(tmp_path, view, browser):
     apart = np.abs(update - found["sapo"].update[where])
     assert number(row[8]) == pytest.approx(apart.max(), abs=0.006)
     assert row[9] == "mixed"
+
+
+def test_what_an_unknown_update_leaves_open_is_blank(tmp_path, view, browser):
+    """Training records no tail sums: unrouted updates beside the mode, which may reverse."""
+    run = write_run(tmp_path / "run", steps=1, prompts=2)
+    trace = Trace.open(run)
+    assert np.isfinite(method_columns(trace, "acpo").update).all()
+    unknown = np.isnan(method_columns(trace, "acpo_no_routing").update)
+    first = int(unknown[: 4 * 6].sum())
+    assert 0 < first < 4 * 6
+    browser.open(view(run, "--methods", "acpo_no_routing,acpo"))
+    said = f"{BLANK} reversed by ACPO w/o routing ({first} updates not known) · 0 reversed by ACPO"
+    assert browser.text("#summary").endswith(said)
+    assert browser.count("#budgets .budget") == 1
+    assert [row[7:9] for row in rows(browser)] == [["0", BLANK]] * 2
+    browser.press("m")
+    assert [row[5:9] for row in rows(browser)] == [[BLANK] * 4] * 2
+    assert browser.count("#budgets .budget") == 0
 
 
 def test_sorted_filtered_searched_and_opened_by_keyboard(tmp_path, view, browser):

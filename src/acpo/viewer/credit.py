@@ -156,7 +156,7 @@ def overview_rows(payload: TracePayload, group: Sequence[int]) -> list[dict[str,
 
     `up` and `down` are the sums of the positive and of the negative updates, `reversed` the tokens
     whose update goes against their advantage, `apart` the largest difference between the updates of
-    any two methods at one token. Tokens without numbers count nowhere.
+    any two methods at one token. Each is None where an update it takes is not known.
     """
     facts, rows = payload.rollouts, []
     for step in sorted({facts["step"][row] for row in group}):
@@ -168,13 +168,13 @@ def overview_rows(payload: TracePayload, group: Sequence[int]) -> list[dict[str,
             update = np.concatenate([columns["update"][cut] for cut in tokens]).astype(np.float64)
             advantage = np.concatenate([columns["advantage"][cut] for cut in tokens])
             updates.append(update)
+            unknown = bool(np.isnan(update).any())
             methods[name] = {
-                "up": plain(float(np.nansum(np.maximum(update, 0)))),
-                "down": plain(float(-np.nansum(np.minimum(update, 0)))),
-                "reversed": int(np.sum(update * advantage < 0)),
+                "up": plain(float(np.maximum(update, 0).sum())),
+                "down": plain(float(np.maximum(-update, 0).sum())),
+                "reversed": None if unknown else int(np.sum(update * advantage < 0)),
             }
         between = np.ptp(updates, axis=0) if updates else np.zeros(0)
-        finite = between[np.isfinite(between)]
         rows.append(
             {
                 "step": step,
@@ -183,7 +183,7 @@ def overview_rows(payload: TracePayload, group: Sequence[int]) -> list[dict[str,
                 "right": sum(reward > 0 for reward in rewards),
                 "spread": plain(max(rewards) - min(rewards)) if rewards else None,
                 "tokens": sum(cut.stop - cut.start for cut in tokens),
-                "apart": float(finite.max()) if len(finite) else None,
+                "apart": plain(float(between.max())) if len(between) else None,
                 "methods": methods,
             }
         )

@@ -69,14 +69,14 @@ function relate(completions) {
 }
 
 // Where a method's update goes: by its sign, by whether the token is the mode, and how much of it
-// falls on the tenth of the tokens that has most.
+// falls on the tenth of the tokens that has most; null where an update is not known.
 function budgetOf(completions, method) {
   const parts = [0, 0, 0, 0];
   const sizes = [];
   for (const completion of completions) {
     completion.methods[method]?.update.forEach((value, i) => {
-      parts[(value < 0 ? 2 : 0) + isMismatch(completion, i)] += Math.abs(value) || 0;
-      sizes.push(Math.abs(value) || 0);
+      parts[(value < 0 ? 2 : 0) + isMismatch(completion, i)] += Math.abs(value);
+      sizes.push(Math.abs(value));
     });
   }
   const total = parts.reduce((sum, part) => sum + part, 0);

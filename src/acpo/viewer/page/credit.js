@@ -189,7 +189,10 @@ class CreditPage {
       parts.push(`${number((100 * where(isMismatch)) / tokens, 1)}% not the mode`);
     }
     for (const { name, title } of this.page.methods) {
-      parts.push(`${where((c, i) => isReversed(c, name, i))} reversed by ${title}`);
+      const unknown = where((c, i) => isUnknown(c, name, i));
+      const reversed = unknown ? "–" : where((c, i) => isReversed(c, name, i));
+      const why = unknown ? ` (${count(unknown, "update")} not known)` : "";
+      parts.push(`${reversed} reversed by ${title}${why}`);
     }
     const broken = all.filter(isBroken).length;
     if (broken) parts.push(`${count(broken, "completion")} with numbers that are not finite`);

@@ -58,6 +58,10 @@ function isReversed(completion, method, i) {
   return columns ? columns.update[i] * columns.advantage[i] < 0 : false;
 }
 
+function isUnknown(completion, method, i) {
+  return Number.isNaN(completion.methods[method]?.update[i]);
+}
+
 function isMismatch(completion, i) {
   return completion.columns.is_mode ? completion.columns.is_mode[i] === 0 : false;
 }
