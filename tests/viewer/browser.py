@@ -167,12 +167,20 @@ class Browser:
             self.send("Input.dispatchKeyEvent", **(down | ({"text": text} if text else {})))
             self.send("Input.dispatchKeyEvent", **common, type="keyUp")
 
-    def hover(self, selector: str) -> None:
+    def hover(self, selector: str) -> dict[str, float]:
+        """Move the pointer to the middle of the first element; gives the place."""
         x, y = self.run(
             f"(() => {{ const b = document.querySelector({json.dumps(selector)})"
             ".getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2] })()"
         )
         self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        return {"x": x, "y": y}
+
+    def click(self, selector: str) -> None:
+        """As a mouse does it, with what a press alone brings about."""
+        place = self.hover(selector)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **place)
 
     def screenshot(self, file: Path) -> None:
         data = self.send("Page.captureScreenshot", format="png")["data"]

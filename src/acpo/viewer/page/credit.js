@@ -296,8 +296,8 @@ class CreditPage {
     this.hit = (from + direction + this.hits.length) % this.hits.length;
     const { card, token } = this.hits[this.hit];
     const { pane } = card.views[0];
+    pane.activate(token); // before focus, which would open a fold to activate the first
     pane.element.focus({ preventScroll: true });
-    pane.activate(token);
     this.showHits();
   }
 }

@@ -100,8 +100,10 @@ class TokenPane {
       const token = event.target.closest(".t");
       if (token) this.activate(token.index);
     });
+    // A press of the pointer focuses too: scrolling then would take its token away before the click.
     element.addEventListener("focus", () => {
-      if (this.completion.length) this.activate(Math.max(this.active, 0));
+      const pressed = !element.matches(":focus-visible");
+      if (this.completion.length && !pressed) this.activate(Math.max(this.active, 0));
     });
     element.addEventListener("keydown", (event) => this.key(event));
     element.addEventListener("scroll", () => options.onScroll?.(), { passive: true });

@@ -154,7 +154,7 @@ class Strip {
     const at = inOverview
       ? (event.offsetX / this.element.clientWidth) * completion.length
       : this.drawn.start + event.offsetX / this.drawn.bar;
-    pane.element.focus({ preventScroll: true });
     pane.activate(Math.min(completion.length - 1, Math.max(0, Math.floor(at))));
+    pane.element.focus({ preventScroll: true });
   }
 }
