@@ -59,3 +59,28 @@ def test_pointers_and_hits_beyond_a_fold_leave_it_closed(tmp_path, view, browser
     browser.press("/", *"w65")
     browser.press("Enter")
     assert browser.run(SHOWN)[1] == {"top": 0, "folds": 1, "active": [25]}
+
+
+def test_a_fold_opens_in_every_view_and_the_rest_can_be_reached(tmp_path, view, browser):
+    """Of panes that differ in height, the lower one stops the other nowhere."""
+    browser.open(view(write_forked(tmp_path / "t", 1200, 300)))
+    browser.press("b")
+    browser.frames(4)
+    folds = [pane["folds"] for pane in browser.run(SHOWN)]
+    browser.run("document.querySelector('.fold').scrollIntoView({ block: 'center' })")
+    browser.click(".fold")
+    browser.frames(4)
+    assert [pane["folds"] for pane in browser.run(SHOWN)] == [0, 0, folds[2] - 1, folds[3] - 1]
+    browser.run("document.querySelectorAll('.pane')[2].lastChild.style.minHeight = '6000px'")
+    reach = (
+        "[...document.querySelectorAll('.pane')].slice(2).map((p) => p.scrollHeight-p.clientHeight)"
+    )
+    for top in (700, 12_000):
+        browser.run(f"document.querySelectorAll('.pane')[2].scrollTop = {top}")
+        browser.frames(8)
+        tops = [pane["top"] for pane in browser.run(SHOWN)[2:]]
+        assert tops == [min(top, most) for most in browser.run(reach)]
+    assert tops[0] > tops[1] + 1000
+    browser.run("document.querySelectorAll('.pane')[3].scrollTop = 500")
+    browser.frames(8)
+    assert [pane["top"] for pane in browser.run(SHOWN)[2:]] == [500, 500]

@@ -155,6 +155,7 @@ class Card {
       onPoint: (i) => app.point(this, i),
       onActive: (i) => this.activated(view, i),
       onScroll: () => this.scrolled(view),
+      onUnfold: (i) => this.others(view).forEach((other) => other.pane.token(i)),
     });
     view.strip = new Strip(view);
     view.strip.element.setAttribute("aria-label", `${app.quantity.label} of every token`);
@@ -182,20 +183,31 @@ class Card {
     return classes;
   }
 
-  // Views of one completion have the same text: they scroll, and point, together.
+  // Views of one completion have the same text: they unfold, scroll and point together.
+  others(view) {
+    return this.views.filter((other) => other !== view);
+  }
+
+  // A pane that is not as high stops earlier; where others brought it, it takes nobody along.
   scrolled(view) {
     view.strip.request();
     const top = view.pane.element.scrollTop;
-    for (const other of this.views) {
-      if (other !== view && other.pane.element.scrollTop !== top) other.pane.element.scrollTop = top;
+    if (top === view.brought) return;
+    view.brought = null;
+    for (const other of this.others(view)) {
+      const { element } = other.pane;
+      if (element.scrollTop === top) continue;
+      element.scrollTop = top;
+      other.brought = element.scrollTop;
     }
   }
 
   activated(view, i) {
-    for (const other of this.views) {
-      if (other !== view) other.pane.mark(i);
+    for (const other of this.others(view)) {
+      other.pane.mark(i);
       other.strip.request();
     }
+    view.strip.request();
     this.app.select(this, view, i);
   }
 

@@ -26,7 +26,7 @@ function firstWhere(items, test) {
 class TokenPane {
   // options: label, for screen readers; and, each optional, folded: so many first tokens are shown
   // when asked for; classOf(i): further classes of token i; labelOf(i): a short text under it;
-  // onPoint(i or null), onActive(i), onScroll().
+  // onPoint(i or null), onActive(i), onScroll(), onUnfold(a token that was folded).
   constructor(completion, options) {
     this.completion = completion;
     this.options = options;
@@ -131,6 +131,7 @@ class TokenPane {
   build(block) {
     if (block.built) return;
     block.built = true;
+    const { folded } = block;
     block.folded = false;
     block.tokens = [];
     const nodes = [];
@@ -150,6 +151,7 @@ class TokenPane {
     }
     fill(block.element, ...nodes);
     block.element.style.minHeight = "";
+    if (folded) this.options.onUnfold?.(block.start);
   }
 
   // Leave a block's room empty; the active token's stays, for screen readers follow it.
