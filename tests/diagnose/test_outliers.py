@@ -6,6 +6,7 @@ from html import unescape
 import numpy as np
 import pytest
 
+from acpo.diagnose.command import MOST_READ
 from acpo.diagnose.outliers import EACH, QUANTITIES, outliers
 from acpo.records import Trace, TraceWriter
 from commandline import REFUSED
@@ -71,10 +72,46 @@ def test_the_report_links_to_the_token_in_the_page(no_analyses, tmp_path, view, 
     assert browser.text("#prompt > bdi").startswith(f"Problem {highest.prompt[1:]}:")
 
 
-def test_hostile_tokens_and_names_stay_text_in_the_report(no_analyses, tmp_path):
+def test_only_what_the_page_has_is_linked(no_analyses, tmp_path, view):  # noqa: F811
+    write_trace(tmp_path / "t", prompts=3, steps=2)
+    found = outliers(Trace.open(tmp_path / "t"))
+    for options, has in (
+        (("--prompts", 1), lambda one: one.prompt == "q0"),
+        (("--step", 10), lambda one: one.step == 10),
+    ):
+        page = view(tmp_path / "t", *options)
+        run("all", tmp_path / "t", "--output", tmp_path / "out", "--page", page)
+        report = (tmp_path / "out" / "report.html").read_text()
+        links = [unescape(link) for link in re.findall(r'href="[^"#]+#([^"]*)"', report)]
+        expected = [one.address(page, tmp_path).partition("#")[2] for one in found if has(one)]
+        assert links == expected and 0 < len(links) < len(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "<p>another's</p>",
+        '<script type="application/json" id="page">{"items":[]}</script>',
+        '<script type="application/json" id="page">{"groups":[{"id":[],"steps":[1]}]}</script>',
+        '<script type="application/json" id="page">[[]]</script>',
+        f'<script type="application/json" id="page">{"[" * 100_000}</script>',
+        f'{" " * MOST_READ}<script type="application/json" id="page">{{"groups":[]}}</script>',
+    ],
+    ids=["empty", "other", "review", "id", "list", "deep", "far"],
+)
+def test_what_is_no_page_of_a_trace_is_refused(no_analyses, tmp_path, text):
+    write_trace(tmp_path / "t", prompts=1)
+    (tmp_path / "odd.html").write_text(text)
+    odd = ("--output", tmp_path / "out", "--page", tmp_path / "odd.html")
+    said = run("all", tmp_path / "t", *odd, status=REFUSED)
+    assert "odd.html is no page of a trace" in said and "acpo view" in said
+
+
+def test_hostile_tokens_and_names_stay_text_in_the_report(no_analyses, tmp_path, view):  # noqa: F811
     write_trace(tmp_path / "t", pieces=HOSTILE, in_order=True, prompts=1)
     odd = tmp_path / 'a"><script>&javascript:x.html'
-    odd.write_text("")
+    view(tmp_path / "t").rename(odd)
     run("all", tmp_path / "t", "--output", tmp_path / "out", "--page", odd)
     text = (tmp_path / "out" / "report.html").read_text()
     assert "<script" not in text and "onerror=" not in text.replace("onerror=&#34;", "")

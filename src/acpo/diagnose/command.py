@@ -1,5 +1,6 @@
 """`acpo diagnose`. Light to import: everything heavy is imported by the verbs."""
 
+import json
 import shlex
 import sys
 from enum import StrEnum
@@ -40,6 +41,8 @@ PROPOSALS = typer.Option(
     False, "--all-proposals", help="Also places that models proposed and nobody verified."
 )
 ROLLOUT = typer.Option(None, min=0, help="Completion to draw (default: the longest).")
+MOST_READ = 32 * 2**20
+"""Bytes of a page, of which a list of all its prompts is the first block."""
 
 
 class GroupBy(StrEnum):
@@ -189,8 +192,7 @@ def all_analyses(
 
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
-    if page is not None and not page.is_file():
-        raise ACPOError(f"--page {page} is not a file: `acpo view {trace} -o {page}` makes it")
+    shown = _shown(page, trace) if page else set()
     findings, missing = [], []
     for name, source, options in _analyses(opened, runs, annotations, every_token):
         try:
@@ -202,12 +204,34 @@ def all_analyses(
         for finding in found:
             finding.write(folder, command=_command())
         findings.extend(found)
-    links = [(one, one.address(page, folder) if page else None) for one in outliers(opened)]
+    links = [
+        (one, one.address(page, folder) if page and (one.prompt, one.step) in shown else None)
+        for one in outliers(opened)
+    ]
     report = html(findings, missing, links, source=describe(opened), command=_command())
     with writing(f"--output {folder}", other="folder"):
         folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
         (folder / "report.html").write_text(report, encoding="utf-8")
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
+
+
+def _shown(page: Path, trace: Path) -> set[tuple[Any, Any]]:
+    """Prompts, and steps of each, that a page of `acpo view` shows."""
+    from acpo.errors import ACPOError
+
+    if not page.is_file():
+        raise ACPOError(f"--page {page} is not a file: `acpo view {trace} -o {page}` makes it")
+    try:
+        with page.open("rb") as file:
+            _, _, rest = file.read(MOST_READ).partition(
+                b'<script type="application/json" id="page">'
+            )
+        groups = json.loads(rest.partition(b"</script>")[0])["groups"]
+        return {(group["id"], step) for group in groups for step in group["steps"]}
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ACPOError(
+            f"--page {page} is no page of a trace that can be read: `acpo view {trace}` makes one"
+        ) from error
 
 
 def _analyses(
