@@ -94,7 +94,8 @@ def test_replacing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["lines"]
 
 
-def test_a_full_disk_leaves_no_half_line(tmp_path):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_full_disk_leaves_no_half_line(tmp_path, replaced):
     class Full:
         def __init__(self, file):
             self.file, self.full = file, False
@@ -110,6 +111,8 @@ def test_a_full_disk_leaves_no_half_line(tmp_path):
 
     with LineFile(tmp_path / "lines") as lines:
         lines.resume(FIRST, bytes)
+        if replaced:
+            lines.replace(FIRST)
         whole, lines._file = lines._file, Full(lines._file)
         with pytest.raises(OSError, match="No space"):
             lines.append(b"a longer line\n")
@@ -144,3 +147,16 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
     assert os.read(reader, 100) == b"all of it"
     os.close(reader)
+
+
+def test_a_link_stays_one(tmp_path):
+    for name in ("whole", "lines"):
+        (tmp_path / f"{name}-link").symlink_to(name)
+        (tmp_path / name).write_bytes(FIRST)
+    write_whole(tmp_path / "whole-link", "2\n")
+    with LineFile(tmp_path / "lines-link") as lines:
+        lines.replace(b"2\n")
+        lines.append(b"3\n")
+    assert (tmp_path / "whole").read_bytes() == b"2\n" and (tmp_path / "whole-link").is_symlink()
+    assert (tmp_path / "lines").read_bytes() == b"2\n3\n" and (tmp_path / "lines-link").is_symlink()
+    assert len([*tmp_path.iterdir()]) == 4

@@ -105,19 +105,19 @@ class LineFile(Closing):
 
     def replace(self, lines: bytes) -> None:
         """Put these lines in the place of all others, in one step."""
-        partial = _beside(self.path)
+        path, partial = _beside(self.path)
         with self._lock:
-            file: Any = open(partial, "x+b", buffering=0)  # noqa: SIM115 (closed by `close`)
+            file: Any = open(partial, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
                 self._write(file, lines)
                 os.fsync(file.fileno())
-                partial.replace(self.path)
+                partial.replace(path)
             except BaseException:
                 file.close()
                 partial.unlink(missing_ok=True)
                 raise
-            flush_path(self.path.parent)
+            flush_path(path.parent)
             self._file.close()
             self._file = file
 
@@ -134,9 +134,10 @@ class LineFile(Closing):
             self._file.close()
 
 
-def _beside(path: Path) -> Path:
-    """A name next to `path` that nobody has: whoever writes the same at once has another."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+def _beside(path: Path) -> tuple[Path, Path]:
+    """The file that `path` may link to, and a name next to it that nobody has."""
+    real = Path(os.path.realpath(path))
+    return real, real.with_name(f".{real.name}.{secrets.token_hex(8)}")
 
 
 def flush_path(path: Path) -> None:
@@ -157,7 +158,7 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
-    partial = _beside(path)
+    path, partial = _beside(path)
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
