@@ -86,7 +86,7 @@ _UNIT_WORDS = 5
 # three behind another.
 _SHORT_WORDS = """
 cm mm km dm kg mg lb lbs oz ft in mi yd yr yrs hr hrs min sec mph kph rpm cc ml mL sq cu per of a
-an day days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
+an h s day days way ways men egg eggs pie pies bag bags box cup cups car cars toy toys pen pens
 """
 _SHORT_UNITS = frozenset(_SHORT_WORDS.split())
 # Other letters are variables, in whatever font.
@@ -145,7 +145,7 @@ def _unit(match: re.Match[str]) -> str:
         re.search(r"(?:[\d})!]|\\pi)$", value)
         and re.search(r"\d|\\pi", value)
         and len(words) <= _UNIT_WORDS
-        and not re.search(r"\{[^{}]*[^A-Za-z {}/.^*-][^{}]*\}", re.sub(_SCRIPT, "", match[0]))
+        and not re.search(r"\{[^{}]*[^A-Za-z {}()/.^*-][^{}]*\}", re.sub(_SCRIPT, "", match[0]))
         and all(len(w) > (2 if i else 3) or w in _SHORT_UNITS for i, w in enumerate(bare))
         and all(map(_is_unit_word, words))
         and words[-1:] not in (["a"], ["right"])
@@ -182,12 +182,17 @@ REWRITES = (
     _row("digit groups", r"(?<=\d)(?:,\\!\s*|\{,\}|\\,)(?=\d{3}(?!\d))|\\!", ""),
     _row("braced commas", r"\{,\}", ","),
     _row("braced colons", r"\{:\}", ":"),
+    _row(
+        "systems",
+        r"\\begin\{cases\}((?:(?!\\[gln]e|\\begin|[<>&]).)*)\\end\{cases\}",
+        lambda m: m[1].replace("\\\\", ", "),
+    ),
     _row("spaces", rf"(?<!\\)(?:\\[,;:> ]|~)|\\q?quad{_COMMAND_END}|\s+", " "),
     _row("single spaces", r" {2,}", " "),
     _row(
         "size and style",
-        r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|tiny|small|normalsize|large"
-        rf"|Large|LARGE|huge|Huge|bf|rm|it|bfseries|checkmark){_COMMAND_END}",
+        r"\\(?:left|right) ?\.|\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|tiny"
+        rf"|small|normalsize|large|Large|LARGE|huge|Huge|bf|rm|it|bfseries|checkmark){_COMMAND_END}",
         "",
     ),
     _row("colour", r"\\(?:text)?color(?:box)?\s*\{[^{}]*\}", ""),
@@ -207,7 +212,8 @@ REWRITES = (
         r"\\text",
     ),
     _row("empty text", r"\\text\{\s*\}", ""),
-    _row("fractions", rf"\\[dtc]frac{_COMMAND_END}", r"\\frac"),
+    _row("fractions", rf"\\(?:[dtcs]|nice)frac{_COMMAND_END}", r"\\frac"),
+    _row("fractions of TeX", r"\{([^{}]*)\\over(?![a-zA-Z])([^{}]*)\}", r"\\frac{\1}{\2}"),
     _row("choose", r"\{? ?(?<!\w)(\w++) ?\\choose ?(\w+) ?\}?", r"\\binom{\1}{\2}"),
     _row("root signs", "\u221a" + r"\s*(?:\(([^()]*)\)|\{?(\d+|[a-zA-Z])\}?)", r"\\sqrt{\1\2}"),
     _row(
@@ -235,6 +241,7 @@ REWRITES = (
         r"\\mathbb\{R\} ?(?:\\setminus|\\backslash|-) ?\\\{([^,{}\\]*)\\\}$",
         r"(-\\infty,\1)\\cup(\1,\\infty)",
     ),
+    _row("real and more", r"^([a-zA-Z]) ?\\in ?\\mathbb\{R\} ?, ?(?=\1 ?(?:\\[gln]e |[<>]))", ""),
     _row("all reals", r"\\mathbb\{R\}$|^\\text\{ *all real(?: number)?s *\}$", _REALS),
     _row(
         "magnitudes",
@@ -253,6 +260,7 @@ REWRITES = (
         lambda m: "\\degree " if _TRIGONOMETRY.search(m.string) else "",
     ),
     _row("whole text", r"^\\text\{([^{}]*(?:[\d,;()]| or | and )[^{}]*| ?[A-Za-z] ?)\}$", r"\1"),
+    _row("base behind", r"(?<=[0-9A-Z]) ?(?:\\text\{ *)?\(?base (\w+)\)?(?: *\})?$", r"_{\1}"),
     _row("base", r"(?<=_\{)\\text\{ ?base ?\} ?", ""),
     _row("digits as text", r"\\text\{ ?([0-9A-Z]+) ?\}(?=_)", r"\1"),
     _row(
@@ -281,8 +289,8 @@ REWRITES = (
     ),
     _row(
         "units",
-        rf"(?:(?!{_JOINT})[ /]{{0,4}}(?:\\text\{{[^{{}}]*\}}"
-        rf"|(?<![A-Za-z\\])(?:[A-Za-z]{{2,}}|(?<=[a-z] )a)(?![A-Za-z]))\.?{_SCRIPT})++",
+        rf"(?:(?!{_JOINT})[ /]{{0,4}}(?:\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\])"
+        rf"(?:[A-Za-z]{{2,}}|(?<=[a-z] )a|(?<=[a-z]/)[hs])(?![A-Za-z]))\.?{_SCRIPT})++",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
