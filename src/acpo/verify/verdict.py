@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     def correct(self) -> bool:
         return self.outcome is Outcome.CORRECT
 
-    def reward(self, *, right: float = 1.0, wrong: float = 0.0) -> float | None:
+    def reward(self, *, wrong: float = 0.0) -> float | None:
         """The reward of this verdict, or None when it does not judge the answer.
 
         A timeout or a limit is the answer's own doing and earns `wrong`; a reference that cannot be
@@ -38,4 +38,4 @@ class Verdict(NamedTuple):
         """
         if self.outcome in UNDECIDED:
             return None
-        return right if self.correct else wrong
+        return 1.0 if self.correct else wrong
