@@ -52,6 +52,7 @@ _FUNCTIONS = "arcsin|arccos|arctan|sin|cos|tan|cot|sec|csc|ln|log|exp|pi"
 _NUMBER = r"(?:\d+(?:\.\d*)?|\.\d+)"
 _PLAIN = re.compile(r"-?\d+(?:\.\d+)?")
 _JOINT = r" *(?:\\text\{ *,? *)?(?:and|or)\b"
+_LATER_WORD = r"[A-Za-z]{2,}|(?<=[a-z] )a|(?<=[a-z]/)[hs]"
 _NEXT_ITEM = re.compile(rf" *[,;)]|{_JOINT}")
 _SCRIPT = r"(?:\^\{?-?\d\}?)?"
 
@@ -126,6 +127,11 @@ def _interval(match: re.Match[str]) -> str:
     return opening + match[2] + closing
 
 
+def _unit_word(word: str) -> str:
+    words = rf"\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\])(?:{word})(?![A-Za-z])"
+    return rf"(?:(?!{_JOINT})[ /]{{0,4}}(?:{words})\.?{_SCRIPT})"
+
+
 def _unit(match: re.Match[str]) -> str:
     """Nothing for a unit behind a number, else the words as they are.
 
@@ -133,12 +139,13 @@ def _unit(match: re.Match[str]) -> str:
     numbers in a list it is a unit where the last has the same: 3 men, 5 women are no 3, 5.
     """
     text, end = match.string, match.end()
+    value = text[: match.start()].rstrip()
     if end != len(text):
+        value = value[value.rfind(",") + 1 :]
         last = text.rstrip(" )")
         before = last.removesuffix(match[0].strip())
         if before == last or before[-1:].isalpha() or not _NEXT_ITEM.match(text, end):
             return match[0]
-    value = text[text.rfind(",", 0, match.start()) + 1 : match.start()].rstrip()
     bare = re.findall(r"[A-Za-z]+", re.sub(r"\\text\{[^{}]*\}", " ", match[0]))
     words = re.findall(r"[A-Za-z]+", match[0].replace("\\text", " "))
     is_unit = (
@@ -289,8 +296,7 @@ REWRITES = (
     ),
     _row(
         "units",
-        rf"(?:(?!{_JOINT})[ /]{{0,4}}(?:\\text\{{[^{{}}]*\}}|(?<![A-Za-z\\])"
-        rf"(?:[A-Za-z]{{2,}}|(?<=[a-z] )a|(?<=[a-z]/)[hs])(?![A-Za-z]))\.?{_SCRIPT})++",
+        rf"{_unit_word('[A-Za-z]{2,}')}{_unit_word(_LATER_WORD)}*+",
         _unit,
     ),
     _row("thousands", r"^[+-]? ?[1-9]\d{0,2}(?:,\d{3})+(?![\d,])(?=[^,\[\]()]*$)", _ungrouped),
