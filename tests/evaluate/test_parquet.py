@@ -1,6 +1,7 @@
 """`acpo data verl`: every problem once, and what verl needs to judge it."""
 
 import json
+from datetime import datetime
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,7 +9,8 @@ from typer.testing import CliRunner
 
 from acpo.cli import app
 from acpo.errors import ACPOError
-from acpo.evaluate.parquet import write_verl
+from acpo.evaluate.parquet import _rows, write_verl
+from acpo.tasks.registry import get_task
 from acpo.verify import read_problem
 
 PAPER = ("aime24", "aime25", "math500", "hmmt25", "beyondaime", "humaneval_pro")
@@ -105,3 +107,9 @@ def test_what_judges_a_row_goes_with_it(small):
     first = pq.read_table(small / "verl" / "train.parquet").to_pylist()[0]
     assert first["extra_info"]["judge"] == "digits"
     assert first["reward_model"]["ground_truth"] == "2"
+
+
+def test_dates_in_a_row_are_text():
+    code = get_task("humaneval_pro")
+    (row,) = _rows(code, [("p", {"made": datetime(2026, 1, 1)})], "test")
+    assert json.loads(row["reward_model"]["ground_truth"]) == {"made": "2026-01-01 00:00:00"}

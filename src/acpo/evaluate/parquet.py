@@ -93,7 +93,7 @@ def _rows(task: Task, prompts: Sequence[tuple[str, Row]], split: str) -> list[di
             "ability": judge,
             "reward_model": {
                 "style": "rule",
-                "ground_truth": row["answer"] if task.needs_gold else json.dumps(row),
+                "ground_truth": row["answer"] if task.needs_gold else json.dumps(row, default=str),
             },
             "extra_info": {"judge": judge, "split": split, "index": index},
         }
