@@ -113,7 +113,7 @@ def test_equal_rows_are_equal_and_a_sabotaged_one_is_worse(tmp_path, inline):
       reward_funcs: [compare.sabotage.right, compare.sabotage.negated]
       reward_weights: [0.0, 1.0]
 """
-    path = write_study(tmp_path, rows, updates=16, seeds="[0, 1, 2, 3]", held_out=100)
+    path = write_study(tmp_path, rows, updates=24, seeds="[0, 1, 2]", held_out=100)
     study = read_study(path)
     summary = summarise(study, run_all(study, tmp_path / "out", only=["*/s[at]*"]))
     found = {row["name"]: row for row in summary["tasks"]["main"]["rows"]}

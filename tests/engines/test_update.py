@@ -173,8 +173,10 @@ def test_compiled_layers_give_the_same_gradient(tmp_path, compiled_by, layout, b
     """
     compiled_by(backend)
     settings = {"update_layout": layout, "max_tokens_per_pack": 64, "rollout_func": fixed_rollout}
-    settings |= {"num_iterations": 2, "max_steps": 3}
-    settings["gradient_checkpointing"] = layout == "packed"
+    checkpointing = layout == "packed"
+    # A second pass over a rollout has statistics taken before it, which compile anew.
+    settings |= {"num_iterations": 1 if checkpointing else 2, "max_steps": 3}
+    settings["gradient_checkpointing"] = checkpointing
     _, plain = recorded(tmp_path, tiny_model(layers=1), **settings)
     trainer, compiled = recorded(tmp_path, tiny_model(layers=1), compile_layers=True, **settings)
     layers = trainer.policy.model.layers
