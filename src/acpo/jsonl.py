@@ -55,7 +55,9 @@ def read_json(path: Path) -> Row:
     """
     try:
         content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ACPOError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise ACPOError(f"{path} is damaged ({error}); remove it") from error
     if not isinstance(content, dict):
         raise ACPOError(f"{path} is damaged (not a JSON object); remove it")
