@@ -49,8 +49,10 @@ def test_a_sound_recipe(examine):
 
 
 def test_the_quickstart_as_it_is(tmp_path):
-    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), "--output_dir", str(tmp_path)]
+    folder = tmp_path / "runs" / "quickstart"
+    arguments = ["doctor", str(RECIPES / "quickstart.yaml"), "--output_dir", str(folder)]
     result = CliRunner().invoke(app, arguments)
+    assert not folder.parent.exists(), "it says what training will do, and does nothing of it"
     assert result.exit_code == 0, result.output
     assert "200 of 200 gold answers earn a reward" in result.output
     assert (

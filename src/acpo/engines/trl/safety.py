@@ -4,12 +4,12 @@ A probe compares our logits with the model's own, and packed sequences with padd
 anything is trained.
 """
 
-import os
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,10 +36,10 @@ EVALUATED = (Dataset, IterableDataset, torch.utils.data.Dataset, list)
 
 
 def check_output_folder(path: str) -> None:
-    """Raise unless files can be written to `path`."""
+    """Raise unless files can be written to `path`, which need not be there and is not made."""
     try:
-        os.makedirs(path, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path):
+        there = next(folder for folder in (Path(path), *Path(path).parents) if folder.exists())
+        with tempfile.NamedTemporaryFile(dir=there):
             pass
     except OSError as error:
         raise ACPOError(
