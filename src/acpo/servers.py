@@ -36,12 +36,19 @@ def api_key(variable: str) -> str | None:
     return key or None
 
 
-def without_key(said: str, key: str | None) -> str:
+def without_key(said: str | bytes, key: str | None) -> str:
     """What a server said, without the key in it: servers repeat what they were sent."""
+    if isinstance(said, bytes):
+        said = said.decode(errors="replace")
     spellings = {key, json.dumps(key)[1:-1], key.replace("/", r"\/")} if key else ()
     for spelling in spellings:
         said = said.replace(spelling, "[the key]")
     return said
+
+
+def may_pass(status: int) -> bool:
+    """Whether another attempt may end better than with this status."""
+    return status in (408, 409, 425, 429) or status >= 500
 
 
 class Patience:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
-from acpo.servers import Patience, api_key, without_key
+from acpo.servers import Patience, api_key, may_pass, without_key
 from acpo.wire import Connection, Reply, TooLong, TooSlow, WireError
 
 MAX_REPLY_BYTES = 1 << 20
@@ -150,14 +150,14 @@ class Endpoint:
         return self._reply(reply.body)
 
     def _failure(self, reply: Reply) -> RequestFailure:
-        code, body = reply.status, reply.body.decode(errors="replace")
-        said = f"status {code}: {without_key(body, self._key)}"[:300]
+        code = reply.status
+        said = f"status {code}: {without_key(reply.body, self._key)}"[:300]
         if code in (401, 403, 404) or 300 <= code < 400:
             raise ACPOError(
                 f"{self.url} answers {said}: check the URL, model={self.model!r} and the key "
                 f"({self._key_named})"
             ) from None
-        if code in (408, 409, 425, 429) or code >= 500:
+        if may_pass(code):
             self._patience.hold(reply.retry_after)
             limited = code == 429
             return RequestFailure(Status.RATE_LIMITED if limited else Status.SERVER_ERROR, said)
@@ -176,6 +176,6 @@ class Endpoint:
             if not reply.is_whole():
                 raise ValueError("of other types")
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            said = without_key(body.decode(errors="replace"), self._key)
+            said = without_key(body, self._key)
             raise RequestFailure(Status.MALFORMED, f"no chat completion: {said[:200]!r}") from None
         return reply._replace(read=max(read, 0), written=max(written, 0))

@@ -6,6 +6,7 @@ writing one behind the other: a run that stands there twice counts once, as it f
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -52,7 +53,7 @@ def _is_measured(value: Any) -> bool:
 
 def _is_packed(verdicts: Any) -> bool:
     try:
-        return verdicts is None or (type(verdicts) is str and bool(unpack_verdicts(verdicts)))
+        return verdicts is None or (type(verdicts) is str and bool(verdict_counts(verdicts)))
     except ACPOError:
         return False
 
@@ -230,6 +231,12 @@ def pack_verdicts(groups: Iterable[Iterable[bool]]) -> str:
     """The verdicts of every problem's samples, as text of a few hundred letters."""
     text = " ".join("".join("01"[bool(one)] for one in group) for group in groups)
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+@functools.lru_cache(maxsize=4096)  # a run stands beside several others
+def verdict_counts(packed: str) -> tuple[tuple[int, int], ...]:
+    """Samples and right ones of each problem."""
+    return tuple((len(group), sum(group)) for group in unpack_verdicts(packed))
 
 
 def unpack_verdicts(packed: str) -> list[list[bool]]:

@@ -30,7 +30,7 @@ from acpo.compare.statistics import (
     ranks,
     signed_rank_p,
 )
-from acpo.compare.store import PLACES, unpack_verdicts
+from acpo.compare.store import PLACES, verdict_counts
 from acpo.evaluate.statistics import pass_probability
 from acpo.intervals import LEVEL
 from acpo.objectives.methods import METHODS
@@ -306,16 +306,9 @@ def _bootstrap(pairs: Sequence[tuple[Result, Result]]) -> dict[str, Any] | None:
 @functools.lru_cache(maxsize=4096)  # a run stands beside several others
 def _shares(packed: str | None) -> np.ndarray:
     """Of each problem; none where they are not known, or a problem has no verdict."""
-    counts = _counts(packed)
+    counts = verdict_counts(packed) if packed is not None else ()
     whole = all(samples for samples, _ in counts)
     return np.array([right / samples for samples, right in counts] if whole else [])
-
-
-@functools.lru_cache(maxsize=4096)
-def _counts(packed: str | None) -> tuple[tuple[int, int], ...]:
-    """Samples and right ones of each problem."""
-    groups = unpack_verdicts(packed) if packed is not None else []
-    return tuple((len(group), sum(group)) for group in groups)
 
 
 def area(result: Result) -> float | None:
@@ -344,7 +337,8 @@ def pass_at_each(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def _pass_at(measured: Result) -> dict[str, float]:
-    counts = [one for one in _counts(measured.get("verdicts")) if one[0]]
+    packed = measured.get("verdicts")
+    counts = [one for one in verdict_counts(packed) if one[0]] if packed is not None else []
     ks = [1 << power for power in range(min((n for n, _ in counts), default=0).bit_length())]
     chances = {(one, k): pass_probability(*one, k) for one in set(counts) for k in ks}
     return {str(k): math.fsum(chances[one, k] for one in counts) / len(counts) for k in ks}

@@ -86,12 +86,11 @@ def _all_shares(trace: Trace, wrong: Wrong) -> tuple[dict[tuple[str, str], Share
             missing[method] = str(error)
             continue
         for quantity, mass in masses(columns, length).items():
-            found = region_shares(mass, wrong)
             unknown = sum(bool(np.isnan(mass[one.rows]).any()) for one, _ in wrong)
             if unknown:  # else methods would be compared over different completions
                 why = f"the trace lacks what it takes in {unknown} of {len(wrong)} completions"
                 missing[f"{method}, {quantity}"] = why
-            elif np.isfinite(found.at).any():
+            elif np.isfinite((found := region_shares(mass, wrong)).at).any():
                 shares[method, quantity] = found
             else:
                 missing[f"{method}, {quantity}"] = "it is 0 in all of them"

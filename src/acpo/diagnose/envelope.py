@@ -293,8 +293,10 @@ def _draw_widths(axes: Axes, support: int) -> None:
     for i, k in enumerate(sorted({5, 10, 100, support})):
         delta = _delta_grid(k)
         lower, exact, upper = bounds(delta, k)
-        axes.plot(delta, upper - lower, **look(i).line, label=f"k = {k:,}: $U-L$")
-        axes.plot(delta, upper - exact, color=look(i).color, linestyle=":", label="   exact spread")
+        color, linestyle, marker = look(i)
+        axes.plot(delta, upper - lower, color=color, linestyle=linestyle, label=f"k = {k:,}: $U-L$")
+        dots: dict[str, Any] = {"linestyle": ":", "marker": marker, "markevery": 0.1}
+        axes.plot(delta, upper - exact, color=color, **dots, markersize=4, label="   exact spread")
     axes.set(xlabel=r"$\delta$", ylabel="width (nats)", xlim=(0, 1))
     axes.set_ylim(0, 1.5 * axes.get_ylim()[1])
     legend(axes, loc="upper left", ncols=2)

@@ -15,7 +15,7 @@ from typing import Any
 
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
-from acpo.servers import Patience, api_key, web_address, without_key
+from acpo.servers import Patience, api_key, may_pass, web_address, without_key
 from acpo.wire import Connection, Reply, WireError
 
 _PROBE_SECONDS = 10.0
@@ -238,13 +238,13 @@ class OpenAIBackend:
                 f"({'the one in' if self._key else 'none is set in'} ${self._key_env}): export it, "
                 f"or name another variable with --api-key-env. It said: {said}"
             )
-        if reply.status not in (408, 409, 425, 429) and reply.status < 500:
+        if not may_pass(reply.status):
             return False, f"{self._url}: status {reply.status}: {said}"
         self._patience.hold(reply.retry_after)
         return True, f"status {reply.status}: {said}"
 
     def _said(self, reply: Reply) -> str:
-        return without_key(reply.body.decode(errors="replace"), self._key)
+        return without_key(reply.body, self._key)
 
     def _probe(self) -> dict[str, Any]:
         """What the server says of the model; at once, what would take all retries of a request."""
