@@ -1,9 +1,11 @@
 """The remote backend against a real HTTP server that speaks SandboxFusion's run_code."""
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -29,6 +31,7 @@ class Server(BaseHTTPRequestHandler):
     behaviour = "honest"
     odd: dict | None = None  # instead of what the result would say
     failures = 0
+    pause = 0.0  # seconds before each byte of an answer
     requests: list[dict] = []  # noqa: RUF012
 
     def do_POST(self):
@@ -46,7 +49,10 @@ class Server(BaseHTTPRequestHandler):
         self.send_response(200 if self.path == "/run_code" else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        for piece in [body[i : i + 1] for i in range(len(body))] if Server.pause else [body]:
+            time.sleep(Server.pause)
+            with contextlib.suppress(OSError):  # whoever asked has left
+                self.wfile.write(piece)
 
     def run_code(self, request):
         result = {"status": "Finished", "execution_time": 0.1, "return_code": 0, "stderr": ""}
@@ -76,6 +82,7 @@ class Server(BaseHTTPRequestHandler):
 def remote(monkeypatch):
     monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
     Server.behaviour, Server.failures, Server.requests, Server.odd = "honest", 0, [], None
+    Server.pause = 0.0
     server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -153,6 +160,16 @@ def test_a_result_that_cannot_be_read_is_an_infra_error(remote, odd):
     assert judge_code(HONEST, ADD, remote).outcome is Outcome.INFRA_ERROR
 
 
+def test_an_answer_that_trickles_in_is_given_up(remote, monkeypatch):
+    monkeypatch.setattr(remote_module, "_ANSWER_SLACK_SECONDS", 0.3)
+    monkeypatch.setattr(remote_module, "_ATTEMPTS", 1)
+    Server.behaviour, Server.pause = "broken", 0.02
+    remote.limits = Limits(wall_seconds=0.2)
+    verdict = judge_code(HONEST, ADD, remote)
+    assert verdict.outcome is Outcome.INFRA_ERROR
+    assert "no whole reply within 0.5 s" in verdict.detail
+
+
 def test_no_server_is_an_infra_error(monkeypatch):
     monkeypatch.setattr(remote_module, "_FIRST_PAUSE_SECONDS", 0.01)
     verdict = judge_code(HONEST, ADD, RemoteBackend("http://127.0.0.1:9"))
@@ -173,7 +190,7 @@ def test_a_server_is_tried_before_the_first_job(remote):
     Server.behaviour = "broken"
     Server.odd = None
     with pytest.raises(ACPOError, match="no pod"):
-        batch.backend(remote._url.removesuffix("/run_code"), False, 1)
+        batch.backend(remote._url, False, 1)
 
 
 def verify(path, url, code):
@@ -186,7 +203,7 @@ def test_the_command_says_why_nothing_was_judged(remote, tmp_path):
     path = tmp_path / "in.jsonl"
     hidden = {"test_code": "for i in range(3):\n    assert add(i, i) == 2 * i\n"}
     path.write_text(json.dumps({**ADD, **hidden, "completion": HONEST}) + "\n")
-    url = remote._url.removesuffix("/run_code")
+    url = remote._url
     assert "no address" in verify(path, "localhost", 2)
     assert "127.0.0.1:9" in verify(path, "http://127.0.0.1:9", 2)
     assert "no row could be judged: assert_mode" in verify(path, url, 2)

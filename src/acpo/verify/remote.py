@@ -1,11 +1,8 @@
 """A SandboxFusion-compatible server as the place where solutions run."""
 
-import http.client
 import json
 import math
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -14,6 +11,7 @@ from acpo.servers import web_address
 from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
 from acpo.verify.verdict import Outcome
+from acpo.wire import Connection, TooLong, WireError
 
 _ATTEMPTS = 3
 _FIRST_PAUSE_SECONDS = 0.2
@@ -40,7 +38,7 @@ class RemoteBackend:
     def __init__(self, url: str, limits: Limits | None = None) -> None:
         if web_address(url) is None:
             raise ACPOError(f"{url!r} is no address of a sandbox server: give http://HOST:PORT")
-        self._url = url.rstrip("/") + "/run_code"
+        self._url = url.rstrip("/")
         self.limits = limits or Limits()
 
     def probe(self) -> None:
@@ -102,18 +100,13 @@ class RemoteBackend:
             "run_timeout": seconds,
             "memory_limit_MB": math.ceil(self.limits.memory_bytes / 2**20),
         }
-        request = urllib.request.Request(
-            self._url,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-        )
         problem = ""
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)
             try:
-                answer = self._exchange(request)
-            except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+                answer = self._exchange(body)
+            except (WireError, ValueError, RecursionError) as error:
                 problem = str(error)
                 continue
             result = answer.get("run_result")
@@ -122,14 +115,20 @@ class RemoteBackend:
             problem = f"{answer.get('status')}: {answer.get('message')}"[:200]
         raise SessionEnded(Outcome.INFRA_ERROR, f"{self._url}: {problem}")
 
-    def _exchange(self, request: urllib.request.Request) -> dict[str, Any]:
-        timeout = self.limits.wall_seconds + _ANSWER_SLACK_SECONDS
+    def _exchange(self, body: dict[str, Any]) -> dict[str, Any]:
         longest = _JSON_GROWTH * self.limits.output_bytes + (1 << 20)
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            data = response.read(longest + 1)
-        if len(data) > longest:
-            raise SessionEnded(Outcome.LIMIT, "more standard output than output_bytes")
-        answer = json.loads(data)
+        connection = Connection(self._url, None, most_bytes=longest)
+        within = self.limits.wall_seconds + _ANSWER_SLACK_SECONDS
+        try:
+            reply = connection.exchange("POST", "/run_code", body, within)
+        except TooLong:
+            why = "more standard output than output_bytes"
+            raise SessionEnded(Outcome.LIMIT, why) from None
+        finally:
+            connection.close()
+        if reply.status != 200:
+            raise ValueError(f"status {reply.status}")
+        answer = json.loads(reply.body)
         if not isinstance(answer, dict):
             raise ValueError("the answer is not a JSON object")
         return answer
