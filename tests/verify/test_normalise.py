@@ -73,6 +73,7 @@ EXAMPLES = {
     "equals sign first": ("=42", "42", "x=42"),
     "open ends": ("]2,5[", "(2,5)", "[2,5)"),
     "time of day": ("3:15 P.M.", "3:15\\text{pm}", "15 \\text{am}"),
+    "units in parentheses": ("12 (inches)", "12", "12 (a)"),
     "units": ("12\\text{ cm}^2", "12", "5 \\text{ or six}"),
     "thousands": ("1,234", "1234", "0,125"),
     "spaced thousands": ("10 000", "10000", "1 000 5"),

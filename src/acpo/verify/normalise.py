@@ -54,6 +54,7 @@ _PLAIN = re.compile(r"-?\d+(?:\.\d+)?")
 _JOINT = r" *(?:\\text\{ *,? *)?(?:and|or)\b"
 _LATER_WORD = r"[A-Za-z]{2,}|(?<=[a-z] )a|(?<=[a-z]/)[hs]"
 _NEXT_ITEM = re.compile(rf" *[,;)]|{_JOINT}")
+_EQUATIONS = r"(?:(?!\\[gln]e|\\begin|[<>&]).)*"
 _SCRIPT = r"(?:\^\{?-?\d\}?)?"
 
 # What stands behind a number is its unit, unless one of these words says something else about it.
@@ -191,8 +192,9 @@ REWRITES = (
     _row("braced colons", r"\{:\}", ":"),
     _row(
         "systems",
-        r"\\begin\{cases\}((?:(?!\\[gln]e|\\begin|[<>&]).)*)\\end\{cases\}",
-        lambda m: m[1].replace("\\\\", ", "),
+        rf"(?:\\left ?\\{{ ?)?\\begin\{{cases\}}({_EQUATIONS})\\end\{{cases\}}"
+        rf"|\\left ?\\{{ ?\\begin\{{array\}} ?\{{[lcr ]*\}}({_EQUATIONS})\\end\{{array\}}",
+        lambda m: (m[1] or m[2] or "").replace("\\\\", ", "),
     ),
     _row("spaces", rf"(?<!\\)(?:\\[,;:> ]|~)|\\q?quad{_COMMAND_END}|\s+", " "),
     _row("single spaces", r" {2,}", " "),
@@ -294,6 +296,7 @@ REWRITES = (
         r"(?<=:\d\d) ?(?:\\text\{ *)?([AaPp])\.?[Mm]\.?(?: *\})?$",
         lambda m: f"\\text{{{m[1].lower()}m}}",
     ),
+    _row("units in parentheses", r"^([^\\]*\d) ?\((?:in )?([A-Za-z]{2,}[A-Za-z ]*)\)$", r"\1 \2"),
     _row(
         "units",
         rf"{_unit_word('[A-Za-z]{2,}')}{_unit_word(_LATER_WORD)}*+",
