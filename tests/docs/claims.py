@@ -1126,7 +1126,7 @@ def equal_rates_in_words(r):
         f"SAPO ends at {100 * slow['accuracy']['value']:.1f}% [",
         f"`score_normalised` {apart['score_normalised']} from it, GRPO {apart['grpo']}, ACPO "
         f"{points(slow_4)}; with 8 updates per rollout, where SAPO gains too little for a verdict, "
-        f"ACPO is at {points(slow_8)} (",
+        f"ACPO is at {points(slow_8)};",
         f"with 8, and GRPO by {above(finals(r)[0])[3:]};",
         f"ACPO could be {half[0]:.0f} points below SAPO, and GRPO {half[1]:.0f} below or "
         f"{ahead:.0f} above",
@@ -1173,27 +1173,41 @@ def equal_rates_runs(runs):
     cut = sum(extract_answer(text) is None for run in texts for text in run)
     lengths = [sum(run["step_lengths"]) for run in runs if run["run"].startswith("four/study/")]
     done, whole = runs_of("qwen2.5-0.5b-gsm8k-slow", runs)
+    assert f"{done} runs" == whole
     return [
-        f"{done} of {whole}",
+        f"{done} runs, 20 of them the study's above",
         f"The {sum(map(len, texts))} answers that the {len(texts)} runs",
         f"{cut} of them until they are cut off",
         f"({min(lengths):.2f} to {max(lengths):.2f})",
     ]
 
 
-@claim("docs/results.md", SLOW_RUNS)
-def larger_model_so_far(runs):
-    ends, first = {}, {}
-    for run in runs:
-        if run["run"].startswith("large/study/"):
-            row, seed = run["spec"]["row"], run["spec"]["seed"]
-            ends[row, seed] = f"{100 * run['accuracy']['value']:.1f}%"
-            first.setdefault(seed, f"{100 * run['curve'][0]['accuracy']:.1f}%")
-    assert len(ends) == 4 and not any(run["run"].startswith("large/start") for run in runs)
+@claim("docs/results.md", SLOW)
+def larger_model(r):
+    task = r["tasks"]["large"]
+    rows = {row["name"]: row for row in task["rows"]}
+    acpo, ours, sapo = (rows[name] for name in ("acpo", SCORE_ROWS[0], "sapo"))
+    assert all(len(row["values"]) == 2 and not row["collapsed"] for row in rows.values())
+    assert acpo["verdict"] == ours["verdict"] == "not told apart"
+    ahead = [
+        [100 * (row["values"][seed] - sapo["values"][seed]) for seed in ("0", "1")]
+        for row in (acpo, ours)
+    ]
+    gains = [100 * row["gain"]["value"] for row in rows.values()]
+    apart = -100 * acpo["difference"]["low"]
     return [
-        f"with seed 0 SAPO ends at {ends['sapo', 0]}, `score_normalised` at "
-        f"{ends['score_normalised', 0]} and ACPO at {ends['acpo', 0]}",
-        f"with seed 1 SAPO at {ends['sapo', 1]}; the first rollouts have {first[0]} and {first[1]}",
+        f"from {100 * task['start']['value']:.1f}% and with two seeds: "
+        f"SAPO ends at {interval(sapo['accuracy']).replace(' ', '% ', 1)}, "
+        f"ACPO {interval(acpo['difference'], '+')} and "
+        f"`score_normalised` {interval(ours['difference'], '+')} from it",
+        f"It starts at {interval(task['start'])}:",
+        "\n".join(map(final_line, (acpo, ours, sapo))),
+        f"gain {min(gains):.0f} to {max(gains):.0f} points",
+        f"ACPO is {-ahead[0][0]:.1f} points below SAPO with one and {ahead[0][1]:.1f} above with "
+        f"the other, so it could be {apart:.0f} points apart either way",
+        "above with both, by {:.1f} and {:.1f}.".format(*ahead[1]),
+        f"(entropy {acpo['ends']['entropy']['value']:.3f} against "
+        f"{sapo['ends']['entropy']['value']:.3f}). The 24 answers",
     ]
 
 
@@ -1338,69 +1352,65 @@ def before_and_after(_):
 
 
 @claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
-def real_geometry(_):
-    folders = [f"qwen2.5-0.5b-{task}-{w}" for task in TASKS for w in ("before", "after")]
-    folders += [f"qwen2.5-1.5b-{task}-before" for task in TASKS]
+@claim("docs/diagnose.md", "results/diagnose/qwen2.5-1.5b.json")
+def real_geometry(r):
+    size = r["note"].split("-")[2]
+    folders = [f"qwen2.5-{size.lower()}-{task}-{w}" for task in TASKS for w in ("before", "after")]
     sources = [load(f"results/diagnose/{name}/alignment.md") for name in folders]
     tokens = [re.search(r"completions, ([\d,]+) tokens", text)[1] for text in sources]
-    rows = [*map(measures, folders)]
-    return (
-        [f"| tokens | {' | '.join(tokens)} |"]
-        + [f"| {' | '.join(cells)} |" for cells in zip(*rows, strict=True)]
-        + ["the longest ∇ē after it would be {:.1f} and {:.1f} instead".format(*rescaled())]
-    )
-
-
-@claim("docs/diagnose.md", "results/diagnose/qwen2.5-1.5b.json")
-def larger_geometry(r):
-    right = [r["right_of_512"][task]["0"] for task in TASKS]
-    reversed_shares = [measures(f"qwen2.5-1.5b-{task}-before")[3].split(" / ")[1] for task in TASKS]
+    first, last = (100 * r["held_out"][when]["value"] for when in ("before", "after"))
+    assert r["held_out"]["problems"] == 256
     return [
-        "has {} and {} of 512 right".format(*right),
-        "{} and {} reversed with the offset".format(*reversed_shares),
+        f"{first:.1f}% to {last:.1f}% at {size}",
+        f"| {size} | GSM8K, before | after | MATH-500, before | after |",
+        f"| tokens | {' | '.join(tokens)} |",
+        *(f"| {' | '.join(cells)} |" for cells in zip(*map(measures, folders), strict=True)),
+        "{:.1f} and {:.1f} instead of {} and {} at {}".format(*rescaled(size), size),
     ]
 
 
-def rescaled():
-    """The longest entropy gradients after training, by the largest entropy before it."""
-    for task in TASKS:
-        before, after = (f"qwen2.5-0.5b-{task}-{when}" for when in ("before", "after"))
-        scale = largest_entropy(after) / largest_entropy(before)
-        assert scale < 2 / 3
-        text = load(f"results/diagnose/{after}/gradients.md")
-        yield scale * float(re.search(r"up to (\S+) times", text)[1])
+def rescaled(size):
+    """The longest entropy gradients after training, by the largest entropy before, then after."""
+    pairs = [[f"qwen2.5-{size.lower()}-{task}-{w}" for w in ("before", "after")] for task in TASKS]
+    scales = [largest_entropy(after) / largest_entropy(before) for before, after in pairs]
+    assert max(scales) < 0.68
+    pages = [load(f"results/diagnose/{after}/gradients.md") for _, after in pairs]
+    longest = [float(re.search(r"up to (\S+) times", page)[1]) for page in pages]
+    scaled = [scale * length for scale, length in zip(scales, longest, strict=True)]
+    return *scaled, *(f"{length:.1f}" for length in longest)
 
 
 @claim("docs/diagnose.md", "results/diagnose/qwen2.5-0.5b.json")
-def every_50_updates(r):
-    first, last = (100 * r["held_out"][when]["value"] for when in ("before", "after"))
-    lines = [
-        f"its held-out accuracy ({r['held_out']['problems']} problems, 8 samples each) was "
-        f"{first:.1f}%, then {last:.1f}%",
-    ]
+@claim("docs/diagnose.md", "results/diagnose/qwen2.5-1.5b.json")
+def along_training(r):
+    size = r["note"].split("-")[2]
     measured = {
         "aligned": ("sampled token is the mode", "{:.1%}"),
         "delta": ("mean δ", "{:.3f}"),
         "entropy": ("entropy, nats", "{:.3f}"),
     }
+    steps = ("0", "50", "100", "150", "200")
+    lines = []
     for task, title in TASKS.items():
-        rows = load(f"results/diagnose/qwen2.5-0.5b-{task}-training/trends.csv")
-        steps = [row for row in rows if row["branch"] == "all"]
-        assert [row["step"] for row in steps] == [*r["right_of_512"][task]]
-        right = " | ".join(map(str, r["right_of_512"][task].values()))
-        lines.append(f"| {title}: right of 512 | {right} |")
+        rows = load(f"results/diagnose/qwen2.5-{size.lower()}-{task}-training/trends.csv")
+        known = {row["step"]: row for row in rows if row["branch"] == "all"}
+        right = r["right_of_512"][task]
+        assert [*known] == [*right]
+
+        def line(label, cells, title=title):
+            cells = " | ".join(cells.get(step, "") for step in steps).replace("|  |", "| |")
+            lines.append(f"| {size}, {title}: {label} | {cells} |")
+
+        line("right of 512", {step: str(count) for step, count in right.items()})
         for column, (label, form) in measured.items():
-            cells = " | ".join(form.format(float(row[column])) for row in steps)
-            lines.append(f"| {title}: {label} | {cells} |")
+            cells = {step: form.format(float(row[column])) for step, row in known.items()}
+            line(label, cells)
     good = [
         row
-        for row in load("results/diagnose/qwen2.5-0.5b-gsm8k-training/trends.csv")
+        for row in load(f"results/diagnose/qwen2.5-{size.lower()}-gsm8k-training/trends.csv")
         if row["branch"] == "Â > 0"
     ]
-    return [
-        *lines,
-        f"mean δ there falls from {float(good[0]['delta']):.3f} to {float(good[-1]['delta']):.3f}",
-    ]
+    return [*lines, f"from {float(good[0]['delta']):.3f} to {float(good[-1]['delta']):.3f}"]
 
 
 @claim("docs/diagnose.md", "results/diagnose/blame-qwen2.5-0.5b-after/blame.csv")
