@@ -11,6 +11,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 LEVEL = 0.95
+NO_WIDTH = 1e-9
+"""Shares come in steps: values this close are the same one, and no measure of chance."""
 
 
 class Estimate(NamedTuple):
@@ -39,13 +41,11 @@ def share_interval(shares: Sequence[float], *, draws: int) -> Estimate | None:
     questions = len(shares)
     if questions == 0:
         return None
-    mean = math.fsum(shares) / questions
+    mean, variance = _mean_and_variance(shares)
     effective = float(questions)
-    if questions > 1:
-        variance = math.fsum((share - mean) ** 2 for share in shares) / (questions - 1)
-        if variance > 0:
-            effective = min(mean * (1 - mean) * questions / variance, float(max(draws, questions)))
-            effective = max(effective, 1.0)
+    if variance > 0:
+        effective = min(mean * (1 - mean) * questions / variance, float(max(draws, questions)))
+        effective = max(effective, 1.0)
     low, high = _wilson(mean, effective, student_quantile(questions - 1))
     return Estimate(mean, low, high)
 
@@ -71,10 +71,16 @@ def mean_interval(values: Sequence[float]) -> Estimate:
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
     """The mean, and half the width of Student's interval for it: 0 where all values agree."""
+    mean, variance = _mean_and_variance(values)
     count = len(values)
-    mean = math.fsum(values) / count
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(count - 1, 1)
     return mean, student_quantile(count - 1) * math.sqrt(variance / count)
+
+
+def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
+    mean = math.fsum(values) / len(values)
+    if max(values) - min(values) <= NO_WIDTH:
+        return mean, 0.0
+    return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -168,6 +168,15 @@ def test_no_difference_anywhere_is_not_certainty():
     assert result.difference.high == pytest.approx(1 - 0.025 ** (1 / 30)) == -result.difference.low
 
 
+def test_what_differs_by_rounding_alone_agrees():
+    """Tenths subtracted from tenths, and the mean of ten times 62/63, are off by an ulp."""
+    ours, theirs = counts([3, 8, 5, 2, 1], [10] * 5), counts([2, 7, 4, 1, 0], [10] * 5)
+    difference = compare(ours, theirs).difference
+    assert difference.value - difference.low == pytest.approx(1 - 0.025 ** (1 / 5))
+    alike = mean_accuracy(counts([62] * 10, [63] * 10))
+    assert alike.low < 0.75, "one draw per question, not 630"
+
+
 def test_average_adds_variances():
     combined = average([Estimate(0.5, 0.4, 0.6), Estimate(0.3, 0.2, 0.5)])
     assert combined.value == pytest.approx(0.4)

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from acpo.intervals import LEVEL, mean_and_half_width, student_probability, student_quantile
-
-NO_WIDTH = 1e-9
-"""Accuracies come in steps: that seeds fell on the same one is no measure of chance."""
+from acpo.intervals import (
+    LEVEL,
+    NO_WIDTH,
+    mean_and_half_width,
+    student_probability,
+    student_quantile,
+)
 
 
 class SeedEstimate(NamedTuple):
@@ -44,7 +47,7 @@ def mean_over_seeds(values: Sequence[float]) -> SeedEstimate:
 def p_value(differences: Sequence[float]) -> float:
     """Student's two-sided p of a mean of 0; 1 where the spread says nothing of chance."""
     estimate = mean_over_seeds(differences)
-    if estimate.low is None or estimate.high is None or estimate.high - estimate.low <= NO_WIDTH:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return 1.0
     freedom = len(differences) - 1
     half = (estimate.high - estimate.low) / 2
