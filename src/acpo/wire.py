@@ -6,16 +6,19 @@ about a request together; this reads the three headers it needs.
 
 import base64
 import http.client
+import io
 import json
 import socket
 import time
-from typing import BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_HEADERS = 200
 _READ_BYTES = 1 << 16
+_LONGEST_WAIT = 2e6
+"""Seconds. Sockets take a timeout of 2**31 milliseconds at most."""
 
 
 class WireError(Exception):
@@ -42,6 +45,21 @@ class Reply(NamedTuple):
     body: bytes
 
 
+class _Incoming(io.RawIOBase):
+    """The bytes of a socket up to a deadline, however few of them come at a time."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._source = source
+        self.deadline = 0.0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._source.settimeout(_left(self.deadline))
+        return self._source.recv_into(buffer)
+
+
 class Connection:
     """A connection to `base_url`, made when needed and made anew after any failure.
 
@@ -61,7 +79,7 @@ class Connection:
             f"Accept-Encoding: identity\r\nContent-Type: application/json\r\n{authorization}"
         )
         self._socket: socket.socket | None = None
-        self._file: BinaryIO | None = None
+        self._file: io.BufferedReader[_Incoming] | None = None
 
     def exchange(self, method: str, path: str, payload: object, seconds: float) -> Reply:
         """Send one request and read the whole reply.
@@ -103,7 +121,8 @@ class Connection:
     def _exchange(self, message: bytes, deadline: float) -> Reply:
         if self._socket is None or self._file is None:
             self._socket = self._connect(deadline)
-            self._file = self._socket.makefile("rb")
+            self._file = io.BufferedReader(_Incoming(self._socket))
+        self._file.raw.deadline = deadline
         self._socket.settimeout(_left(deadline))
         try:
             self._socket.sendall(message)
@@ -113,11 +132,11 @@ class Connection:
         if not first:
             raise _Closed("connection closed without a reply")
         status = _status(first)
-        headers = self._headers(deadline)
+        headers = self._headers()
         while 100 <= status < 200:
-            status = _status(self._line(deadline))
-            headers = self._headers(deadline)
-        body = self._body(headers, deadline)
+            status = _status(self._line())
+            headers = self._headers()
+        body = self._body(headers)
         if headers.get(b"connection", b"").lower() == b"close" or first.startswith(b"HTTP/1.0"):
             self.close()
         after = headers.get(b"retry-after")
@@ -136,53 +155,52 @@ class Connection:
         connection.connect()
         return connection.sock
 
-    def _line(self, deadline: float) -> bytes:
-        assert self._socket is not None and self._file is not None
-        self._socket.settimeout(_left(deadline))
+    def _line(self) -> bytes:
+        assert self._file is not None
         line = self._file.readline(_MAX_LINE_BYTES)
         if not line.endswith(b"\n"):
             raise ValueError("the reply was cut off")
         return line
 
-    def _headers(self, deadline: float) -> dict[bytes, bytes]:
+    def _headers(self) -> dict[bytes, bytes]:
         headers: dict[bytes, bytes] = {}
         for _ in range(_MAX_HEADERS):
-            line = self._line(deadline).strip()
+            line = self._line().strip()
             if not line:
                 return headers
             name, _, value = line.partition(b":")
             headers[name.lower()] = value.strip()
         raise ValueError(f"more than {_MAX_HEADERS} headers")
 
-    def _body(self, headers: dict[bytes, bytes], deadline: float) -> bytes:
+    def _body(self, headers: dict[bytes, bytes]) -> bytes:
         if headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked"):
-            return self._chunks(deadline)
+            return self._chunks()
         if b"content-length" in headers:
-            return self._exactly(int(headers[b"content-length"]), deadline)
+            return self._exactly(int(headers[b"content-length"]))
         received = bytearray()
-        while piece := self._some(_READ_BYTES, deadline):
+        while piece := self._some(_READ_BYTES):
             received += piece
             self._bound(len(received))
         self.close()
         return bytes(received)
 
-    def _chunks(self, deadline: float) -> bytes:
+    def _chunks(self) -> bytes:
         pieces: list[bytes] = []
         total = 0
-        while size := int(self._line(deadline).partition(b";")[0], 16):
+        while size := int(self._line().partition(b";")[0], 16):
             total += size
-            pieces.append(self._exactly(size, deadline, total))
-            self._line(deadline)
-        self._headers(deadline)  # trailers
+            pieces.append(self._exactly(size, total))
+            self._line()
+        self._headers()  # trailers
         return b"".join(pieces)
 
-    def _exactly(self, size: int, deadline: float, total: int = 0) -> bytes:
+    def _exactly(self, size: int, total: int = 0) -> bytes:
         if size < 0:
             raise ValueError(f"a length of {size}")
         self._bound(max(size, total))
         received = bytearray()
         while len(received) < size:
-            piece = self._some(size - len(received), deadline)
+            piece = self._some(size - len(received))
             if not piece:
                 raise ValueError("the reply was cut off")
             received += piece
@@ -192,10 +210,9 @@ class Connection:
         if size > self._most_bytes:
             raise TooLong(f"a reply of more than {self._most_bytes} bytes")
 
-    def _some(self, size: int, deadline: float) -> bytes:
-        assert self._socket is not None and self._file is not None
-        self._socket.settimeout(_left(deadline))
-        return self._file.read1(size)  # type: ignore[attr-defined]
+    def _some(self, size: int) -> bytes:
+        assert self._file is not None
+        return self._file.read1(size)
 
 
 def _status(line: bytes) -> int:
@@ -224,4 +241,4 @@ def _left(deadline: float) -> float:
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("timed out")
-    return left
+    return min(left, _LONGEST_WAIT)

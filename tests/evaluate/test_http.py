@@ -12,7 +12,7 @@ import pytest
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.openai import OpenAIBackend
-from acpo.wire import Connection, WireError
+from acpo.wire import Connection, TooSlow, WireError
 from evaluate.server import serving
 
 
@@ -314,7 +314,9 @@ RAW = {
 }
 
 
-def replying(data: bytes, times: int = 1, heard: list[bytes] | None = None) -> str:
+def replying(
+    data: bytes, times: int = 1, heard: list[bytes] | None = None, pause: float = 0.0
+) -> str:
     """Answer with raw bytes, one byte at a time, and close; what was asked goes to `heard`."""
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -327,6 +329,7 @@ def replying(data: bytes, times: int = 1, heard: list[bytes] | None = None) -> s
                     heard.append(asked)
                 for byte in data:
                     client.send(bytes([byte]))
+                    time.sleep(pause)
         listener.close()
 
     threading.Thread(target=serve, daemon=True).start()
@@ -346,6 +349,20 @@ def test_a_body_cut_anywhere_is_an_error(form):
     for cut in range(len(RAW[form])):
         with pytest.raises(WireError):
             Connection(replying(RAW[form][:cut]), None).exchange("GET", "/x", None, 5.0)
+
+
+@pytest.mark.parametrize("form", RAW)
+def test_a_reply_that_trickles_in_ends_at_the_deadline(form):
+    connection = Connection(replying(RAW[form], pause=0.2), None)
+    start = time.monotonic()
+    with pytest.raises(TooSlow, match="no whole reply"):
+        connection.exchange("GET", "/x", None, 0.3)
+    assert time.monotonic() - start < 2.0
+
+
+def test_a_reply_may_be_waited_for_without_end():
+    connection = Connection(replying(RAW["length"]), None)
+    assert connection.exchange("GET", "/x", None, float("inf")).body == b"hello world"
 
 
 @pytest.mark.parametrize(
