@@ -72,6 +72,12 @@ def test_pass_one_is_the_mean():
     assert pass_at(entries, 1).value == pytest.approx(mean_accuracy(entries).value) == 0.5
 
 
+def test_one_vote_is_the_mean_and_as_sure():
+    """Eight samples of a question are eight votes of one."""
+    entries = [QuestionCounts(str(i), 3 + i % 3, 8, (2, 1)) for i in range(30)]
+    assert majority_at(entries, 1) == pytest.approx(mean_accuracy(entries))
+
+
 @pytest.mark.parametrize("bad", [(3, 4, 1), (3, 1, 4), (3, 1, 0), (3, -1, 1)])
 def test_pass_probability_refuses(bad):
     with pytest.raises(ValueError, match="need 0 <= c <= n"):

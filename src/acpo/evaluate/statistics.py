@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -30,6 +30,10 @@ class QuestionCounts:
     correct: int
     decided: int
     wrong_votes: tuple[int, ...] = ()
+
+
+Curve = Callable[[QuestionCounts], tuple[float, ...]]
+"""Chances of a question from 1 sample to as many as were decided."""
 
 
 class Comparison(NamedTuple):
@@ -56,10 +60,14 @@ def pass_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
     None where a question has fewer than `k` decided samples: no unbiased estimate exists, and
     leaving those questions out would bias the rest.
     """
+    return _at(counts, k, lambda entry: _pass_curve(entry.decided, entry.correct))
+
+
+def _at(counts: Sequence[QuestionCounts], k: int, curve: Curve) -> Estimate | None:
     if not counts or any(entry.decided < k for entry in counts):
         return None
-    values = [pass_probability(entry.decided, entry.correct, k) for entry in counts]
-    return share_interval(values, draws=sum(entry.decided for entry in counts) // k)
+    draws = sum(entry.decided for entry in counts) // k
+    return share_interval([curve(entry)[k - 1] for entry in counts], draws=draws)
 
 
 def pass_probability(n: int, c: int, k: int) -> float:
@@ -84,10 +92,7 @@ def majority_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
 
     None where a question has fewer than `k` decided samples, as with `pass_at`.
     """
-    if not counts or any(entry.decided < k for entry in counts):
-        return None
-    values = [majority_probabilities(entry)[k - 1] for entry in counts]
-    return share_interval(values, draws=len(values))
+    return _at(counts, k, majority_probabilities)
 
 
 def majority_probabilities(entry: QuestionCounts) -> tuple[float, ...]:
