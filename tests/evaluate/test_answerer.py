@@ -90,7 +90,8 @@ def test_one_question_that_always_fails_does_not_block_the_report(tmp_path, stat
         assert "2 samples could not be drawn and are left out (questions 2)" in said
         summary = json.loads((tmp_path / "run" / "summary.json").read_text())
         entry = summary["benchmarks"]["sums"]
-        assert entry["questions"] == 5 and entry["mean"]["value"] == 1.0
+        assert entry["questions"] == 6 and entry["mean"]["value"] == 1.0
+        assert entry["pass"] == {"1": None, "2": None}, "not that of the other five questions"
         failed = entry["failed"]
         assert failed["counted_as"] == "exclude"
         assert [(one["question"], one["sample"]) for one in failed["samples"]] == [
@@ -134,7 +135,7 @@ def test_refusals_that_overtake_completions_do_not_end_the_run(tmp_path):
         status, said = evaluate(server, tmp_path, count=12)
     assert status == 0 and "8 samples could not be drawn" in said
     entry = json.loads((tmp_path / "run" / "summary.json").read_text())["benchmarks"]["sums"]
-    assert entry["questions"] == 4 and entry["mean"]["value"] == 1.0
+    assert entry["questions"] == 12 and entry["mean"]["value"] == 1.0
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,8 @@ def question_counts(samples: Samples, *, failed: str = "exclude") -> list[Questi
     """
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for (question, _), sample in samples.items():
-        if is_failed(sample) and failed == "wrong":
-            sample = {"verdict": Outcome.INCORRECT}
-        if "verdict" in sample:
-            grouped[question].append(sample)
+        wrong = failed == "wrong" and is_failed(sample)
+        grouped[question].append({"verdict": Outcome.INCORRECT} if wrong else sample)
     return [_count(question, group) for question, group in grouped.items()]
 
 
@@ -57,7 +55,7 @@ def undecided(samples: Samples) -> dict[str, int]:
 
 
 def _count(question: str, group: list[dict[str, Any]]) -> QuestionCounts:
-    decided = [sample for sample in group if sample["verdict"] not in UNDECIDED]
+    decided = [s for s in group if "verdict" in s and s["verdict"] not in UNDECIDED]
     correct = sum(sample["verdict"] == Outcome.CORRECT for sample in decided)
     wrong = Counter(
         sample["answer"]
