@@ -128,6 +128,15 @@ def test_a_finished_run_samples_nothing_and_grows_with_k(tmp_path):
         assert server.number == 10
 
 
+def test_names_of_models_and_folders_are_no_markup(tmp_path):
+    """Not a terminal's, nor a formula's: a run ended in its traceback instead of its scores."""
+    data, output = sums(tmp_path / "sums.jsonl", 2), tmp_path / "old[" / "bold]"
+    with serving(add) as server:
+        run = ("eval", r"a$\bad$b", "--base-url", server.url, "--benchmarks", data, *ONE_WORKER)
+        done = acpo(*run, "--k", 1, "--output", output)
+    assert done.returncode == 0 and f"reports in {output}" in done.stdout, done.stderr
+
+
 def test_a_changed_setting_is_refused(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 2)
     with serving(add) as server:

@@ -116,7 +116,8 @@ def picture(summary: dict[str, Any], path: Path) -> None:
         reach = [[value - 100 * mean["low"]], [100 * mean["high"] - value]]
         axes.errorbar([value], [height], xerr=reach, fmt="o", color="#1f4e79", capsize=3)
     axes.set_yticks(range(len(entries)), [title(name) for name, _ in reversed(entries)])
-    axes.set(xlim=(0, 100), xlabel="mean@k, percent, 95% interval", title=str(summary["model"]))
+    axes.set(xlim=(0, 100), xlabel="mean@k, percent, 95% interval")
+    axes.set_title(str(summary["model"]), parse_math=False)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)

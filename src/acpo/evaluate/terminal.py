@@ -88,13 +88,12 @@ def _print_scores(summary: dict[str, Any], output: Path) -> None:
         cut = "-" if entry["truncated"] is None else f"{entry['truncated']:.1%}"
         table.add_row(*cells, cut)
     table.add_row("average", "", "", interval(summary["average"]))
-    console = Console()
-    console.print(table)
+    Console().print(table)
     for name, entry in summary["benchmarks"].items():
         if said := told_undecided(entry["undecided"], entry["samples"]):
             _print_line(f"{title(name)}: {said}")
         _print_failed(name, entry["failed"])
-    console.print(f"percent, 95% intervals clustered by question; samples and reports in {output}")
+    _print_line(f"percent, 95% intervals clustered by question; samples and reports in {output}")
 
 
 def _print_more(plans: Sequence[Plan], summary: dict[str, Any]) -> None:
