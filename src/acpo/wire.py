@@ -16,7 +16,6 @@ from urllib.request import getproxies, proxy_bypass
 
 _MAX_LINE_BYTES = 1 << 16
 _MAX_HEADERS = 200
-_READ_BYTES = 1 << 16
 _LONGEST_WAIT = 2e6
 """Seconds. Sockets take a timeout of 2**31 milliseconds at most."""
 
@@ -177,42 +176,33 @@ class Connection:
             return self._chunks()
         if b"content-length" in headers:
             return self._exactly(int(headers[b"content-length"]))
-        received = bytearray()
-        while piece := self._some(_READ_BYTES):
-            received += piece
-            self._bound(len(received))
+        assert self._file is not None
+        body = self._file.read(self._most_bytes + 1)
+        self._bound(len(body))
         self.close()
-        return bytes(received)
+        return body
 
     def _chunks(self) -> bytes:
-        pieces: list[bytes] = []
-        total = 0
+        body = bytearray()
         while size := int(self._line().partition(b";")[0], 16):
-            total += size
-            pieces.append(self._exactly(size, total))
+            body += self._exactly(size, len(body))
             self._line()
         self._headers()  # trailers
-        return b"".join(pieces)
+        return bytes(body)
 
-    def _exactly(self, size: int, total: int = 0) -> bytes:
+    def _exactly(self, size: int, before: int = 0) -> bytes:
         if size < 0:
             raise ValueError(f"a length of {size}")
-        self._bound(max(size, total))
-        received = bytearray()
-        while len(received) < size:
-            piece = self._some(size - len(received))
-            if not piece:
-                raise ValueError("the reply was cut off")
-            received += piece
-        return bytes(received)
+        self._bound(before + size)
+        assert self._file is not None
+        received = self._file.read(size)
+        if len(received) < size:
+            raise ValueError("the reply was cut off")
+        return received
 
     def _bound(self, size: int) -> None:
         if size > self._most_bytes:
             raise TooLong(f"a reply of more than {self._most_bytes} bytes")
-
-    def _some(self, size: int) -> bytes:
-        assert self._file is not None
-        return self._file.read1(size)
 
 
 def _status(line: bytes) -> int:
