@@ -68,6 +68,20 @@ def test_a_line_that_is_no_sample_is_named(tmp_path):
         SampleFile(path, SETTINGS)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"answer": {}}, {"tokens": "9"}],
+)
+def test_a_verdict_that_nobody_gave_is_not_counted(tmp_path, fields):
+    """One of another program's counted as wrong, and other kinds ended in a TypeError."""
+    path = tmp_path / "s.jsonl"
+    fill(path)
+    with path.open("a") as file:
+        file.write(json.dumps({"question": "q", "sample": 0, **fields}) + "\n")
+    with pytest.raises(ACPOError, match=r"s.jsonl:8: not a line of samples"):
+        read_samples(path)
+
+
 def test_another_file_is_not_taken_for_samples(tmp_path):
     path = tmp_path / "s.jsonl"
     for text in ('{"problem": "1+1"}', '{"problem": "1+1"}\n{"pro', "[]\n"):

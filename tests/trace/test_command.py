@@ -312,9 +312,9 @@ def test_samples_left_out_are_told(evaluated, tmp_path):
     [
         (0, {"settings": {"temperature": 0.9}}, "does not say its"),
         (0, {"settings": 3}, "not a file of samples"),
-        (1, {"verdict": "splendid"}, "not as `acpo eval` writes them"),
-        (1, {"prompt": None}, "not as `acpo eval` writes them"),
-        (1, {"completion": 3}, "not as `acpo eval` writes them"),
+        (1, {"verdict": "splendid"}, "not a line of samples as"),
+        (1, {"prompt": None}, "not a line of samples as"),
+        (1, {"completion": 3}, "not a line of samples as"),
         (1, {"question": ["a"]}, "question must be text"),
     ],
 )

@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from acpo.errors import ACPOError
@@ -20,6 +21,10 @@ FORMAT = 1
 Key = tuple[str, int]
 _ANSWERER = ("model", "revision", "base_url", "served")
 """Settings that say who answered."""
+_KINDS: dict[str, type | UnionType] = {
+    **dict.fromkeys(("prompt", "completion", "finish", "failed", "fingerprint"), str),
+    **{"answer": str | None, "tokens": int | None, "ids": list},
+}
 
 
 class SampleFile(Closing):
@@ -129,10 +134,15 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
             key = (row.pop("question"), row.pop("sample"))
             if not (type(key[0]) is str and type(key[1]) is int):
                 raise ValueError("question must be text and sample a number")
+            for name in row.keys() & _KINDS.keys():
+                if not isinstance(row[name], _KINDS[name]):
+                    raise ValueError(f"{name}={row[name]!r:.60}")
+            if "verdict" in row:
+                Outcome(row["verdict"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ACPOError(
-                f"{path}:{number}: not a line of samples ({error!r}): remove it or use another "
-                "--output"
+                f"{path}:{number}: not a line of samples as `acpo eval` writes them ({error!r}): "
+                "remove it or use another --output"
             ) from error
         samples.setdefault(key, {}).update(row)
     known = isinstance(header, dict) and header.get("format") == FORMAT

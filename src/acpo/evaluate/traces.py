@@ -132,12 +132,8 @@ def _read(folder: Path) -> dict[str, tuple[dict[str, Any], Samples]]:
                 "several tokenisations, and only the sampled one can be scored. Evaluate with "
                 "--backend transformers or vllm"
             )
-        for (question, number), sample in found.items():
-            if not _is_whole(sample):
-                raise ACPOError(
-                    f"{file}: sample {number} of question {question!r} is not as `acpo eval` "
-                    "writes them (prompt, completion, finish or verdict); draw it again"
-                )
+        if not all({"prompt", "finish"} <= sample.keys() for sample in found.values()):
+            raise ACPOError(f"{file}: samples without prompt or finish; draw them again")
         runs[name] = settings, found
     return runs
 
@@ -171,20 +167,8 @@ def _shared_settings(folder: Path, runs: Mapping[str, dict[str, Any]]) -> dict[s
 
 
 def _has_ids(sample: dict[str, Any]) -> bool:
-    ids = sample.get("ids")
-    return (
-        isinstance(ids, list)
-        and bool(ids)
-        and all(type(token) is int and 0 <= token < 2**31 for token in ids)
-    )
-
-
-def _is_whole(sample: dict[str, Any]) -> bool:
-    verdict = sample.get("verdict")
-    known = verdict is None or (isinstance(verdict, str) and verdict in set(Outcome))
-    return known and all(
-        isinstance(sample.get(name), str) for name in ("prompt", "completion", "finish")
-    )
+    ids = sample.get("ids", [])
+    return bool(ids) and all(type(token) is int and 0 <= token < 2**31 for token in ids)
 
 
 def _refuse_other_words(
