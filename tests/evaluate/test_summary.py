@@ -100,6 +100,14 @@ def test_compare_reports_what_else_differs(tmp_path):
     assert "$+25.00$ [" in comparison_latex(result)
 
 
+def test_a_comparison_in_latex_has_every_benchmark(tmp_path):
+    """It had the paper's six alone: of others it was a row of dashes."""
+    write(tmp_path / "a", "own", {("q", 0): sample("correct")})
+    write(tmp_path / "b", "own", {("q", 0): sample("incorrect")})
+    shown = comparison_latex(compare_runs(tmp_path / "a", tmp_path / "b"))
+    assert r"\textbf{own} & \textbf{Average}" in shown and shown.count("$+100.00$ [") == 2
+
+
 def test_compare_refuses_other_questions(tmp_path):
     write(tmp_path / "a", "aime24", FOUR)
     write(tmp_path / "b", "aime24", FOUR, data="other")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acpo.tasks import PAPER, TASKS
+from acpo.tasks import TASKS
 
 _LATEX_SPECIAL = str.maketrans(
     {
@@ -178,14 +178,10 @@ def comparison_markdown(result: dict[str, Any]) -> str:
 
 
 def comparison_latex(result: dict[str, Any]) -> str:
-    """A comparison in the columns of the paper, differences with their intervals."""
-    cells = []
-    for name in PAPER:
-        entry = result["benchmarks"].get(name)
-        cells.append(_latex_interval(entry["difference"]) if entry else "--")
-    complete = all(name in result["benchmarks"] for name in PAPER)
-    cells.append(_latex_interval(result["average"]) if complete else "--")
-    return tabular("", [*map(title, PAPER), "Average"], [" & ".join(cells) + r" \\"])
+    """A comparison as one row of differences with their intervals."""
+    differences = [entry["difference"] for entry in result["benchmarks"].values()]
+    cells = " & ".join(map(_latex_interval, [*differences, result["average"]]))
+    return tabular("", [*map(title, result["benchmarks"]), "Average"], [rf"{cells} \\"])
 
 
 def latex_text(text: str) -> str:
