@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from acpo.intervals import share_interval, student_quantile
+from acpo.intervals import mean_interval, share_interval, student_quantile
 
 
 # Printed tables of Student's t, two-sided 5%.
@@ -35,6 +35,16 @@ def test_student_quantile_tends_to_the_normal():
     normal = NormalDist().inv_cdf(0.975)
     assert student_quantile(9_999) == pytest.approx(normal, abs=3e-4)
     assert student_quantile(10_001) == pytest.approx(normal, abs=1e-12)
+
+
+@pytest.mark.parametrize("questions", [1, 2, 5, 30])
+def test_coverage_where_all_differences_seen_agree(questions):
+    """Worlds of +1 and -1, of which the sample shows +1 alone: exact, without a simulation."""
+    low, high = mean_interval([1.0] * questions)[1:]
+    assert low > -1 and high == 1
+    for wrong in np.linspace(0, 1, 1001):
+        missed = not low <= 1 - 2 * wrong <= high
+        assert not missed or (1 - wrong) ** questions <= 0.0251
 
 
 # (questions, samples, Beta of the questions' difficulty): from "every question its own" to

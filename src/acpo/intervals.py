@@ -61,12 +61,14 @@ def _wilson(p: float, n: float, z: float) -> tuple[float, float]:
 def mean_interval(values: Sequence[float]) -> Estimate:
     """The mean of one difference in [-1, 1] per question, with Student's interval.
 
-    When all questions agree the spread says nothing: the half-width is then the largest share of
-    questions that could differ and still, with 2.5% chance, leave none of them in the sample.
+    When all questions agree the spread says nothing: at each end of the interval the others, as
+    many as could with 2.5% chance leave none of them in the sample, are at that end of [-1, 1].
     """
     mean, half = mean_and_half_width(values)
-    half = half or 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
-    return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    if half:
+        return Estimate(mean, max(-1.0, mean - half), min(1.0, mean + half))
+    others = 1 - ((1 - LEVEL) / 2) ** (1 / len(values))
+    return Estimate(mean, mean - others * (mean + 1), mean + others * (1 - mean))
 
 
 def mean_and_half_width(values: Sequence[float]) -> tuple[float, float]:
