@@ -6,7 +6,6 @@ the questions; until then it is in the order of arrival.
 """
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import UnionType
@@ -43,16 +42,13 @@ class SampleFile(Closing):
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self.path = path
         self.settings = json.loads(json.dumps(settings))
-        self._lock = threading.Lock()
         self._lines = LineFile(path)
         self.samples = self._lines.resume(self._header(), self._take)
 
     def append(self, key: Key, fields: dict[str, Any]) -> None:
         """Keep a new sample, or the verdict on one that is here: on disk before this returns."""
-        line = _line(key, fields)
-        with self._lock:
-            self._lines.append(line)
-            self.samples.setdefault(key, {}).update(fields)
+        self._lines.append(_line(key, fields))
+        self.samples.setdefault(key, {}).update(fields)
 
     def undecided(self, key: Key) -> bool:
         """Whether the sample still needs a verdict: it has none, or the machine failed."""
@@ -61,10 +57,9 @@ class SampleFile(Closing):
     def compact(self, order: Sequence[str]) -> None:
         """Rewrite the file with one line per sample, questions in `order`, in one atomic step."""
         rank = {question: number for number, question in enumerate(order)}
-        with self._lock:
-            keys = sorted(self.samples, key=lambda key: (rank.get(key[0], len(rank)), key))
-            lines = [self._header(), *(_line(key, self.samples[key]) for key in keys)]
-            self._lines.replace(b"".join(lines))
+        keys = sorted(self.samples, key=lambda key: (rank.get(key[0], len(rank)), key))
+        lines = [self._header(), *(_line(key, self.samples[key]) for key in keys)]
+        self._lines.replace(b"".join(lines))
 
     def close(self) -> None:
         self._lines.close()
