@@ -227,6 +227,15 @@ def test_data_check_reads_chat_rows_as_training_does(tmp_path):
     assert "1: 100% of its n-grams" in done.stdout and done.returncode == 0, done.stderr
 
 
+def test_overlaps_with_half_a_character_are_listed(tmp_path):
+    """In a folder that is made for them: a check takes minutes."""
+    listed = tmp_path / "new" / "overlaps.jsonl"
+    row = {"problem": "\ud800 What is 1 + 2?", "answer": "3"}
+    done = check_training(tmp_path, [row], "--ngram", 3, "--output", listed)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(listed.read_text())["training_text"] == row["problem"]
+
+
 def test_data_check_reads_golds_as_training_does(tmp_path):
     rows = [{"problem": "a", "answer": ["42"]}, {"problem": "b", "answer": math.nan}]
     assert training_golds(rows, "answer") == ["42", ""]

@@ -235,7 +235,8 @@ def check_data(
     """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     from acpo.evaluate.check import check, training_texts
     from acpo.evaluate.terminal import print_checks
-    from acpo.jsonl import read_jsonl
+    from acpo.jsonl import json_line, read_jsonl
+    from acpo.linefile import write_whole
     from acpo.verify.references import bad_references
 
     rows = read_jsonl(train) if train else []
@@ -253,9 +254,8 @@ def check_data(
     for number, reason in bad[:NAMED_ROWS]:
         typer.echo(f"  row {number}: {reason}", err=True)
     if output is not None:
-        overlaps = [row for entry in checks for row in entry.texts(training)]
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in overlaps]
-        output.write_text("".join(lines), encoding="utf-8")
+        lines = [json_line(row) for entry in checks for row in entry.texts(training)]
+        write_whole(output, b"".join(lines).decode())
     if bad or not all(entry.sound for entry in checks):
         raise typer.Exit(1)
 
