@@ -11,13 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from acpo.intervals import (
-    LEVEL,
-    NO_WIDTH,
-    mean_and_half_width,
-    student_probability,
-    student_quantile,
-)
+from acpo.intervals import LEVEL, mean_and_half_width, student_probability, student_quantile
 
 
 class SeedEstimate(NamedTuple):
@@ -87,7 +81,7 @@ def signed_rank_p(differences: Sequence[float]) -> float:
 def effect_size(differences: Sequence[float]) -> float | None:
     """Hedges' g of paired differences: their mean in standard deviations, corrected for few."""
     count = len(differences)
-    if count < 3 or max(differences) - min(differences) <= NO_WIDTH:
+    if count < 3 or not mean_and_half_width(differences)[1]:
         return None
     spread = statistics.stdev(differences)
     return statistics.fmean(differences) / spread * (1 - 3 / (4 * (count - 1) - 1))

@@ -32,10 +32,6 @@ class QuestionCounts:
     wrong_votes: tuple[int, ...] = ()
 
 
-Curve = Callable[[QuestionCounts], tuple[float, ...]]
-"""Chances of a question from 1 sample to as many as were decided."""
-
-
 class Comparison(NamedTuple):
     """A minus B over the questions both answered, on how many of which A is better and worse, and
     the two-sided exact sign test over those."""
@@ -63,7 +59,9 @@ def pass_at(counts: Sequence[QuestionCounts], k: int) -> Estimate | None:
     return _at(counts, k, lambda entry: _pass_curve(entry.decided, entry.correct))
 
 
-def _at(counts: Sequence[QuestionCounts], k: int, curve: Curve) -> Estimate | None:
+def _at(
+    counts: Sequence[QuestionCounts], k: int, curve: Callable[[QuestionCounts], Sequence[float]]
+) -> Estimate | None:
     if not counts or any(entry.decided < k for entry in counts):
         return None
     draws = sum(entry.decided for entry in counts) // k
