@@ -81,6 +81,14 @@ def test_reports(tmp_path):
     assert summary["benchmarks"]["humaneval_pro"]["majority"] is None
 
 
+def test_an_average_is_over_all_benchmarks(tmp_path):
+    """Where nothing of one could be judged, it was silently that of the others."""
+    write(tmp_path, "aime24", FOUR)
+    assert summarise_run(tmp_path)["average"]["value"] == 0.25
+    write(tmp_path, "aime25", {("q", 0): sample("unparseable_gold")})
+    assert summarise_run(tmp_path)["average"] is None
+
+
 def test_a_folder_of_two_models_has_no_average(tmp_path):
     write(tmp_path, "aime24", FOUR, model="a")
     write(tmp_path, "aime25", FOUR, model="b")

@@ -125,8 +125,8 @@ def summarise_run(folder: Path, *, failed: str = "exclude") -> dict[str, Any]:
         )
         numbers = summarise(samples, votes=votes, failed=failed)
         benchmarks[name] = {"settings": settings, **numbers}
-    means = [Estimate(**entry["mean"]) for entry in benchmarks.values() if entry["mean"]]
-    average = _plain(statistics.average(means)) if means else None
+    means = [entry["mean"] for entry in benchmarks.values()]
+    average = _plain(statistics.average([Estimate(**m) for m in means])) if all(means) else None
     return {"model": model, "benchmarks": benchmarks, "average": average}
 
 
