@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from acpo.compare.statistics import NO_WIDTH, SeedEstimate, mean_over_seeds
+from acpo.compare.statistics import SeedEstimate, mean_over_seeds
 
 PREDICTORS = {
     "positive_share": "positive share",
@@ -236,7 +236,7 @@ def tested(settings: Sequence[Setting], row: str, fit: Fit) -> tuple[str, SeedEs
 
 def told(estimate: SeedEstimate, *, above: str, below: str) -> str:
     """On which side of 0 an interval lies."""
-    if estimate.low is None or estimate.high is None or estimate.high - estimate.low <= NO_WIDTH:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return "not told apart"
     return above if estimate.low > 0 else below if estimate.high < 0 else "not told apart"
 
