@@ -26,7 +26,7 @@ ALLOWED = {
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
     "checkpoints": {"errors"},
-    "verify": {"errors", "jsonl", "linefile", "servers"},
+    "verify": {"errors", "jsonl", "linefile", "servers", "wire"},
     "tasks": {"errors", "jsonl", "linefile", "verify", "yamlfile"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},
