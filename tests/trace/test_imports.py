@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -235,6 +236,51 @@ def test_completions_that_are_all_empty_are_no_trace(tmp_path):
         said = run(source, "--output", tmp_path / "t", status=REFUSED)
         assert "no completion has a token" in " ".join(said.split())
     assert not (tmp_path / "t").exists()
+
+
+def test_the_reward_of_an_empty_completion_is_one_of_its_group(tmp_path):
+    row = {"input": PROMPTS[0], "output": TEXTS[0], "score": 1.0}
+    (tmp_path / "1.jsonl").write_text(
+        "".join(json.dumps(row | own) + "\n" for own in ({}, {"output": "", "score": 0.0}))
+    )
+    run(tmp_path / "1.jsonl", "--output", tmp_path / "t")
+    trace = Trace.open(tmp_path / "t")
+    assert trace.rollouts["tokens"].to_pylist() == [len(TEXTS[0]), 0]
+    found = trace.rollouts["advantage"].to_pylist()
+    assert found == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-3)
+    assert (trace.tokens("advantage")["advantage"] == np.float32(found[0])).all()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [{"role": "assistant", "content": "3", "reasoning_content": "1+2"}],
+        [{"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}],
+        [{"role": "assistant", "content": "3"}, {"role": "tool", "content": "4"}],
+    ],
+)
+def test_messages_that_hold_more_than_the_text_are_refused(tmp_path, said):
+    prompt = [{"role": "user", "content": "1+2="}]
+    table = pa.table({"step": [1], "prompt": [prompt], "completion": [said]})
+    pq.write_table(table, tmp_path / "completions_1.parquet")
+    with pytest.raises(ACPOError, match=r"completions_1\.parquet: .* cannot be told"):
+        read_rollouts(tmp_path)
+
+
+def test_plain_prompts_begin_as_the_tokenizer_has_texts_begin(tmp_path):
+    """Llama's and Gemma's tokenizers put a token in front, without which they are other models."""
+    folder = shutil.copytree(resolve_model(CHAIN, "nowhere"), tmp_path / "model")
+    file = folder / "tokenizer.json"
+    read = json.loads(file.read_text())
+    start = {"SpecialToken": {"id": "<eos>", "type_id": 0}}
+    read["post_processor"]["single"].insert(0, start)
+    known = {"id": "<eos>", "ids": [1], "tokens": ["<eos>"]}
+    read["post_processor"]["special_tokens"] = {"<eos>": known}
+    file.write_text(json.dumps(read))
+    source = verl(tmp_path / "theirs")
+    acpo("import", source, "--model", folder, "--output", tmp_path / "t")
+    prompts = Trace.open(tmp_path / "t").rollouts["prompt"].to_pylist()
+    assert prompts[0] == "<eos>" + PROMPTS[0]
 
 
 def test_texts_the_model_cannot_read_are_told(tmp_path):

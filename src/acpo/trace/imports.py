@@ -28,8 +28,7 @@ from acpo.objectives import get_method
 from acpo.records import write_trace
 from acpo.scoring.rollouts import Part, SampledCompletion, Scorer, prompt_id
 from acpo.texts import whole_characters
-from acpo.trace.write import print_trace
-from acpo.train.data import as_text
+from acpo.trace.write import print_trace, prompt_tokens
 
 
 @dataclass(frozen=True)
@@ -257,8 +256,21 @@ def _read_trl(file: Path, rewards: Sequence[str]) -> Iterator[ForeignRollout]:
         values = [x * row[name] for name, x in weights.items() if row[name] is not None]
         said = row["completion"]
         if isinstance(said, list):
-            said = "".join(str(message["content"]) for message in said)
+            said = _only_text(said, file)
         yield ForeignRollout(row["step"], row["prompt"], said, sum(values) if values else None)
+
+
+def _only_text(messages: list[dict[str, Any]], file: Path) -> str:
+    """The text of a lone message that has nothing else: tokens of others cannot be told."""
+    for message in messages:
+        beside = {key for key, value in message.items() if value} - {"role", "content"}
+        if len(messages) > 1 or beside or not isinstance(message["content"], str):
+            raise ACPOError(
+                f"{file}: a completion of several messages, or with thoughts or tool calls beside "
+                "its text: the tokens that the model wrote cannot be told; acpo's trainer keeps "
+                "them (record_rollouts: true)"
+            )
+    return "".join(message["content"] for message in messages)
 
 
 def _weights(rewards: Sequence[str]) -> dict[str, float]:
@@ -296,10 +308,6 @@ Group = tuple[list[SampledCompletion], list[float]]
 """Completions of one prompt, and their old log-probabilities, as far as there are any."""
 
 
-def _tokens(text: str, tokenizer: Any) -> list[int]:
-    return list(tokenizer(whole_characters(text), add_special_tokens=False)["input_ids"])
-
-
 def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:
     """Completions of one prompt together, with their old log-probabilities, in order of prompts."""
     groups: dict[str, Group] = {}
@@ -307,12 +315,13 @@ def _groups(rollouts: list[ForeignRollout], tokenizer: Any) -> Iterator[Group]:
         ids: Any = rollout.prompt
         completion = rollout.completion
         if isinstance(completion, str):
-            ids = _tokens(as_text(ids, tokenizer), tokenizer)
-            completion = _tokens(completion, tokenizer)
+            ids = prompt_tokens(ids, tokenizer)
+            text = whole_characters(completion)
+            completion = list(tokenizer(text, add_special_tokens=False)["input_ids"])
         name = prompt_id(ids)
         own, old = groups.setdefault(name, ([], []))
-        if completion:
-            sampled = SampledCompletion(name, len(own), ids, completion, rollout.truncated)
-            own.append(replace(sampled, answer=rollout.answer, reward=rollout.reward))
-            old += rollout.old_logp or []
-    yield from (group for group in groups.values() if group[0])
+        sampled = SampledCompletion(name, len(own), ids, completion, rollout.truncated)
+        own.append(replace(sampled, answer=rollout.answer, reward=rollout.reward))
+        old += rollout.old_logp or []
+    # Empty completions have no token, and a reward that the others are compared with.
+    yield from (group for group in groups.values() if any(one.completion_ids for one in group[0]))

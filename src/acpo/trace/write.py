@@ -21,6 +21,7 @@ from acpo.records import Trace, TraceWriter, has_begun
 from acpo.scoring.rollouts import SampledCompletion, Scorer, prompt_id
 from acpo.tasks.grading import ROW, grade_all
 from acpo.tasks.task import Task
+from acpo.texts import whole_characters
 from acpo.train.data import as_text, build_data, recipe_task
 from acpo.train.recipe import TaskArguments
 
@@ -118,7 +119,7 @@ def choose_questions(
     chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
     return data.task, [
         Prompt(
-            _tokens(row["prompt"], tokenizer),
+            prompt_tokens(row["prompt"], tokenizer),
             row["answer"],
             row.get(ROW) or json.dumps({"answer": row["answer"]}),
         )
@@ -126,8 +127,9 @@ def choose_questions(
     ]
 
 
-def _tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
-    text = as_text(prompt, tokenizer)
+def prompt_tokens(prompt: str | list[dict[str, str]], tokenizer: Any) -> list[int]:
+    """What a trainer feeds for a prompt: a plain text has no template to write special tokens."""
+    text = whole_characters(as_text(prompt, tokenizer))
     return list(tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"])
 
 
