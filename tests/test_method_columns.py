@@ -156,6 +156,18 @@ def test_what_cannot_be_computed_is_refused(tmp_path):
         method_columns(Trace.open(tmp_path / "t"), "gtpo_entropy")
 
 
+def test_groups_of_several_sizes_are_told_where_groups_are_compared(tmp_path):
+    one = {"token_id": [1], "logp": [-1.0], "log_pmax": [-0.5], "is_mode": [False]}
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        for sample, prompt in enumerate("aab"):
+            row = {"prompt_id": prompt, "sample": sample, "tokens": 1, "reward": 1.0}
+            writer.append([row], one | {"entropy": [1.0]})
+    trace = Trace.open(tmp_path / "t")
+    with pytest.raises(ACPOError, match="'gtpo' compares groups .*groups of 1 and of 2: leave"):
+        method_columns(trace, "gtpo")
+    assert len(method_columns(trace, "8020").credit) == 3
+
+
 def test_more_than_memory_holds_is_refused(tmp_path, monkeypatch):
     write_trace(tmp_path / "t", prompts=1, length=40)
     trace = Trace.open(tmp_path / "t")

@@ -74,12 +74,18 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
     facts = {name: trace.rollouts[name].to_pylist() for name in ("advantage", "reward")}
     alike = _stored_scale(trace) == method.advantage_scale
     lengths = np.diff(trace.starts)
-    for groups in _groups_by_step(trace).values():
+    for step, groups in _groups_by_step(trace).items():
         rows = [row for group in groups for row in group]
         where = np.concatenate([np.arange(*trace.starts[row : row + 2]) for row in rows])
         if not len(where):
             continue
-        sizes = {len(group) for group in groups}
+        sizes = sorted({len(group) for group in groups})
+        if method.shaping.group_needs and len(sizes) > 1:
+            raise ACPOError(
+                f"method {method.name!r} compares groups of one size, and step {step} of "
+                f"{trace.path} has groups of {sizes[0]} and of {sizes[-1]}: leave it out of "
+                "--methods"
+            )
         result = _step_columns(
             method,
             batch={name: values[where] for name, values in columns.items()},
@@ -87,7 +93,7 @@ def method_columns(trace: Trace, method: str | Method) -> MethodColumns:
             advantages=torch.cat(
                 [_advantages(facts, method, group, scaled_alike=alike) for group in groups]
             ),
-            group_size=sizes.pop() if len(sizes) == 1 else 0,
+            group_size=sizes[0],
         )
         for target, values in zip(out, result, strict=True):
             target[where] = values.numpy()
