@@ -51,14 +51,15 @@ class TraceWriter(Closing):
         path: The folder; an existing trace is continued.
         header: What the trace is: `model`, `temperature`, `vocab_size`, `method`, ... An existing
             trace must have been made with the same.
+        anew: Whether an existing trace is begun again instead, whatever its header.
 
     Raises:
         ACPOError: The folder holds something else, a trace with another header, or one that
             another process writes to.
     """
 
-    def __init__(self, path: Path | str, header: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path | str, header: Mapping[str, Any], *, anew: bool = False) -> None:
+        self.path, self._anew = Path(path), anew
         first = {"format": FORMAT, "version": VERSION, **header}
         self.header: dict[str, Any] = json.loads(json.dumps(first))
         if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / HEADER).exists():
@@ -113,6 +114,9 @@ class TraceWriter(Closing):
 
     def _parts_of(self, text: bytes) -> list[dict[str, Any]]:
         header, parts = _parse_header(self.path / HEADER, text)
+        if self._anew:
+            self._lines.replace(json_line(self.header))
+            return []
         for name in sorted(header.keys() | self.header.keys()):
             if header.get(name) != self.header.get(name):
                 raise ACPOError(
@@ -142,8 +146,7 @@ def write_trace(
     if path.exists():
         TraceWriter(path, header).close()  # refuses what is not to be replaced
     partial, before = Path(f"{path}.partial"), Path(f"{path}.before")
-    with TraceWriter(partial, header) as writer:
-        writer.drop_from(0)
+    with TraceWriter(partial, header, anew=True) as writer:
         for rollouts, tokens, step in parts:
             writer.append(rollouts, tokens, step=step)
         if not writer.parts:

@@ -283,6 +283,16 @@ def test_plain_prompts_begin_as_the_tokenizer_has_texts_begin(tmp_path):
     assert prompts[0] == "<eos>" + PROMPTS[0]
 
 
+def test_an_import_that_failed_is_begun_again_with_other_options(tmp_path):
+    """Its `.partial` was refused as made with another temperature: a folder that nobody named."""
+    empty = tmp_path / "1.jsonl"
+    empty.write_text(json.dumps({"input": PROMPTS[0], "output": ""}) + "\n")
+    run(empty, "--output", tmp_path / "t", "--temperature", "0.5", status=REFUSED)
+    run(verl(tmp_path / "theirs"), "--output", tmp_path / "t")
+    assert Trace.open(tmp_path / "t").header["temperature"] == 1.0
+    assert not (tmp_path / "t.partial").exists()
+
+
 def test_texts_the_model_cannot_read_are_told(tmp_path):
     long = tmp_path / "1.jsonl"
     long.write_text(json.dumps({"input": PROMPTS[0], "output": "3" * 1024}) + "\n")
