@@ -29,7 +29,6 @@ args=(
   algorithm.adv_estimator=acpo
   algorithm.use_kl_in_reward=False
   reward.custom_reward_function.path=pkg://acpo.verl
-  reward.custom_reward_function.name=compute_score
 
   data.train_files="$DATA/train.parquet"
   data.val_files="$DATA/validation.parquet"
