@@ -163,7 +163,7 @@ def test_groups_of_several_sizes_are_told_where_groups_are_compared(tmp_path):
             row = {"prompt_id": prompt, "sample": sample, "tokens": 1, "reward": 1.0}
             writer.append([row], one | {"entropy": [1.0]})
     trace = Trace.open(tmp_path / "t")
-    with pytest.raises(ACPOError, match="'gtpo' compares groups .*groups of 1 and of 2: leave"):
+    with pytest.raises(ACPOError, match=r"'gtpo' compares groups .*groups of 1 and of 2: leave"):
         method_columns(trace, "gtpo")
     assert len(method_columns(trace, "8020").credit) == 3
 

@@ -112,23 +112,17 @@ def _fitting(
     """`prompts` of the groups; fewer where they hold more than `most` tokens."""
     lengths = trace.rollouts["tokens"].to_numpy()
     sizes = [int(lengths[rows].sum()) for rows in groups]
-
-    def total(count: int) -> int:
-        return sum(spread(sizes, count))
-
-    shown = spread(groups, prompts)
-    if most is not None:
-        totals = np.cumsum(spread(sizes, prompts))
-        return shown[: max(int(np.searchsorted(totals, most, side="right")), 1)]
-    if total(prompts) > MOST_TOKENS:
-        # Fewer prompts are other prompts, so that a beginning of these says nothing.
-        fits = next((n for n in range(len(shown) - 1, 0, -1) if total(n) <= MOST_TOKENS), 0)
+    wanted = min(prompts, len(groups))
+    # Fewer prompts are other prompts: a beginning of these is the beginning of a run.
+    fitting = (n for n in range(wanted, 0, -1) if sum(spread(sizes, n)) <= (most or MOST_TOKENS))
+    fits = next(fitting, 0)
+    if most is None and fits < wanted:
         remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
         raise ACPOError(
-            f"{len(shown)} prompts of {trace.path} hold {total(prompts):,} tokens, and a page at "
-            f"most {MOST_TOKENS:,}: {remedy}"
+            f"{wanted} prompts of {trace.path} hold {sum(spread(sizes, wanted)):,} tokens, and a "
+            f"page at most {MOST_TOKENS:,}: {remedy}"
         )
-    return shown
+    return spread(groups, max(fits, 1))
 
 
 def spread(groups: Sequence[Group], count: int) -> list[Group]:
