@@ -286,17 +286,6 @@ def test_training_logs_as_it_goes_and_again_from_a_checkpoint(tmp_path):
     assert run_facts(tmp_path)["step"] == 20, "what a resumed run forgot is forgotten"
 
 
-@pytest.mark.parametrize("own", ["[]", "{}"])
-def test_a_run_without_a_log_shows_its_newest_checkpoint_and_not_the_longest(tmp_path, own):
-    for step, history in ((9, [{"step": n, "reward": 0.1} for n in range(9)]), (10, [row(10)])):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        state = json.dumps({"log_history": history})
-        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(state)
-    (tmp_path / "trainer_state.json").write_text(own)
-    facts = run_facts(tmp_path)
-    assert facts["step"] == 10 and facts["curves"][0]["points"] == [(10, 1.0)]
-
-
 def test_options_that_would_do_nothing_are_refused(run, tmp_path):
     assert "--port 8000 is of --live" in refusal(run, "--port", 8000)
     bare = tmp_path / "bare"

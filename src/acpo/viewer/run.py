@@ -1,12 +1,13 @@
 """What a training run left in its folder, or has left so far: curves, warnings, latest rollouts."""
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.records import HEADER, RUN_LOG, RUN_STATE, RUN_TRACE, Trace, has_begun, run_states
+from acpo.records import HEADER, RUN_LOG, RUN_TRACE, Trace, has_begun
 
 CURVES = {
     "reward": "reward",
@@ -51,7 +52,7 @@ def run_facts(folder: Path) -> dict[str, Any]:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is one that training writes to, and no trace."""
-    names = (RUN_LOG, RUN_STATE, f"{RUN_TRACE}/{HEADER}")
+    names = (RUN_LOG, f"{RUN_TRACE}/{HEADER}")
     return not (folder / HEADER).exists() and any((folder / name).exists() for name in names)
 
 
@@ -82,35 +83,15 @@ def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
-    """Log entries; those of the newest checkpoint for a run that kept no log of its own.
-
-    What is no entry is passed over: the last line may be half written.
-    """
+    """Log entries; what is none is passed over: the last line may be half written."""
     try:
         lines = (folder / RUN_LOG).read_bytes().split(b"\n")[:-1]
     except OSError:
-        yield from _history(folder)
         return
     for line in lines:
-        row = _parsed(line)
-        if isinstance(row, dict):
-            yield row
-
-
-def _history(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for file in run_states(folder):
-        state = _parsed(file.read_bytes())
-        history = state.get("log_history") if isinstance(state, dict) else None
-        if isinstance(history, list):
-            yield from (row for row in history if isinstance(row, dict))
-            return
-
-
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(row := json.loads(line), dict):
+                yield row
 
 
 def _step(row: Mapping[str, Any]) -> int:
