@@ -168,6 +168,12 @@ def test_what_a_reward_function_logs_is_no_reward_where_rewards_are_named(tmp_pa
         read_rollouts(verl(tmp_path / "others"), ["chain_reward"])
 
 
+def test_a_run_s_own_log_beside_its_completions_is_not_taken_for_verl_s(tmp_path):
+    folder = trl(tmp_path / "run")
+    (folder / "log.jsonl").write_text(json.dumps({"step": 5, "reward": 0.5}) + "\n")
+    assert [*read_rollouts(folder, ["chain_reward"])] == [5]
+
+
 def test_a_rollout_that_trl_wrote_at_several_logs_counts_once(tmp_path):
     folder = trl(tmp_path / "theirs") / "completions"
     table = pq.read_table(folder / "completions_00005.parquet").to_pydict()

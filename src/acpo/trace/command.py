@@ -100,13 +100,14 @@ def import_rollouts(
     """Score what another trainer sampled, and write it as a trace."""
     from acpo.trace import imports
 
-    scored: dict[str, Any] = {"method": method, "temperature": temperature, "top_k": top_k}
     imports.import_rollouts(
         source,
         output,
         model=model,
+        method=method,
         rewards=reward,
+        temperature=temperature,
+        top_k=top_k,
         device=device,
         batch_size=batch_size,
-        **scored,
     )

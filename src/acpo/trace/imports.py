@@ -296,8 +296,8 @@ def _each_once(steps: dict[int, list[ForeignRollout]]) -> dict[int, list[Foreign
 
 FORMATS: dict[str, Callable[..., Iterator[ForeignRollout]]] = {
     "**/rank_*.jsonl": partial(_rows, trainer="prime-rl", read=_prime_rl_row),
-    "*.jsonl": _read_verl,
     "**/completions_*.parquet": _read_trl,
+    "*.jsonl": _read_verl,
     "*.parquet": _read_trl,
     "*.pt": _read_slime,
 }
