@@ -176,11 +176,9 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
 
 def test_pages_no_browser_could_open_are_refused(tmp_path):
     with TraceWriter(tmp_path / "t", {}) as writer:
-        for name in "abc":
-            row = {"prompt_id": name, "sample": 0, "tokens": 240_000}
-            writer.append([row], {"token_id": np.zeros(240_000, dtype=np.int32)})
-    message = refusal(tmp_path / "t")
-    assert "3 prompts of" in message and "--prompts 2" in message
+        row = {"prompt_id": "a", "sample": 0, "tokens": 500_001}
+        writer.append([row], {"token_id": np.zeros(500_001, dtype=np.int32)})
+    assert "holds 500,001 tokens, and a page at most 500,000" in refusal(tmp_path / "t")
 
 
 def test_a_trace_without_its_tokens_is_refused(tmp_path):
@@ -191,12 +189,12 @@ def test_a_trace_without_its_tokens_is_refused(tmp_path):
         credit_blocks(Trace.open(tmp_path / "t"), name="t", methods="")
 
 
-def test_the_number_of_prompts_that_is_named_fits(tmp_path, view):
+def test_a_page_shows_the_most_prompts_that_fit(tmp_path, view):
     """Fewer prompts are others: six of these hold as many long ones as all eight."""
     with TraceWriter(tmp_path / "t", {}) as writer:
         for number, tokens in enumerate((130_000, 10) * 4):
             row = {"prompt_id": f"q{number}", "sample": 0, "tokens": tokens}
             writer.append([row], {"token_id": np.zeros(tokens, dtype=np.int32)})
-    named = re.search(r"pass --prompts (\d+)", refusal(tmp_path / "t"))[1]
-    assert named == "5"
-    view(tmp_path / "t", "--prompts", named)
+    page = blocks(view(tmp_path / "t"))["page"]
+    assert [group["id"] for group in page["groups"]] == ["q0", "q1", "q3", "q4", "q6"]
+    assert page["prompts"] == 8

@@ -10,8 +10,6 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from acpo.engines.trl.watch import Watch
-from acpo.records import Trace
-from acpo.viewer import credit, live
 from acpo.viewer.live import LiveServer, run_answers
 from acpo.viewer.run import MOST_POINTS, run_facts, thinned
 from viewer.test_credit import refusal
@@ -133,23 +131,6 @@ def test_what_is_saved_is_the_report_that_view_writes(run, server, tmp_path, vie
     assert browser.count("#curves svg") == 6
     assert browser.count(".pane") == 3
     assert browser.run("document.getElementById('follow').closest('label').hidden")
-
-
-def test_more_than_a_page_holds_is_saved_in_part(run, server, monkeypatch):
-    for module in (credit, live):
-        monkeypatch.setattr(module, "MOST_TOKENS", 70)
-    status, _, body = ask(server, f"/{server.token}/report.html")
-    assert status == 200 and len(body) > 1000
-
-
-def test_what_is_saved_in_part_is_spread_over_the_run(tmp_path):
-    """The most prompts that fit were the first ones: a long run's page ended at its beginning."""
-    write_trace(tmp_path / "trace", prompts=8, group=2, length=30)
-    trace = Trace.open(tmp_path / "trace")
-    ids = [*dict.fromkeys(trace.rollouts["prompt_id"].to_pylist())]
-    most = len(trace) // 2
-    page = credit.credit_blocks(trace, name="run", most_tokens=most)["page"]
-    assert [group["id"] for group in page["groups"]] == ids[::2] and page["prompts"] == 8
 
 
 def test_it_fits_a_phone(run, view, screen):  # noqa: F811

@@ -14,7 +14,7 @@ def view(
     methods: str | None = typer.Option(
         None, help="Methods to show, with commas (default: sapo and the trace's own, or acpo)."
     ),
-    prompts: int = typer.Option(64, min=1, help="Show so many prompts, spread over the steps."),
+    prompts: int = typer.Option(64, min=1, help="Show at most so many, spread over the steps."),
     step: int | None = typer.Option(None, min=0, help="Only completions of this training step."),
     annotations: Path | None = typer.Option(
         None, help="Mark first errors; file that `acpo annotate propose` wrote."
@@ -54,8 +54,8 @@ def view(
         blocks = credit_blocks(source, name=source.path.name, **options)
     with writing(page):
         write_whole(page, credit_page(blocks))
-    shown = len(blocks["page"]["groups"])
-    typer.echo(f"{page}: {shown} prompt{'s' * (shown != 1)}, {page.stat().st_size / 1e6:.1f} MB")
+    shown, there = len(blocks["page"]["groups"]), blocks["page"]["prompts"]
+    typer.echo(f"{page}: {shown} of {there} prompts, {page.stat().st_size / 1e6:.1f} MB")
 
 
 def review(

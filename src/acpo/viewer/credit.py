@@ -52,7 +52,7 @@ def credit_blocks(
     methods: str | None = None,
     prompts: int = 64,
     annotations: Path | None = None,
-    most_tokens: int | None = None,
+    most_tokens: int = MOST_TOKENS,
 ) -> Blocks:
     """What the page shows of a trace; of no trace, nothing.
 
@@ -62,7 +62,7 @@ def credit_blocks(
         methods: Rows side by side, with commas; see `methods_to_show`.
         prompts: How many to show, spread evenly over the trace and so over its steps.
         annotations: A file of first errors.
-        most_tokens: Show fewer prompts than asked for where they hold more.
+        most_tokens: Show fewer prompts than asked for where they hold more, but one.
 
     Raises:
         ACPOError: The trace holds no token, or is damaged.
@@ -107,22 +107,20 @@ def error_places_by_row(trace: Trace, path: Path) -> dict[int, Place]:
 
 
 def _fitting(
-    trace: Trace, groups: Sequence[list[int]], prompts: int, most: int | None
+    trace: Trace, groups: Sequence[list[int]], prompts: int, most: int
 ) -> Sequence[list[int]]:
     """`prompts` of the groups; fewer where they hold more than `most` tokens."""
     lengths = trace.rollouts["tokens"].to_numpy()
     sizes = [int(lengths[rows].sum()) for rows in groups]
-    wanted = min(prompts, len(groups))
+    counts = range(min(prompts, len(groups)), 0, -1)
     # Fewer prompts are other prompts: a beginning of these is the beginning of a run.
-    fitting = (n for n in range(wanted, 0, -1) if sum(spread(sizes, n)) <= (most or MOST_TOKENS))
-    fits = next(fitting, 0)
-    if most is None and fits < wanted:
-        remedy = f"pass --prompts {fits}" if fits else "make a trace with smaller groups"
+    count = next((n for n in counts if sum(spread(sizes, n)) <= most), 1)
+    if (tokens := sum(spread(sizes, count))) > MOST_TOKENS:
         raise ACPOError(
-            f"{wanted} prompts of {trace.path} hold {sum(spread(sizes, wanted)):,} tokens, and a "
-            f"page at most {MOST_TOKENS:,}: {remedy}"
+            f"a prompt of {trace.path} holds {tokens:,} tokens, and a page at most "
+            f"{MOST_TOKENS:,}: make a trace with smaller groups"
         )
-    return spread(groups, max(fits, 1))
+    return spread(groups, count)
 
 
 def spread(groups: Sequence[Group], count: int) -> list[Group]:

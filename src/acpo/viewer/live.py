@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.viewer.credit import MOST_TOKENS, Blocks, credit_blocks, credit_page
+from acpo.viewer.credit import Blocks, credit_blocks, credit_page
 from acpo.viewer.run import newest_part, recorded, run_facts
 from acpo.viewer.shell import to_json
 
@@ -147,8 +147,5 @@ def run_answers(folder: Path, **options: Any) -> Answers:
     return {
         "": lambda query: ("text/html", credit_page(latest(), live=True)),
         "run.json": news,
-        "report.html": lambda query: (
-            "text/html",
-            credit_page(run_blocks(folder, most_tokens=MOST_TOKENS, **options)),
-        ),
+        "report.html": lambda query: ("text/html", credit_page(run_blocks(folder, **options))),
     }
