@@ -299,6 +299,15 @@ def test_an_import_that_failed_is_begun_again_with_other_options(tmp_path):
     assert not (tmp_path / "t.partial").exists()
 
 
+def test_chats_that_lost_their_special_tokens_are_told(tmp_path):
+    """verl decodes prompts without them, and chats were scored so without a word."""
+    folder = shutil.copytree(resolve_model(CHAIN, "nowhere"), tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    source = verl(tmp_path / "theirs")
+    with pytest.warns(ACPOWarning, match="no prompt has a special token"):
+        acpo("import", source, "--model", folder, "--output", tmp_path / "t")
+
+
 def test_texts_the_model_cannot_read_are_told(tmp_path):
     long = tmp_path / "1.jsonl"
     long.write_text(json.dumps({"input": PROMPTS[0], "output": "3" * 1024}) + "\n")

@@ -98,6 +98,7 @@ def import_rollouts(
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
     scorer = Scorer(loaded, tokenizer, row, batch_size=batch_size, **scored_at)
     everything = [rollout for own in steps.values() for rollout in own if rollout.completion]
+    _tell_of_lost_marks(everything, tokenizer)
     has_old = all(rollout.old_logp is not None for rollout in everything)
     header = {
         "source": "import",
@@ -112,12 +113,23 @@ def import_rollouts(
         rows, columns = scorer.part(own, group_size=len(own), sampled_by_scorer=False)
         return rows, columns | ({"old_logp": np.array(old_logp)} if has_old else {})
 
-    def of_step(step: int) -> list[Part]:
-        return [scored(*group) for group in _groups(steps[step], tokenizer)]
-
-    found = ((step, of_step(step)) for step in sorted(steps))
+    groups = ((step, _groups(steps[step], tokenizer)) for step in sorted(steps))
+    found = ((step, [scored(*group) for group in own]) for step, own in groups)
     write_trace(output, header, ((*_joined(parts), step) for step, parts in found if parts))
     print_trace(output)
+
+
+def _tell_of_lost_marks(rollouts: list[ForeignRollout], tokenizer: Any) -> None:
+    """verl writes no special tokens: a chat's prompt is not what the policy read."""
+    prompts = [one.prompt for one in rollouts if isinstance(one.prompt, str)]
+    marks = tokenizer.all_special_tokens
+    if prompts and tokenizer.chat_template and not any(m in own for own in prompts for m in marks):
+        warnings.warn(
+            "no prompt has a special token, and the model has a chat template: verl leaves them "
+            "out, and numbers after prompts without them are not quite the policy's",
+            ACPOWarning,
+            stacklevel=3,
+        )
 
 
 def _joined(parts: list[Part]) -> Part:
