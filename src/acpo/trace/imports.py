@@ -44,11 +44,7 @@ class ForeignRollout:
     old_logp: list[float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no trainer writes.
-
-        Raises:
-            TypeError, ValueError: naming the field and its value.
-        """
+        """Refuse what no trainer writes: TypeError, ValueError."""
         if type(self.step) is not int or not 0 <= self.step < 2**31:
             raise ValueError(f"step={self.step!r:.50}")
         if isinstance(self.completion, list):

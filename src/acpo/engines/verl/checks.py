@@ -3,7 +3,6 @@
 import difflib
 import functools
 import importlib
-import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from importlib.util import find_spec
@@ -172,34 +171,33 @@ def check_run(config: Any, rows: Collection[str]) -> None:
     if reward == "pkg://acpo.verl" and find_spec("math_verify") is None:
         raise ACPOError(f"{reward} judges by math-verify: not installed; pip install math-verify")
     mode = config.actor_rollout_ref.actor.policy_loss.get("loss_mode", None)
-    if not asks_for_row(mode, rows):
+    row = METHODS[mode] if asks_for_row(mode, rows) else None
+    if row is None:
         library = config.actor_rollout_ref.model.get("external_lib", None)
         if mode not in POLICY_LOSS_REGISTRY and library in (None, "acpo.verl"):
             known = ", ".join(sorted(POLICY_LOSS_REGISTRY))
             raise ACPOError(f"policy_loss.loss_mode={mode} is unknown; use one of {known}")
         refuse_idle_options(config.actor_rollout_ref.actor.policy_loss)
-        misfits = _lone_responses(config)
-    else:
-        misfits = itertools.chain(_lone_responses(config), _misfits(config, METHODS[mode]))
-    for wrong, key, why in misfits:
+    for wrong, key, why in _misfits(config, row):
         if wrong:
             value = OmegaConf.select(config, key)
             raise ACPOError(f"{key}={value} with policy_loss.loss_mode={mode}: {why}")
 
 
-def _lone_responses(config: Any) -> Iterator[tuple[bool, str, str]]:
-    """Of our advantages, whatever the loss: whether a key is wrong, the key, and the remedy."""
+def _misfits(config: Any, row: Method | None) -> Iterator[tuple[bool, str, str]]:
+    """Whether a key is set to what the row cannot work with, the key, and why with the remedy.
+
+    Beside a loss of verl's own (None) our advantages are looked at alone.
+    """
+    estimator = config.algorithm.adv_estimator
     yield (
-        config.algorithm.adv_estimator == "acpo" and config.actor_rollout_ref.rollout.n < 2,
+        estimator == "acpo" and config.actor_rollout_ref.rollout.n < 2,
         "actor_rollout_ref.rollout.n",
         "a response is compared with others to its prompt, and alone teaches nothing; set "
         "actor_rollout_ref.rollout.n=8",
     )
-
-
-def _misfits(config: Any, row: Method) -> Iterator[tuple[bool, str, str]]:
-    """Whether a key is set to what the row cannot work with, the key, and why with the remedy."""
-    estimator = config.algorithm.adv_estimator
+    if row is None:
+        return
     yield (
         estimator == "gae" and config.critic.enable is None,
         "algorithm.adv_estimator",
