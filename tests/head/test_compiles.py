@@ -1,6 +1,7 @@
 """Every kernel compiles for a Hopper GPU, which needs none: the interpreter checks no types."""
 
 import importlib.util
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,22 @@ def compiled(monkeypatch, tmp_path):
     names = []
     plain = JITFunction.run
 
+    guarded = []
+
+    @contextmanager
+    def device_of(tensor):
+        guarded.append(tensor)
+        yield
+        guarded.pop()
+
     def compile_only(self, *args, grid, warmup, **options):
         names.append(self.__name__)
+        assert guarded, f"{self.__name__} starts on the current device, wherever its tensors are"
         return plain(self, *args, grid=grid, warmup=True, **options)
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
     monkeypatch.setattr(type(driver), "active", Hopper())
     return names
 
@@ -82,3 +93,18 @@ def test_head(compiled, monkeypatch):
         "likeliest_kernel",
         "scale_kernel",
     } <= set(compiled)
+
+
+def test_sampling(compiled):
+    from acpo.head.projection import Projection
+    from acpo.sampling import kernels
+
+    for softcap in (None, 4.0):
+        uniforms = torch.zeros(2, dtype=torch.float64)
+        kernels.draw(torch.zeros(2, 300), uniforms, Projection(0.9, softcap))
+    query, key = torch.zeros(2, 4, 1, 24), torch.zeros(2, 2, 1, 24)
+    for dtype in (torch.float32, torch.bfloat16):
+        cache = torch.zeros(3, 2, 64, 24, dtype=dtype)
+        place = torch.zeros(2, dtype=torch.long)
+        kernels.attend(query, key, key, cache, cache.clone(), place, place, 0.2)
+    assert {"draw_kernel", "attention_kernel"} <= set(compiled)

@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from acpo.head.kernels import launch
 from acpo.head.kernels.distribution import distribution_kernel
 from acpo.head.kernels.policy import PolicyColumns, PolicyKind, PolicyNumbers
 from acpo.head.kernels.rows import Stages, row_kernel
@@ -59,11 +60,11 @@ def statistics(
 def row_sums(raw: Tensor, tokens: Tensor, projection: Projection, out: RowSums) -> None:
     """Fill `out` from the chunk; `raw` is kept."""
     rows, vocab = raw.shape
-    if rows == 0:
-        return
     # Seven sums a lane: eight lanes a thread leave them in registers.
     block = min(4096, max(128, triton.next_power_of_2(vocab)))
-    distribution_kernel[(rows,)](
+    launch(
+        distribution_kernel,
+        (rows,),
         raw,
         raw.stride(0),
         tokens,
@@ -140,20 +141,21 @@ def _columns_given(
     """`[rows, count + 1]`: the likeliest tokens of each of the rows, and the sampled one."""
     ids = torch.empty(rows.numel(), count, dtype=torch.int64, device=raw.device)
     block = min(4096, max(128, triton.next_power_of_2(raw.shape[1])))
-    if rows.numel():
-        likeliest_kernel[(rows.numel(),)](
-            raw,
-            raw.stride(0),
-            rows,
-            tokens,
-            ids,
-            raw.shape[1],
-            Scaling.of(projection),
-            COUNT=count,
-            SOFTCAP=projection.softcap is not None,
-            BLOCK=block,
-            num_warps=max(1, block // 256),
-        )
+    launch(
+        likeliest_kernel,
+        (rows.numel(),),
+        raw,
+        raw.stride(0),
+        rows,
+        tokens,
+        ids,
+        raw.shape[1],
+        Scaling.of(projection),
+        COUNT=count,
+        SOFTCAP=projection.softcap is not None,
+        BLOCK=block,
+        num_warps=max(1, block // 256),
+    )
     return torch.cat([ids, tokens[rows, None]], 1)
 
 
@@ -189,7 +191,8 @@ def _values_at(
 def scale_(x: Tensor, by: Tensor) -> Tensor:
     """x *= by, where `by` is a scalar on the device."""
     block = 8192
-    scale_kernel[(triton.cdiv(x.numel(), block),)](x, by, x.numel(), BLOCK=block, num_warps=8)
+    programs = (triton.cdiv(x.numel(), block),)
+    launch(scale_kernel, programs, x, by, x.numel(), BLOCK=block, num_warps=8)
     return x
 
 
@@ -215,15 +218,15 @@ def _launch(
     target: Tensor | None = None,
 ) -> None:
     rows, vocab = raw.shape
-    if rows == 0:
-        return
     target = raw if target is None else target
     columns, numbers, kind = PolicyColumns(), PolicyNumbers(), PolicyKind()
     if terms is not None:
         columns, numbers, kind = _policy(terms)
         align_tol = terms.align_tol
     block, warps = _block_shape(vocab)
-    row_kernel[(rows,)](
+    launch(
+        row_kernel,
+        (rows,),
         raw,
         raw.stride(0),
         target,
@@ -307,8 +310,18 @@ def _select(
     padded = torch.cat([columns, columns[:1].expand(width - columns.numel())])
     values = torch.empty(count, width, device=raw.device, dtype=dtype)
     blocks = triton.cdiv(width, 1024)
-    selected_gradient_kernel[(count * blocks,)](
-        *shared, values, width, padded, columns.numel(), blocks, tokens, BLOCK=1024, num_warps=4
+    launch(
+        selected_gradient_kernel,
+        (count * blocks,),
+        *shared,
+        values,
+        width,
+        padded,
+        columns.numel(),
+        blocks,
+        tokens,
+        BLOCK=1024,
+        num_warps=4,
     )
     return SparseGradient(rows, padded, values)
 
@@ -320,7 +333,9 @@ def _columns_above(shared: tuple[Any, ...], tokens: Tensor, sparsity: Sparsity) 
     highest = torch.zeros(vocab, device=raw.device, dtype=torch.float32)
     block, span = 512, 512
     grid = triton.cdiv(vocab, block) * triton.cdiv(count, span)
-    column_maximum_kernel[(grid,)](
+    launch(
+        column_maximum_kernel,
+        (grid,),
         *shared,
         count,
         sparsity.weight,

@@ -8,8 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from acpo.head.kernels import launch
 from acpo.head.kernels.logits import LN_2, LOWEST, logit
 from acpo.head.projection import Projection
+from acpo.head.triton import Scaling
 
 
 class Heads(NamedTuple):
@@ -128,7 +130,9 @@ def attend(
     rows, heads, _, width = query.shape
     kept, groups = keys.shape[1], heads // keys.shape[1]
     out = torch.empty(rows, 1, heads * width, dtype=keys.dtype, device=query.device)
-    attention_kernel[(rows, kept)](
+    launch(
+        attention_kernel,
+        (rows, kept),
         *(Heads.of(x) for x in (query, key, value, keys, values)),
         out,
         slots,
@@ -216,19 +220,19 @@ def draw(raw: Tensor, uniforms: Tensor, projection: Projection) -> tuple[Tensor,
     rows, vocab = raw.shape
     tokens = torch.empty(rows, dtype=torch.long, device=raw.device)
     logp = torch.empty(rows, dtype=torch.float32, device=raw.device)
-    softcap = projection.softcap
     # At least a column a thread, of blocks as of sums of blocks: eight warps are 256.
     block = min(4096, max(256, triton.next_power_of_2(vocab)))
-    draw_kernel[(rows,)](
+    launch(
+        draw_kernel,
+        (rows,),
         raw,
         raw.stride(0),
         uniforms,
         tokens,
         logp,
         vocab,
-        1.0 if softcap is None else projection.logit_scale / softcap,
-        projection.factor / math.log(2),
-        SOFTCAP=softcap is not None,
+        *Scaling.of(projection)[:2],
+        SOFTCAP=projection.softcap is not None,
         BLOCK=block,
         BLOCKS=max(256, triton.next_power_of_2(triton.cdiv(vocab, block))),
         num_warps=8,
