@@ -14,7 +14,6 @@ from acpo.compare.runner import progress
 from acpo.compare.statistics import mean_over_seeds
 from acpo.compare.study_file import read_study
 from acpo.objectives import METHODS
-from acpo.train.plan import MEASURED_ROLLOUTS
 from acpo.verify.digits import in_digits
 from acpo.verify.extract import extract_answer
 from docs.pages import ROOT
@@ -420,12 +419,10 @@ def cost_in_verl(r):
 
 
 def rollouts_on_vllm(r):
-    (row,) = (row for row in MEASURED_ROLLOUTS if row.parameters == r["parameters"])
-    assert row.gpu.endswith(r["environment"]["gpu"][-4:])
+    assert r["environment"]["gpu"].endswith("H200")
     lines = []
     for name, words in (("vllm", "vLLM"), ("static", "`sampler: static`")):
         rates = r[name]["tokens_per_second"]
-        assert getattr(row, name) == int(sum(rates) / len(rates))
         lines.append(
             f"| {words}, {r['parameters'] / 1e9:.1f}B | {min(rates):,} to {max(rates):,} | "
             f"{max(r[name]['seconds'][1:]):.1f} | {r['seconds_to_first_rollout'][name]:.0f} |"

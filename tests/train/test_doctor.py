@@ -176,14 +176,9 @@ def test_when_it_saves_and_measures(tmp_path, options, said):
     assert said in result.output
 
 
-def test_a_sampler_is_recommended_from_measured_numbers_alone():
-    from acpo.train.plan import MeasuredRollout, sampler_advice
-
-    table = (
-        MeasuredRollout(100_000_000, static=900.0, vllm=300.0, gpu="a GPU"),
-        MeasuredRollout(1_000_000_000, static=200.0, vllm=400.0, gpu="a GPU"),
-    )
-    assert sampler_advice(120_000_000, measured=()) is None
-    assert "sampler=static is the faster" in sampler_advice(120_000_000, measured=table)
-    assert "400 with use_vllm: use_vllm=true" in sampler_advice(600_000_000, measured=table)
-    assert sampler_advice(8_000_000_000, measured=table) is None, "nothing near it was measured"
+@pytest.mark.parametrize("sampler", ["generate", "static"])
+def test_the_static_sampler_is_recommended_to_who_has_another(tmp_path, sampler):
+    options = flags(sampler=sampler, output_dir=tmp_path, max_problems=100)
+    result = CliRunner().invoke(app, ["doctor", str(RECIPES / "quickstart.yaml"), *options])
+    assert result.exit_code == 0, result.output
+    assert ("sampler=static was the fastest" in result.output) == (sampler == "generate")

@@ -18,7 +18,6 @@ from acpo.train.plan import (
     BatchPlan,
     in_updates,
     plan_batches,
-    sampler_advice,
     training_bytes,
 )
 from acpo.train.recipe import Recipe, read_recipe
@@ -227,8 +226,8 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str) -> None:
         f"moments take {needed / GIB:.2f} GiB per process if sharded over {processes}; "
         "activations come on top, in packs that fit"
     )
-    if advice := sampler_advice(parameters):
-        findings.note(advice)
+    if recipe.config.sampler == "generate" and parameters < 3e9:
+        findings.note("sampler=static was the fastest for 0.5B and 1.5B on an H200: docs/vllm.md")
     if torch.cuda.is_available() and not recipe.config.use_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = recipe.config.vllm_gpu_memory_utilization if recipe.config.use_vllm else 0.0

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from acpo.train.recipe import Recipe
 
@@ -60,38 +60,6 @@ def training_bytes(parameters: int, *, dtype: str | None, shards: int) -> int:
     """Weights, gradients and Adam's two moments on each of `shards` processes."""
     size = 2 if dtype in ("bfloat16", "float16") else 4
     return 4 * size * parameters // shards
-
-
-class MeasuredRollout(NamedTuple):
-    """Tokens per second of both samplers on one model, on the GPU named."""
-
-    parameters: int
-    static: float
-    vllm: float
-    gpu: str
-
-
-MEASURED_ROLLOUTS = (
-    MeasuredRollout(494_032_768, static=131_132, vllm=25_894, gpu="an H200"),
-    MeasuredRollout(1_543_714_304, static=74_287, vllm=12_855, gpu="an H200"),
-)
-"""One row for each results/vllm_rollout*.json; where there is none, nothing is recommended."""
-
-
-def sampler_advice(
-    parameters: int, *, measured: tuple[MeasuredRollout, ...] = MEASURED_ROLLOUTS
-) -> str | None:
-    """Which sampler was faster for a model of this size; None if none near it was measured."""
-    near = [row for row in measured if 0.5 <= parameters / row.parameters <= 2]
-    if not near:
-        return None
-    row = min(near, key=lambda row: abs(math.log(parameters / row.parameters)))
-    ours = row.static >= row.vllm
-    return (
-        f"on {row.gpu}, a model of {row.parameters / 1e9:.2g}B sampled {row.static:,.0f} tokens/s "
-        f"with sampler=static and {row.vllm:,.0f} with use_vllm: "
-        + ("sampler=static is the faster" if ours else "use_vllm=true is the faster")
-    )
 
 
 SHAPES = {
