@@ -145,7 +145,7 @@ PUBLISHED = (
         {**RANGE, "ratio_cap": 20.0},
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where π - π_old > ε_high (A > 0) or < -ε (A <= 0)",
-        constants="cap 20: the formula's; ε 0.2: verl's",
+        constants="cap 20: the formula's (verl's configuration sets 3); ε 0.2: verl's",
     ),
     _row(
         "dppo_kl",
@@ -155,7 +155,7 @@ PUBLISHED = (
         reference="DPPO 2026 (arXiv:2602.04879)",
         formula="g = min(w, 20), 0 where the token's binary KL(π_old || π) exceeds ε and w moved "
         "as A pushes it",
-        constants="cap 20: the formula's; ε 0.2: verl's",
+        constants="cap 20: the formula's (verl's configuration sets 3); ε 0.2: verl's",
     ),
     _row(
         "dr_grpo",
