@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    DogeConfig,
+    DogeForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+)
 
 from acpo.errors import ACPOError
 from acpo.head.projection import Projection
@@ -328,6 +335,28 @@ def test_attention_that_does_not_go_through_the_cache_is_refused():
     config = GPT2Config(vocab_size=23, n_embd=32, n_layer=1, n_head=2, n_positions=64)
     with pytest.raises(ACPOError, match=r"of GPT2LMHeadModel does not go.*sampler='generate'"):
         sampler(GPT2LMHeadModel(config)).sample(PROMPTS, seed=(0,))
+
+
+@pytest.mark.filterwarnings("error:the sampler's layers do not compile")
+@pytest.mark.parametrize("own", ["sink", "mask"])
+def test_terms_that_a_layer_adds_to_its_scores_are_refused(own):
+    """Both are too small to tell on a few tokens; on sixteen they move log p by 1."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 23}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
+    if own == "sink":
+        sizes |= {"layer_types": ["full_attention"] * 2, "head_dim": 8, "num_local_experts": 2}
+        rope = {"rope_type": "default", "rope_theta": 1e4}
+        model = GptOssForCausalLM(
+            GptOssConfig(**sizes, num_experts_per_tok=1, rope_parameters=rope, pad_token_id=PAD)
+        )
+    else:
+        model = DogeForCausalLM(DogeConfig(**sizes, pad_token_id=PAD))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            (layer.self_attn.sinks.fill_(-3) if own == "sink" else layer.self_attn.A.fill_(0.1))
+    with pytest.raises(ACPOError, match=r"Attention adds a mask or a sink .*sampler='generate'"):
+        sampler(model.eval(), compiled=True).sample(PROMPTS, seed=(0,))
 
 
 @pytest.mark.parametrize("limits", [[4], [4, 4, 4, 4], []])

@@ -108,6 +108,12 @@ def static_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention through the cache that the model was called with."""
+    masked = attention_mask is not None and attention_mask.numel() > 1  # ours has one element
+    if masked or kwargs.get("s_aux") is not None:
+        raise ACPOError(
+            f"sampler='static': {type(module).__name__} adds a mask or a sink of its own to its "
+            "attention scores, which the static cache would drop; use sampler='generate'"
+        )
     return static_kv.attend(module.layer_idx, query, key, value, scaling), None
 
 
