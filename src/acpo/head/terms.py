@@ -9,7 +9,7 @@ from torch import Tensor
 from acpo.errors import ACPOError
 from acpo.objectives import Method, TokenStats, get_method
 from acpo.objectives.batch import require_columns
-from acpo.objectives.gates import SequenceMean
+from acpo.objectives.gates import SequenceMean, segment_mean
 
 
 class TokenTerms:
@@ -159,20 +159,9 @@ class TokenTerms:
     def uneven(self) -> Tensor:
         """Tokens whose advantage or weight is not that of their sequence's other tokens."""
         assert self.weights is not None and self.advantages is not None
-        ids, valid = self.sequence_ids, self.weights != 0
-        if ids is None or not ids.numel():
-            return torch.zeros_like(valid)
-        # Segments counted without asking the device how many there are.
-        segment = torch.zeros_like(ids)
-        segment[1:] = (ids[1:] != ids[:-1]).cumsum(0)
-        found = torch.zeros_like(valid)
-        for column in (self.advantages, self.weights):
-            low, high = (
-                column.new_full(column.shape, fill).scatter_reduce(
-                    0, segment, column.masked_fill(~valid, fill), how
-                )
-                for how, fill in (("amin", torch.inf), ("amax", -torch.inf))
-            )
-            spread = high - low > 1e-5 * torch.maximum(low.abs(), high.abs())
-            found |= valid & spread[segment]
-        return found
+        assert self.sequence_ids is not None
+        valid = self.weights != 0
+        mean, found = segment_mean(self.sequence_ids, valid), torch.zeros_like(valid)
+        for column in (self.advantages.double(), self.weights.double()):
+            found |= (column - mean(column)).abs() > 1e-5 * column.abs()
+        return found & valid
