@@ -227,7 +227,7 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str) -> None:
         "activations come on top, in packs that fit"
     )
     if recipe.config.sampler == "generate" and parameters < 3e9:
-        findings.note("sampler=static was the fastest for 0.5B and 1.5B on an H200: docs/vllm.md")
+        findings.note("sampler=static beat vLLM at 0.5B and 1.5B on an H200: docs/vllm.md")
     if torch.cuda.is_available() and not recipe.config.use_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         share = recipe.config.vllm_gpu_memory_utilization if recipe.config.use_vllm else 0.0
