@@ -241,3 +241,14 @@ def test_a_diverged_policy_is_recorded_too(tmp_path):
     recorder.record(rollout, update=0)
     logp = Trace.open(tmp_path / "trace").tokens("logp")["logp"]
     assert np.isnan(logp).tolist() == [False, True, False, False]
+
+
+def test_a_second_run_of_a_trainer_begins_with_a_rollout_of_its_own(tmp_path):
+    """The first one ends with a rollout half used."""
+    settings = {"steps_per_generation": 2, "max_steps": 3, "record_rollouts": True}
+    trainer, _ = recorded(tmp_path, **settings)
+    first = trainer._buffered_inputs
+    trainer.train()
+    assert trainer._step == 3 and trainer._buffered_inputs is not first
+    trace = Trace.open(tmp_path / "trace")
+    assert [part["step"] for part in trace.parts] == [0, 2] and list(trace.after_updates()) == [1]

@@ -204,6 +204,8 @@ def begin(trainer: Any, asked: Any) -> str | None:
     broadcast_object_list(outcome)
     if outcome[1] is not None:
         raise ACPOError(outcome[1])
+    if outcome[0] is None:  # what an earlier run of the same trainer has left of a rollout
+        trainer._step, trainer._buffered_inputs = 0, None
     return outcome[0]
 
 

@@ -49,7 +49,7 @@ class RolloutRecorder:
         self.kept: Tensors | None = None
         self._sources: list[tuple[str | None, float | None]] = []
         self._pieces = Pieces(trainer._tokenizer)
-        self._listening = self._resumed = False
+        self._listening = False
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps: later updates on the rollout in use are recorded too."""
@@ -110,9 +110,7 @@ class RolloutRecorder:
         step = trainer.state.global_step - update
         # Opened each time: a trainer that nobody closes must not keep the trace from others.
         with TraceWriter(self.path, self.header) as writer:
-            if not self._resumed:
-                writer.drop_from(step, update)
-                self._resumed = True
+            writer.drop_from(step, update)  # which an earlier run has left, or one resumed since
             writer.append(rows, columns, step=step, update=update)
 
     def _traced(self, rollout: Tensors) -> list[Traced]:
