@@ -65,6 +65,18 @@ BAD = {
         r"no 'prompt' column; it has question, answer",
     ),
     "empty prompt": ({"data": texts("w1", "  ")}, r"prompt 1 of the training data is empty"),
+    "no prompt in a row": (
+        {"data": texts(None), "tokenizer": tiny_tokenizer(chat=True)},
+        r"prompt 0 of the training data is None, neither a text nor a list of messages",
+    ),
+    "prompts as tokens": (
+        {"data": Dataset.from_dict({"prompt": [[3, 4]] * 8})},
+        r"prompt 0 of the training data is \[3, 4\], neither a text nor",
+    ),
+    "one message in place of a list": (
+        {"data": Dataset.from_dict({"prompt": [{"role": "user", "content": "w1"}] * 8})},
+        r"is \{'role': 'user', 'content': 'w1'\}, neither a text nor",
+    ),
     "long prompt": (
         {"data": texts("w1 " * 250)},
         r"prompt 0 of the training data has 250 tokens, but only 244",

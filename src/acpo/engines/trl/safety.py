@@ -128,6 +128,11 @@ def check_prompts(data: Mapping[str, Any], trainer: Any, *, may_be_empty: bool =
 def _check_prompt(prompt: Any, what: str, trainer: Any, may_be_empty: bool) -> None:
     tokenizer, room, template = trainer._tokenizer, trainer.prompt_room, trainer.chat_template
     chat = not isinstance(prompt, str)
+    if chat and not (isinstance(prompt, list) and all(isinstance(m, Mapping) for m in prompt)):
+        raise ACPOError(
+            f"{what} is {prompt!r:.80}, neither a text nor a list of messages; drop the row, or "
+            "make it one of both"
+        )
     if chat and not (template or tokenizer.chat_template):
         raise ACPOError(
             f"{what} is a conversation, but the tokenizer has no chat template; set "
