@@ -1,5 +1,6 @@
 """What was built decides, not what was asked for: logits, packs, launchers, optimizers, images."""
 
+import math
 import types
 
 import pytest
@@ -222,13 +223,18 @@ class Guessing:
         return "w7"
 
 
-def test_environments_may_fill_prompts_in_later(tmp_path, monkeypatch):
+@pytest.fixture
+def tools_for_all(monkeypatch):
+    """TRL takes the tiny model's chat template for one that knows tools."""
     import trl.trainer.grpo_trainer as stock
 
     monkeypatch.setattr(stock, "add_response_schema", lambda processor: processor)
     monkeypatch.setattr(stock, "is_chat_template_prefix_preserving", lambda processor: True)
     if hasattr(stock, "supports_tool_calling"):
         monkeypatch.setattr(stock, "supports_tool_calling", lambda processor: True)
+
+
+def test_environments_may_fill_prompts_in_later(tmp_path, tools_for_all):
     data = Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 16})
     settings = {"data": data, "tokenizer": tiny_tokenizer(chat=True)}
     build(tmp_path, environment_factory=Guessing, **settings)
@@ -310,3 +316,24 @@ def test_sharded_weights_are_probed_once_they_are_in_place(tmp_path, monkeypatch
     trainer._unprobed = True
     with pytest.raises(ACPOError, match="see each other; set update_layout='padded'"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (math.nan, "'get_reward' returned nan for completion 0"),
+        ("good", "'get_reward' returned 'good' for completion 0"),
+        (None, "'get_reward' raised KeyError: 'score'; return None"),
+    ],
+)
+def test_rewards_of_an_environment_are_checked_as_others(tmp_path, tools_for_all, said, words):
+    class Judging(Guessing):
+        def get_reward(self):
+            return {}["score"] if said is None else said
+
+    data = Dataset.from_dict({"prompt": [[{"role": "user", "content": "w1"}]] * 16})
+    settings = {"data": data, "tokenizer": tiny_tokenizer(chat=True), "rewards": None}
+    trainer = build(tmp_path, environment_factory=Judging, **settings)
+    (reward,) = trainer.reward_funcs
+    with pytest.raises(ACPOError, match=words):
+        reward(environments=[Judging()], prompts=["w1"], completions=["w2"], completion_ids=[[4]])

@@ -98,6 +98,16 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
+def check_added(trainer: Any) -> None:
+    """Check what TRL has added to a trainer's reward functions, an environment's, as the others."""
+    own = [callable(x) and not isinstance(x, torch.nn.Module) for x in trainer.reward_funcs]
+    trainer.reward_funcs = [
+        checked_reward(function) if plain and not hasattr(function, "heard") else function
+        for function, plain in zip(trainer.reward_funcs, own, strict=True)
+    ]
+    trainer.reward_func_names = distinct(trainer.reward_func_names)
+
+
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
     try:
         values = list(values)

@@ -41,7 +41,7 @@ from acpo.engines.trl.forward import (
 from acpo.engines.trl.packing import MiniBatch
 from acpo.engines.trl.prompts import EpochSampler
 from acpo.engines.trl.record import RolloutRecorder
-from acpo.engines.trl.rewards import checked_rewards, distinct
+from acpo.engines.trl.rewards import check_added, checked_rewards
 from acpo.engines.trl.rollout import Rollouts, collector_paused, refuse_sampler
 from acpo.engines.trl.update import PackedUpdate, UpdateReport
 from acpo.engines.trl.watch import Watch
@@ -117,7 +117,7 @@ class ACPOTrainer(GRPOTrainer):
         super().__init__(**{**given, "args": args.per_optimizer_step()})
         refusals.refuse_built(self)
         self._prepare_update()
-        self.reward_func_names = distinct(self.reward_func_names)
+        check_added(self)
         safety.check_prompts(data, self, may_be_empty=environment)
 
     def _prepare_update(self) -> None:
