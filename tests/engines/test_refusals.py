@@ -68,7 +68,13 @@ def launched(trainer, **changes):
         processing_class=trainer.processing_class,
         model=trainer.model,
         args=trainer.args,
-        accelerator=types.SimpleNamespace(state=state, mixed_precision=precision),
+        accelerator=types.SimpleNamespace(
+            state=state,
+            mixed_precision=precision,
+            split_batches=changes.get("split", False),
+            dispatch_batches=changes.get("dispatch"),
+            even_batches=changes.get("even", True),
+        ),
         is_deepspeed_enabled=False,
     )
 
@@ -81,6 +87,9 @@ def launched(trainer, **changes):
         ({"dynamo": "DynamoBackend.INDUCTOR"}, "dynamo_backend=.* was chosen by the launcher"),
         ({"fsdp": types.SimpleNamespace(fsdp_version=1)}, "set fsdp_version: 2"),
         ({"megatron": object()}, "Megatron was chosen by the launcher"),
+        ({"split": True}, r"accelerator_config=\{'split_batches': True\} would .* other rows"),
+        ({"dispatch": True}, r"accelerator_config=\{'dispatch_batches': True\}"),
+        ({"even": False}, r"accelerator_config=\{'even_batches': False\}"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -13,6 +13,13 @@ from transformers import ProcessorMixin
 from acpo.errors import ACPOError
 from acpo.head import language_model_head
 
+DATA_LOADING = {
+    "split_batches": (False,),
+    "dispatch_batches": (None, False),
+    "even_batches": (True,),
+}
+"""Options of accelerate that change how many rows a process reads, and what they may be."""
+
 
 def refuse_several_gpus(config: Any) -> None:
     """Raise where one process sees several GPUs, over which transformers would split the model."""
@@ -89,6 +96,12 @@ def refuse_built(trainer: Any) -> None:
             "FSDP version 1 was chosen by the launcher, under which no update was ever checked; "
             "set fsdp_version: 2 (recipes/accelerate)"
         )
+    for name, plain in DATA_LOADING.items():
+        if (value := getattr(accelerator, name)) not in plain:
+            raise ACPOError(
+                f"accelerator_config={{{name!r}: {value}}} would have processes read other rows "
+                "than a rollout is made of; leave it out"
+            )
     if getattr(state, "megatron_lm_plugin", None) is not None:
         raise ACPOError("Megatron was chosen by the launcher; use FSDP2, or the verl plugin")
 
