@@ -140,7 +140,6 @@ INHERITED = [
     "hub_always_push",
     "hub_revision",
     "load_best_model_at_end",
-    "metric_for_best_model",
     "greater_is_better",
     "restore_callback_states_from_checkpoint",
     "full_determinism",
@@ -231,6 +230,7 @@ WRONG = {
     "ignore_data_skip": True,
     "train_sampling_strategy": "group_by_length",
     "length_column_name": "size",
+    "metric_for_best_model": "eval_loss",
     "data_seed": 1,
     "top_p": 0.9,
     "top_k": 5,
@@ -240,6 +240,17 @@ WRONG = {
     "generation_kwargs": {"top_p": 0.9},
     "average_tokens_across_devices": False,
 }
+
+
+@pytest.mark.parametrize(
+    "asked", [{"load_best_model_at_end": True}, {"lr_scheduler_type": "reduce_lr_on_plateau"}]
+)
+def test_no_checkpoint_and_no_rate_is_chosen_by_the_loss(tmp_path, asked):
+    """Which transformers takes where no metric is named."""
+    asked |= {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    with pytest.raises(ACPOError, match=r"metric_for_best_model='loss' .*set 'reward'"):
+        ACPOConfig(**options(tmp_path, **asked))
+    ACPOConfig(**options(tmp_path, metric_for_best_model="reward", **asked))
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -319,7 +330,7 @@ def test_options_of_the_method(tmp_path):
     assert config.objective.options["tau_neg"] == 1.2
     with pytest.raises(ACPOError, match="did you mean 'grpo'"):
         ACPOConfig(**options(tmp_path, method="grop"))
-    with pytest.raises(ACPOError, match="scale_rewards='group' contradicts"):
+    with pytest.raises(ACPOError, match="scale_rewards='group' divides"):
         ACPOConfig(**options(tmp_path, method="gtpo", scale_rewards="group"))
 
 

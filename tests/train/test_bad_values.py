@@ -137,8 +137,18 @@ def run(place, command, extra=(), **changes):
             "set held_out, eval_strategy and metric_for_best_model",
         ),
         (
-            {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"},
+            {
+                **{"load_best_model_at_end": True, "metric_for_best_model": "reward"},
+                **{"save_strategy": "steps", "eval_strategy": "steps"},
+            },
             "load_best_model_at_end=True needs evaluations to choose by",
+        ),
+        (
+            {
+                **{"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps"},
+                "metric_for_best_model": "reward",
+            },
+            "lr_scheduler_type=reduce_lr_on_plateau needs evaluations to choose by",
         ),
         (
             {"reward_funcs": ["train.standin.lottery", "train.standin.needy"]},

@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 GOLD_SAMPLE, MOST_MEASURED = 200, 50_000
 """Problems whose gold answers are tried, and whose prompts are measured."""
 
+CHOOSING = {
+    "save_strategy": ("best",),
+    "load_best_model_at_end": (True,),
+    "lr_scheduler_type": ("reduce_lr_on_plateau", "greedy"),
+}
+"""Options that go by evaluations, and at which values."""
+
 
 def gather(
     recipe: Recipe,
@@ -273,8 +280,10 @@ def check_evaluation(recipe: Recipe, data: TrainingData) -> None:
             "so held-out problems would be split; make it one"
         )
     metric, never = config.metric_for_best_model, config.eval_strategy == "no"
-    for name, value in (("save_strategy", "best"), ("load_best_model_at_end", True)):
-        if getattr(config, name) == value and (metric is None or never):
+    for name, values in CHOOSING.items():
+        value = getattr(config, name)
+        value = getattr(value, "value", value)
+        if value in values and (metric is None or never):
             raise ACPOError(
                 f"{name}={value} needs evaluations to choose by, and here are none; set held_out, "
                 "eval_strategy and metric_for_best_model (as in eval_reward), or leave it out"

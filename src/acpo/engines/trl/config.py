@@ -60,6 +60,8 @@ REFUSALS = {
         "drawing from part of the vocabulary, or from other probabilities than the model's, biases "
         "every ratio, and the mode and delta are no longer the sampler's; leave it out",
     ),
+    "metric_for_best_model": "the loss of a policy gradient does not say how good a model is, and "
+    "is taken where load_best_model_at_end or a schedule asks for a metric; set 'reward'",
     "data_seed": "prompts are drawn with seed; leave data_seed out",
     "average_tokens_across_devices": "normalisers always span all processes; leave it out",
 }
@@ -85,6 +87,7 @@ softmax(logits / temperature), with the values that do nothing, as None does."""
 ALSO_FINE: dict[str, Callable[[Any], bool]] = {
     "optim": lambda value: not re.search("lomo|layerwise", str(getattr(value, "value", value))),
     "ddp_static_graph": lambda value: value is False,
+    "metric_for_best_model": lambda value: value not in ("loss", "eval_loss"),
     "top_k": lambda value: value in (0, -1),
     "min_p": lambda value: value in (None, 0.0),
     "generation_kwargs": lambda value: not changed_draws(value or {}),
@@ -125,6 +128,9 @@ WORDS = {
     "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
 }
 """Options that take one of a few words; TRL tells of its own after the first rollout."""
+
+DIVIDING = ("scale_rewards", "multi_objective_aggregation")
+"""Options that choose by which deviations advantages are divided."""
 
 NEEDS = {
     "max_resample_times": "dynamic_sampling",
@@ -250,17 +256,12 @@ class ACPOConfig(GRPOConfig):
             self.scale_rewards = "none" if method.advantage_scale == "none" else "group"
         refuse_unhonoured(self, ["deepspeed"])  # for which transformers wants a file and a package
         super().__post_init__()
-        if method.advantage_scale == "none" and self.scale_rewards != "none":
-            raise ACPOError(
-                f"scale_rewards={self.scale_rewards!r} contradicts method={self.method!r}, whose "
-                "advantages are only centred; leave scale_rewards out"
-            )
-        apart = self.multi_objective_aggregation == "normalize_then_sum"
-        if method.advantage_scale == "none" and apart:
-            raise ACPOError(
-                "multi_objective_aggregation='normalize_then_sum' divides by deviations, and the "
-                f"advantages of method={self.method!r} are only centred; leave it out"
-            )
+        for name in DIVIDING if method.advantage_scale == "none" else ():
+            if (value := getattr(self, name)) not in ("none", "sum_then_normalize"):
+                raise ACPOError(
+                    f"{name}={value!r} divides by deviations, and the advantages of method="
+                    f"{self.method!r} are only centred; leave it out"
+                )
         refuse_unhonoured(self)
         self._check_correction(method)
         self._check_values()
