@@ -40,7 +40,7 @@ ALLOWED = {
         *("servers", "texts", "vllm_version", "wire"),
     },
     "train": {
-        *("errors", "intervals", "verify", "tasks", "engines"),
+        *("errors", "intervals", "linefile", "verify", "tasks", "engines"),
         *("checkpoints", "vllm_version", "yamlfile"),
     },
     "trace": {

@@ -102,3 +102,25 @@ def test_a_full_reward_is_right_in_whatever_form_it_comes(kind, tmp_path):
 def test_an_accuracy_of_which_nothing_was_heard_is_told(tmp_path, caplog):
     assert probe_of(lambda completions, **_: [], [], tmp_path).measure() == []
     assert "7 held-out problems is unknown: the reward function 'mine' gave no" in caplog.text
+
+
+@pytest.mark.parametrize("left", [None, '{"samples": [["a", "x"', "[1]"])
+def test_a_run_that_goes_on_elsewhere_finds_what_was_measured_at_its_start(tmp_path, caplog, left):
+    there, here = tmp_path / "there", tmp_path / "here"
+    call = {"prompts": ["a"], "completions": ["x"]}
+    for folder in (there, here):
+        folder.mkdir()
+        probe = probe_of(lambda completions, **_: [1.0], [call], folder)
+        probe.trainer.num_generations_eval = 1
+        probe.trainer.accelerator.device = torch.device("cpu")
+        step = 0 if folder == there else 2
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        args = SimpleNamespace(resume_from_checkpoint=str(there / "checkpoint-2"))
+        probe.on_train_begin(args, state, None)
+        if step == 0 and left is not None:
+            (there / "before.json").write_text(left)
+    if left is None:
+        assert probe.before == [("a", "x", True)]
+        assert (here / "before.json").read_bytes() == (there / "before.json").read_bytes()
+    else:
+        assert not probe.before and "before.json cannot be" in caplog.text

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from acpo.engines.trl.identity import described_data
+from acpo.engines.trl.identity import described_data, read
 from acpo.engines.trl.safety import random_states_kept
 from acpo.intervals import Estimate, share_interval
+from acpo.linefile import write_whole
 from acpo.verify.rewards import completion_text
 
 if TYPE_CHECKING:
@@ -63,10 +64,11 @@ class BeforeAndAfter(TrainerCallback):
         if state.global_step == 0:
             with random_states_kept(self.trainer.accelerator.device):  # training draws from them
                 self.before = self.measure()
-            if state.is_world_process_zero:
-                self.kept.write_text(json.dumps({**self._measured_on(), "samples": self.before}))
-        elif self.kept.is_file():
-            self.before = self._read()
+        else:
+            self.before = self._read(Path(str(args.resume_from_checkpoint)).parent)
+        if self.before and state.is_world_process_zero:
+            kept = {**self._measured_on(), "samples": self.before}
+            write_whole(self.kept, json.dumps(kept))
 
     def finish(self) -> None:
         """Measure the end, once the model is saved: a reward function that raises loses nothing."""
@@ -76,16 +78,18 @@ class BeforeAndAfter(TrainerCallback):
         group = self.trainer.num_generations_eval
         return {"held_out": described_data(self.held_out), "num_generations_eval": group}
 
-    def _read(self) -> list[Sample]:
-        kept, now = json.loads(self.kept.read_text()), self._measured_on()
-        then = {name: kept.get(name) for name in now} if isinstance(kept, dict) else {}
+    def _read(self, came_from: Path) -> list[Sample]:
+        """What was kept here, or in the folder that the run comes from."""
+        now = self._measured_on()
+        kept = read(self.kept.parent, self.kept.name) or read(came_from, self.kept.name) or {}
+        then = {name: kept.get(name) for name in now}
         if then == now:
             return [Sample(*row) for row in kept["samples"]]
         if self.trainer.accelerator.is_main_process:
             differ = [f"{name}: {then.get(name)} then, {now[name]} now" for name in now]
             logger.warning(
-                f"the report will have no accuracy from before training: {self.kept} was measured "
-                f"on other problems, or otherwise ({'; '.join(differ)}), and the model has changed "
+                f"the report will have no accuracy from before training: {self.kept} cannot be "
+                f"read, or was measured otherwise ({'; '.join(differ)}), and the model has changed "
                 "since; set held_out, held_out_data and num_generations_eval as they were"
             )
         return []

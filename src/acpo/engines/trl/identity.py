@@ -207,10 +207,10 @@ def _difference(name: str, a: Any, b: Any) -> str:
     return f"{name}: {json.dumps(a)} there, {json.dumps(b)} here"
 
 
-def read(folder: Path) -> dict[str, Any] | None:
-    """The run a folder or a checkpoint says it belongs to; None if it does not say."""
+def read(folder: Path, name: str = RUN) -> dict[str, Any] | None:
+    """What a file of a folder says, its run's unless named; None if it does not say."""
     try:
-        found = json.loads((folder / RUN).read_text())
+        found = json.loads((folder / name).read_text())
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
