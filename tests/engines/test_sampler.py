@@ -47,6 +47,13 @@ def test_what_would_be_ignored_is_refused(tmp_path):
         recorded(tmp_path, sampler_rows=4)
 
 
+def test_attention_it_cannot_hold_is_refused_at_construction(tmp_path):
+    model = tiny_model()
+    model.config.layer_types = ["sliding_attention"] * 2
+    with pytest.raises(ACPOError, match=r"has layers of type sliding_attention; .*'generate'"):
+        build(tmp_path, model, sampler="static")
+
+
 def test_generation_options_set_later_are_refused(tmp_path):
     trainer = build(tmp_path, sampler="static")
     trainer.generation_config.max_new_tokens = 3

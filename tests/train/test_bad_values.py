@@ -127,6 +127,10 @@ def run(place, command, extra=(), **changes):
             {"sampler": "static", "cast_lm_head_to_fp32": True},
             "cast_lm_head_to_fp32=True is not honoured by sampler='static'",
         ),
+        (
+            {"sampler": "static", "model_init_kwargs": {"layer_types": ["sliding_attention"] * 2}},
+            "has layers of type sliding_attention; use sampler='generate'",
+        ),
         ({"chain_steps": 3}, "chain_steps=3 is for task='chain'"),
         ({"data_config": "main"}, "data_config='main' is for a data set on the hub"),
         ({"data_split": "test"}, "data_split='test' is for a data set on the hub"),

@@ -12,6 +12,7 @@ from transformers import ProcessorMixin
 
 from acpo.errors import ACPOError
 from acpo.head import language_model_head
+from acpo.sampling.cache import refuse_attention
 
 DATA_LOADING = {
     "split_batches": (False,),
@@ -60,7 +61,10 @@ def refuse_model(model: Any, config: Any) -> None:
                 f"the PEFT adapter {name!r} ({adapter.peft_type}) inserts virtual tokens, which "
                 "packs have no place for; use LoRA"
             )
-    language_model_head(model.get_base_model() if is_peft_model(model) else model)
+    policy = model.get_base_model() if is_peft_model(model) else model
+    language_model_head(policy)
+    if config.sampler == "static":
+        refuse_attention(policy)
 
 
 def refuse_built(trainer: Any) -> None:
