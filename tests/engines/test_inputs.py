@@ -531,6 +531,20 @@ def test_dynamic_sampling_replaces_silent_groups(tmp_path):
     assert bounded.state.log_history[0]["dynamic_sampling/groups_missing"] > 0
 
 
+def test_dynamic_sampling_replaces_groups_whose_completions_are_all_masked(tmp_path):
+    """Their rewards differ, but they train nothing."""
+    settings = {"mask_truncated_completions": True, "dynamic_sampling": True}
+    trainer = build(tmp_path, max_resample_times=2, **settings)
+    make, made = trainer.rollouts.make, []
+    trainer.rollouts.make = lambda batch: made.append(make(batch)) or made[-1]
+    trainer.train()
+    (rollout,) = made
+    trained = rollout["completion_mask"].any(1) & (rollout["advantages"] != 0)
+    silent = int((~trained.view(-1, trainer.num_generations).any(1)).sum())
+    log = trainer.state.log_history[0]
+    assert log["dynamic_sampling/groups_missing"] == silent == 0 < log["dynamic_sampling/rounds"]
+
+
 def test_every_round_has_the_columns_of_the_first(tmp_path):
     seen = []
 

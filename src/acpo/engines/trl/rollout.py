@@ -232,14 +232,14 @@ class Rollouts:
         if not args.dynamic_sampling:
             return rollout
         size, wanted = trainer.num_generations, len(generation_batch) // trainer.num_generations
-        kept = informative_groups(rollout["advantages"], size)[:wanted]
+        kept = training_groups(rollout, size)[:wanted]
         chosen = [select_rows(rollout, group_rows(kept, size))]
         missing = wanted - len(kept)
         rounds = 0
         while rounds < args.max_resample_times and trainer.ranks.most(missing):
             rounds += 1
             more = trainer._generate_and_score_completions(self._fresh_batch(wanted))
-            found = informative_groups(more["advantages"], size)[:missing]
+            found = training_groups(more, size)[:missing]
             chosen.append(select_rows(more, group_rows(found, size)))
             missing -= len(found)
         silent = [g for g in range(wanted) if g not in kept][:missing]
@@ -383,6 +383,11 @@ def join_rollouts(parts: Sequence[Tensors], *, pad_token_id: int) -> Tensors:
 def informative_groups(advantages: Tensor, group_size: int) -> list[int]:
     """Indices of the groups with any non-zero advantage."""
     return (advantages.view(len(advantages) // group_size, -1) != 0).any(1).nonzero()[:, 0].tolist()
+
+
+def training_groups(rollout: Tensors, group_size: int) -> list[int]:
+    """Indices of the groups with any token that is trained on and has an advantage."""
+    return informative_groups(spread(rollout["advantages"], trained_mask(rollout)), group_size)
 
 
 def group_rows(groups: Sequence[int], group_size: int) -> list[int]:
