@@ -345,6 +345,14 @@ def a_number(completions, **_):
     return 1.0
 
 
+def by_number(completions, **_):
+    return dict.fromkeys(range(len(completions)), 1.0)
+
+
+def digits(completions, **_):
+    return "10" * (len(completions) // 2)
+
+
 async def late(completions, **_):
     return [1.0]
 
@@ -357,6 +365,9 @@ async def late(completions, **_):
         (too_few, r"'too_few' returned 1 rewards for 8 completions"),
         (words, r"'words' returned 'good' for completion 0"),
         (a_number, r"'a_number' returned float, not a list"),
+        (lambda completions, **_: torch.tensor(1.0), r"returned Tensor, not a list"),
+        (by_number, r"'by_number' returned dict, not a list"),
+        (digits, r"'digits' returned str, not a list"),
         (late, r"'late' returned 1 rewards for 8 completions"),
     ],
 )

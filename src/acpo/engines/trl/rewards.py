@@ -110,6 +110,8 @@ def check_added(trainer: Any) -> None:
 
 def _listed(name: str, values: Any, expected: int) -> list[Any]:
     try:
+        if isinstance(values, Mapping | set | str):  # of keys, in no order, of letters
+            raise TypeError
         values = list(values)
     except TypeError as error:
         raise ACPOError(
