@@ -376,6 +376,17 @@ def test_a_sweep_goes_on_beyond_an_end_while_the_best_lies_there(study):
     assert plan.choose(study, task, row, found).learning_rate == 1e-6, "the smallest"
 
 
+def test_of_one_rate_no_run_is_asked_for(study):
+    study = replace(study, sweep=replace(study.sweep, learning_rates=(1e-4,)))
+    task, row = study.tasks[0], study.tasks[0].rows[0]
+    assert not list(plan.sweep_runs(study, task, {}))
+    assert plan.choose(study, task, row, {}) == plan.Choice(1e-4, {})
+    summary, _ = report(study, results(study))
+    text = markdown(summary)
+    assert "Every row at 0.0001, without a sweep." in text
+    assert "Sweep (" not in text and "Learning rates are" not in text
+
+
 def test_rates_that_are_near_have_none_beyond(study):
     """0.00101, one step on and to two digits, is 0.001 again: the study waited for it for ever."""
     study = replace(study, sweep=replace(study.sweep, extend=2, learning_rates=(1e-3, 1.01e-3)))

@@ -1172,7 +1172,7 @@ def equal_rates_runs(runs):
     done, whole = runs_of("qwen2.5-0.5b-gsm8k-slow", runs)
     assert f"{done} runs" == whole
     return [
-        f"{done} runs, 20 of them the study's above",
+        f"{done} runs, 16 of them the study's above",
         f"The {sum(map(len, texts))} answers that the {len(texts)} runs",
         f"{cut} of them until they are cut off",
         f"({min(lengths):.2f} to {max(lengths):.2f})",

@@ -52,6 +52,11 @@ class Sweep:
     share: float = 0.2  # of the training problems, for the sweep; study runs never see it
     extend: int = 0  # candidates to add beyond an end, at its spacing, while the best lies there
 
+    @property
+    def chooses(self) -> bool:
+        """Whether there is more than one rate: one is everybody's, and none is tried."""
+        return len(self.learning_rates) > 1
+
 
 @dataclass(frozen=True)
 class Study:
@@ -116,7 +121,7 @@ def start_runs(study: Study, task: StudyTask) -> Iterator[StudyRun]:
 
 def sweep_runs(study: Study, task: StudyTask, results: Mapping[str, Result]) -> Iterator[StudyRun]:
     """Every row at every learning rate that its results so far ask for."""
-    if task.sweep_of == task.name:
+    if task.sweep_of == task.name and study.sweep and study.sweep.chooses:
         for row in task.rows:
             for rate in _candidates(study, task, row, results):
                 yield from _sweep_runs_at(study, task, row, rate)
@@ -240,6 +245,8 @@ def choose(study: Study, task: StudyTask, row: StudyRow, results: Mapping[str, R
     """A row's learning rate from its sweep."""
     if study.sweep is None:
         return Choice(None, {})
+    if not study.sweep.chooses:
+        return Choice(study.sweep.learning_rates[0], {})
     task_of = next(t for t in study.tasks if t.name == task.sweep_of)
     rates = _candidates(study, task_of, row, results)
     scores = _scores(study, task_of, row, rates, results)

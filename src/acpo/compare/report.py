@@ -72,11 +72,14 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += [f"### {name}, updates as long as SAPO's", ""]
             lines += [*markdown_table(*_table(task["matched"])), ""]
             lines += [MATCHED, ""]
-        if summary["sweep"] and task["sweep_of"] != name:
+        sweep = summary["sweep"]
+        if not sweep or len(sweep["learning_rates"]) == 1:
+            continue
+        if task["sweep_of"] != name:
             lines += [f"Learning rates are those chosen on {task['sweep_of']}.", ""]
-        elif summary["sweep"]:
+        else:
             title = "Sweep (accuracy of the last quarter of rollouts, mean over sweep seeds):"
-            lines += [title, "", *markdown_table(*_sweep_table(task, summary["sweep"])), ""]
+            lines += [title, "", *markdown_table(*_sweep_table(task, sweep)), ""]
     lines += ["## How it was made", "", *_provenance(summary), ""]
     return "\n".join(lines)
 
@@ -291,7 +294,11 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
         f"Hardware: {machines}. Versions: {versions}.",
     ]
     sweep = summary["sweep"]
-    if sweep:
+    if sweep and len(sweep["learning_rates"]) == 1:
+        apart = f"; the {sweep['share']:.0%} of the training problems that one takes are left out"
+        own = "" if sweep["endless"] else apart
+        lines.append(f"Every row at {sweep['learning_rates'][0]:g}, without a sweep{own}.")
+    elif sweep:
         share = f"{sweep['share']:.0%} of the training problems, which no study run sees"
         problems = "problems made from them" if sweep["endless"] else share
         lines.append(
@@ -301,7 +308,7 @@ def _provenance(summary: dict[str, Any]) -> list[str]:
             "end while the best lies there."
         )
         shorter = sweep["updates"] < max(task["updates"] for task in summary["tasks"].values())
-        if shorter and (len(sweep["learning_rates"]) > 1 or sweep["extend"]):
+        if shorter:
             lines.append(
                 "Sweep runs are shorter than the study's: a rate that leads early may fall back."
             )
