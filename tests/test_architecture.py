@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "acpo"
 ALLOWED = {
     "errors": set(),
     "intervals": set(),
+    "htmlpage": set(),
     "texts": set(),
     "vllm_version": {"errors"},
     "servers": {"errors"},
@@ -50,11 +51,11 @@ ALLOWED = {
     "annotate": {"errors", "jsonl", "linefile", "records", "servers", "tasks", "texts", "wire"},
     "diagnose": {
         *("errors", "intervals", "jsonl", "records", "objectives", "annotate", "texts"),
-        "method_columns",
+        *("htmlpage", "method_columns"),
     },
     "compare": {
         *("errors", "intervals", "jsonl", "linefile", "objectives"),
-        *("tasks", "evaluate", "train", "yamlfile"),
+        *("htmlpage", "tasks", "evaluate", "train", "yamlfile"),
     },
     "methods_table": {"objectives"},
     "method_columns": {"errors", "objectives", "records", "scoring"},

@@ -222,9 +222,10 @@ def test_all_takes_annotations_and_opens_with_a_sentence_each(case, tmp_path, no
     arguments = ["diagnose", "all", folder / "trace", "--output", tmp_path]
     acpo(*arguments, "--annotations", folder / "a.jsonl")
     page = (tmp_path / "report.html").read_text()
-    opening = page[: page.index("<section")]
-    assert 'href="#blame"' in opening and 'href="#first-error"' in opening
+    opening = page[: page.index("<h2")]
+    for place in ("blame-at-the-error", "entropy-around-the-first-reasoning-error"):
+        assert f'href="#{place}"' in opening and f'<h2 id="{place}">' in page
     assert "of its negative update falls on the error" in opening
-    assert opening.count("<img") == page.count("<img") == opening.count("<article>")
-    assert "prefers-color-scheme: dark) { img" in page
+    assert opening.count("<img") == page.count("<img") == opening.count("<h3>")
+    assert "img{filter:invert" in page
     assert (tmp_path / "blame-completions.csv").exists()

@@ -1,16 +1,15 @@
 """The summary as Markdown, LaTeX and a page. The paper's numbers have columns of their own."""
 
-import base64
 import functools
-import html
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 from acpo.evaluate.report import interval, latex_text, markdown_table
+from acpo.htmlpage import html_page
 
 percent = functools.partial(interval, unknown="")
 
@@ -43,13 +42,13 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
     """Write summary.json, report.md, table.tex, figures and page.html."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    figures: dict[str, list[Path]] = {}
+    figures: list[Path] = []
     for name, task in summary["tasks"].items():
-        figures[name] = draw_curves(task, name, folder)
+        figures += draw_curves(task, name, folder)
         if any(row["difference"] for row in task["rows"]):
-            figures[name].append(draw_differences(task, summary["baseline"], name, folder))
+            figures.append(draw_differences(task, summary["baseline"], name, folder))
         if any(len(row["pass_at"]) > 1 for row in task["rows"]):
-            figures[name].append(draw_pass_at(task, name, folder))
+            figures.append(draw_pass_at(task, name, folder))
     (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
     (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
     (folder / "page.html").write_text(page(summary, figures), encoding="utf-8")
@@ -335,33 +334,18 @@ def latex(summary: dict[str, Any]) -> str:
 
 
 _STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem;
-color:#1b1b1b;background:#fff}
-table{border-collapse:collapse;margin:1rem 0;display:block;overflow-x:auto}
-th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}
+th,td{text-align:right}
 th:nth-child(2),td:nth-child(2){text-align:left}
-th{white-space:normal;vertical-align:bottom}
 :is(h2 + p,h3) + table :is(th,td):last-child{background:#f3eee0;border-left:2px solid #a08a4a}
-img{max-width:100%}
-@media (prefers-color-scheme:dark){body{color:#ddd;background:#16181b}th,td{border-color:#333}
-:is(h2 + p,h3) + table :is(th,td):last-child{background:#2b2718}img{background:#fff}}
+@media (prefers-color-scheme:dark){
+:is(h2 + p,h3) + table :is(th,td):last-child{background:#2b2718}}
 """
 """The last column of a table of outcomes is the paper's, and looks it."""
 
 
-def page(summary: dict[str, Any], figures: Mapping[str, Sequence[Path]]) -> str:
+def page(summary: dict[str, Any], figures: Sequence[Path]) -> str:
     """The report as one HTML file that needs nothing else, figures included."""
-    from markdown_it import MarkdownIt
-
-    images = []
-    for path in (path for paths in figures.values() for path in paths):
-        data = base64.b64encode(path.read_bytes()).decode()
-        images.append(f'<p><img alt="{path.stem}" src="data:image/png;base64,{data}"></p>')
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    text = MarkdownIt("js-default").render(markdown(summary))  # which escapes markup
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{html.escape(summary['title'])}</title><style>{_STYLE}</style>"
-        f"<body>{text}{''.join(images)}</body></html>\n"
-    )
+    shown = (f"![{path.stem}]({path.name})\n" for path in figures)
+    images = {path.name: path.read_bytes() for path in figures}
+    text = "\n".join([markdown(summary), *shown])
+    return html_page(text, images, title=summary["title"], style=_STYLE)

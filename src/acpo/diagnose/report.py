@@ -1,24 +1,22 @@
 """What an analysis yields, the files it becomes, and all of them in one HTML page."""
 
-import base64
 import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from acpo import __version__
 from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
 from acpo.errors import writing
+from acpo.htmlpage import anchor, html_page
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -75,14 +73,23 @@ class Finding:
     def markdown(self, command: str = "") -> str:
         """The summary."""
         lines = [f"# {self.title}", "", escape(self.source), "", f"![]({self.name}.png)", ""]
-        lines += [self.reading, "", *(f"- {escape(fact)}" for fact in self.facts), ""]
-        for table in self.tables:
-            head, *rows = (f"| {' | '.join(map(escape, r))} |" for r in (table.head, *table.rows))
-            rule = "|" + "---|" * len(table.head)
-            lines += [f"**{table.title}**", "", head, rule, *rows, ""]
+        lines += self.told()
         if command:
             lines += ["Made by", "", f"    {one_line(command)}", ""]
         return "\n".join(lines)
+
+    def told(self) -> list[str]:
+        """What the summary says of the figure, in lines of Markdown."""
+        lines = [self.reading, "", *(f"- {escape(fact)}" for fact in self.facts), ""]
+        for table in self.tables:
+            lines += _table_lines(table.title, table.head, [map(escape, r) for r in table.rows])
+        return lines
+
+
+def _table_lines(title: str, head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A table whose cells are Markdown."""
+    top, *lines = (f"| {' | '.join(row)} |" for row in (map(escape, head), *rows))
+    return [f"**{title}**", "", top, "|" + "---|" * len(head), *lines, ""]
 
 
 def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:
@@ -135,26 +142,26 @@ def html(
 ) -> str:
     """The report: findings in order, tokens that stand out with the address of each in a page, and
     the analyses that could not be made, with the reason."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    template = environment.from_string(
-        (files("acpo.diagnose") / "report.html.j2").read_text(encoding="utf-8")
-    )
-    sections = [
-        {
-            "finding": finding,
-            "image": base64.b64encode(finding.png).decode(),
-            "reading": re.sub(rf"\\({SPECIAL})", r"\1", finding.reading),
-        }
-        for finding in findings
-    ]
-    return template.render(
-        title="Diagnosis",
-        source=one_line(source),
-        sections=sections,
-        outliers=outliers,
-        number=number,
-        one_line=one_line,
-        missing=missing,
-        command=one_line(command),
-        version=__version__,
-    )
+    lines = ["# Diagnosis", "", escape(source), ""]
+    for one in findings:
+        lines += [f"### [{one.title}](#{anchor(one.title)})", "", escape(one.sentence), ""]
+        lines += [f"![{one.reading}]({one.name}.png)", ""]
+    for one in findings:
+        lines += [f"## {one.title}", "", escape(one.source), "", *one.told()]
+    if outliers:
+        head = ("what", "value", "token", "text", "completion", "step", "prompt")
+        rows = [_outlier_cells(*one) for one in outliers]
+        lines += ["## Tokens that stand out", "", *_table_lines("The largest of each", head, rows)]
+    if missing:
+        lines += ["## Not made", "", *(f"- `{name}`: {escape(why)}" for name, why in missing), ""]
+    lines += ["## How this was made", "", f"    {one_line(command)}", "", f"acpo {__version__}"]
+    images = {f"{one.name}.png": one.png for one in findings}
+    return html_page("\n".join(lines), images, title="Diagnosis")
+
+
+def _outlier_cells(one: Outlier, address: str | None) -> list[str]:
+    place = str(one.token + 1)
+    place = f"[{place}]({address})" if address else place
+    texts = [escape(one_line(text, 40)) for text in (one.text, one.prompt)]
+    numbers = [str(one.sample), str(one.step)]
+    return [escape(one.what), number(one.value), place, texts[0], *numbers, texts[1]]
