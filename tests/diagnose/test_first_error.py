@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from acpo import __version__
-from acpo.annotate.annotators import ExactAnnotator
+from acpo.annotate.annotators import ArithmeticAnnotator, ExactAnnotator
 from acpo.annotate.pairs import select
 from acpo.diagnose.error_alignment import Aligned, compared, measure, representative, smoothed
 from acpo.diagnose.first_error import ProfileSettings, first_error
@@ -17,7 +17,7 @@ from acpo.diagnose.report import html
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceWriter
 from acpo.tasks.chain import ChainProblem, chain_problems
-from annotate.traces import annotated, chain_rows, write_texts
+from annotate.traces import annotated, chain_rows, text_rows, write_texts
 from commandline import acpo, refused
 
 
@@ -95,21 +95,19 @@ def test_effects_of_one_pair_by_hand():
     wrong = np.array([[nan, 1.0, 2.0, 8.0, 9.0, 7.0, 4.0]])
     right = np.array([[5.0, 0.5, 1.0, 6.0, 1.0, 2.0, nan]])
     aligned = Aligned(np.arange(-3, 4), wrong, right)
-    found = {name: float(values[0]) for name, values in measure(aligned, 1).items()}
+    found = {name: float(values[0]) for name, values in measure(aligned).items()}
     assert found["before"] == pytest.approx((0.5 + 1.0) / 2)
     assert found["at"] == 2.0
     assert found["after"] == pytest.approx((8.0 + 5.0) / 2)
     assert found["change"] == pytest.approx(6.5 - 0.75)
     assert found["wrong"] == pytest.approx(8.0 - 1.5)
     assert found["right"] == pytest.approx(1.5 - 0.75)
-    second = {name: float(values[0]) for name, values in measure(aligned, 2).items()}
-    assert (second["before"], second["after"]) == (0.5, 5.0)
-    assert compared(aligned, 1).sum() == 5
+    assert compared(aligned).sum() == 5
 
 
 def test_a_pair_without_tokens_after_the_error_is_left_out():
     values = np.array([[1.0, 2.0, np.nan], [1.0, 2.0, 3.0]])
-    change = measure(Aligned(np.arange(-1, 2), values, values), 1)["change"]
+    change = measure(Aligned(np.arange(-1, 2), values, values))["change"]
     assert np.isnan(change[0]) and change[1] == 0
 
 
@@ -184,11 +182,12 @@ def test_another_trace_and_empty_windows_are_refused(tmp_path):
     with pytest.raises(ACPOError, match="another trace"):
         first_error(other, annotations)
     trace = Trace.open(tmp_path / "trace")
-    with pytest.raises(ACPOError, match="both sides"):
-        first_error(trace, annotations, settings=ProfileSettings(window=3, every=4))
-    with pytest.raises(ACPOError, match="both sides"):
-        first_error(trace, annotations, settings=ProfileSettings(every=10**21))
     assert first_error(trace, annotations, settings=ProfileSettings(10**21, smooth=10**21))
+    texts = text_rows(("1+1=2", 1.0), ("1+1=3", 0.0))  # an error without a token behind it
+    last = Trace.open(write_texts(tmp_path / "last", texts))
+    found = annotated(tmp_path / "last.jsonl", select(last), ArithmeticAnnotator())
+    with pytest.raises(ACPOError, match="last: no pair has tokens on both sides"):
+        first_error(last, found)
 
 
 def test_proposals_of_models_are_named_as_such(tmp_path, no_pdf):

@@ -149,7 +149,6 @@ def first_error(
     verified_only: bool = VERIFIED,
     all_proposals: bool = PROPOSALS,
     window: int = typer.Option(32, min=1, help="Tokens on either side of the error."),
-    every: int = typer.Option(1, min=1, help="Compare only offsets that are multiples of it."),
     smooth: int = typer.Option(16, min=1, help="Tokens a full profile is averaged over."),
     profiles: int = typer.Option(8, min=1, help="Prompts whose full profiles are drawn."),
     output: Path | None = OUTPUT,
@@ -164,7 +163,7 @@ def first_error(
         output,
         annotations=Annotations.read(annotations),
         accept=_accept(verified_only, all_proposals),
-        settings=ProfileSettings(window, every, smooth, profiles),
+        settings=ProfileSettings(window, smooth, profiles),
     )
 
 

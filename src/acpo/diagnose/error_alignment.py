@@ -49,19 +49,18 @@ def align(pairs: Sequence[AlignedPair], values: np.ndarray, window: int) -> Alig
     return Aligned(offsets, wrong, right)
 
 
-def compared(aligned: Aligned, every: int) -> np.ndarray:
+def compared(aligned: Aligned) -> np.ndarray:
     """`[pairs, T]` where both completions have a token."""
-    both = np.isfinite(aligned.wrong) & np.isfinite(aligned.right)
-    return both & (aligned.offsets % every == 0)
+    return np.isfinite(aligned.wrong) & np.isfinite(aligned.right)
 
 
-def measure(aligned: Aligned, every: int) -> dict[str, np.ndarray]:
+def measure(aligned: Aligned) -> dict[str, np.ndarray]:
     """`EFFECTS` of every pair; NaN where a side has no token.
 
     Only offsets that both completions have are compared, so that the difference is always one
     between tokens at the same distance from the error.
     """
-    both = compared(aligned, every)
+    both = compared(aligned)
     difference = aligned.wrong - aligned.right
     before, after = both & (aligned.offsets < 0), both & (aligned.offsets > 0)
 
@@ -150,9 +149,9 @@ def representative(values: np.ndarray) -> int:
     return int(order[(len(order) - 1) // 2])
 
 
-def of_the_fullest(change: np.ndarray, aligned: Aligned, every: int) -> np.ndarray:
+def of_the_fullest(change: np.ndarray, aligned: Aligned) -> np.ndarray:
     """The changes of the pairs with the most offsets to compare, NaN elsewhere."""
-    offsets = np.where(np.isfinite(change), compared(aligned, every).sum(axis=1), 0)
+    offsets = np.where(np.isfinite(change), compared(aligned).sum(axis=1), 0)
     return np.where(offsets == offsets.max(), change, np.nan)
 
 

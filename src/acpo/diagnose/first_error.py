@@ -43,7 +43,6 @@ class ProfileSettings:
     """How profiles are compared."""
 
     window: int = 32  # tokens on either side of the error
-    every: int = 1  # only offsets that are multiples of it are compared
     smooth: int = 16  # tokens a full profile is averaged over
     profiles: int = 8  # full profiles drawn, one prompt each
 
@@ -65,18 +64,15 @@ def first_error(
     trace.require(*QUANTITIES)
     # Further away nothing has a token, and every offset takes memory.
     longest = int(np.diff(trace.starts).max())
-    lengths = {name: getattr(settings, name) for name in ("window", "every", "smooth")}
+    lengths = {name: getattr(settings, name) for name in ("window", "smooth")}
     settings = replace(settings, **{name: min(n, longest) for name, n in lengths.items()})
     selection = select(trace, step=annotations.step)
     pairs, outcomes = aligned_pairs(selection, annotations, accept)
     columns = trace.tokens(*QUANTITIES)
     aligned = {name: align(pairs, columns[name], settings.window) for name in QUANTITIES}
-    measured = {name: measure(aligned[name], settings.every) for name in QUANTITIES}
+    measured = {name: measure(aligned[name]) for name in QUANTITIES}
     if not np.isfinite(measured["entropy"]["change"]).any():
-        raise ACPOError(
-            f"--window {settings.window} --every {settings.every}: no pair has tokens on both "
-            "sides of its error"
-        )
+        raise ACPOError(f"{trace.path}: no pair has tokens on both sides of its error")
     source = f"{describe(trace)}; step {selection.step}; {evidence(pairs)}"
     around = _around(pairs, aligned, measured, settings, source, outcomes)
     change = measured["entropy"]["change"]
@@ -98,7 +94,7 @@ def _around(
         for what, values in kinds.items()
     }
     change = measured["entropy"]["change"]
-    shown = representative(of_the_fullest(change, aligned["entropy"], settings.every))
+    shown = representative(of_the_fullest(change, aligned["entropy"]))
     rows = offset_rows(aligned, prompts)
     return Finding(
         name="first-error",
@@ -120,7 +116,6 @@ def _around(
 
 
 def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
-    only = f", multiples of {settings.every} only" if settings.every > 1 else ""
     return (
         "Wrong and right completions of the same prompt, centred at t = 0: the first token of the "
         "wrong one's first error, and of what corresponds to it in the right one. (a, d): of the "
@@ -128,7 +123,7 @@ def _reading(settings: ProfileSettings, shown: AlignedPair) -> str:
         f"{escape(shown.wrong.prompt_id[:40])}, wrong {shown.wrong.sample}, right "
         f"{shown.right.sample}). (b, e): mean ± standard deviation over pairs. (c, f): wrong minus "
         "right at each offset, mean over prompts with its 95% interval. Before: t = "
-        f"-{settings.window} to -1, after: t = 1 to {settings.window}{only}, wherever both "
+        f"-{settings.window} to -1, after: t = 1 to {settings.window}, wherever both "
         "completions have a token. Grey: how many prompts have the offset; (b, c, e, f) leave out "
         "those that few have. Before the error, completions that share a prefix agree by "
         "construction: that says nothing about the policy."
