@@ -271,10 +271,6 @@ def parse_annotator(text: str, *, cache: Path, timeout: float, retries: int) -> 
 def parse_annotators(texts: list[str], **options: Any) -> list[Annotator]:
     """Annotators with names of their own, none of them the same model at the same address."""
     annotators = [parse_annotator(text, **options) for text in texts]
-    if not annotators:
-        raise ACPOError(
-            f"--annotator: name one or two, {', '.join(COMPUTED)} or NAME=URL,model=MODEL"
-        )
     if len({annotator.name for annotator in annotators}) < len(annotators):
         raise ACPOError("--annotator: two have the same name: give each its own")
     if len({json.dumps(annotator.settings()) for annotator in annotators}) < len(annotators):
