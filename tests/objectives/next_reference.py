@@ -110,9 +110,7 @@ def weights(mask, aggregate: str = "token_mean", normaliser: float | None = None
         return {place: 1 / len(places) for place in places}
     if aggregate == "sequence_mean":
         return {place: 1 / (size * sum(r == place[0] for r, _ in places)) for place in places}
-    if aggregate == "constant":
-        return {place: 1 / (size * normaliser) for place in places}
-    raise ValueError(f"aggregate={aggregate!r}: must be token_mean, sequence_mean or constant")
+    return {place: 1 / (size * normaliser) for place in places}
 
 
 def row(objectives_of: Callable[..., list]) -> Callable[..., Tensor]:
@@ -163,18 +161,17 @@ def held(value: float, x: Token) -> Tensor:
     return value * (1 + x.log_p - x.log_p.detach())
 
 
-def quantile(values: list[float], q: float, interpolation: str = "linear") -> float:
+def quantile(values: list[float], q: float) -> float:
+    """Linearly interpolated."""
     ordered = sorted(values)
     place = q * (len(ordered) - 1)
-    if interpolation == "nearest":
-        return ordered[round(place)]
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def entropy_threshold(batch: list[Token], row: int, q: float) -> float:
-    """The q-quantile of H over one completion's own tokens, linearly interpolated."""
+    """The q-quantile of H over one completion's own tokens."""
     return quantile([x.entropy for x in batch if x.row == row], q)
 
 
@@ -357,13 +354,12 @@ def simko(batch, *, alpha=0.01, top=3, scale=1.1, q=0.8, low=0.2, high=0.2, delt
 def aspo(batch, *, q=0.8, low_entropy=0.2, high_entropy=0.4, cap=3.0):
     """A > 0: g = min(1/w, 3) while w <= 1 + ε, else 0. A < 0: g = min(w, 3) while w >= 1 - ε.
 
-    ε = 0.2 where H <= the completion's q-quantile, 0.4 above; q=None: 0.2 everywhere. The gradient
-    is kept at the cap. The value is A g, or A g at the bound where clipped (the code's own value
-    is A · 3 log p at the cap). Ambiguous: with q off nothing says which ε; the 80%'s here.
+    ε = 0.2 where H <= the completion's q-quantile, 0.4 above. The gradient is kept at the cap. The
+    value is A g, or A g at the bound where clipped (the code's own: A · 3 log p at the cap).
     """
     objectives = []
     for x in batch:
-        uncertain = q is not None and x.entropy > entropy_threshold(batch, x.row, q)
+        uncertain = x.entropy > entropy_threshold(batch, x.row, q)
         eps = high_entropy if uncertain else low_entropy
         if x.advantage > 0 and x.w > 1 + eps:
             objectives.append(x.advantage / (1 + eps))
@@ -380,8 +376,8 @@ def aspo(batch, *, q=0.8, low_entropy=0.2, high_entropy=0.4, cap=3.0):
 def ce_gppo(batch, *, beta1=0.5, beta2=1.0, low=0.2, high=0.2, dual=10.0):
     """A < 0, w < 1 - ε: g = β1 (1 - ε). A > 0, w > 1 + ε: g = β2 (1 + ε). Otherwise g = w.
 
-    For A < 0 and w > dual the gradient is 0 and the value A · dual; dual=None: none. The value is
-    A g, the code's. β1 = 0.5 (1.5B) or 0.75 (7B). Ambiguous: the dual clip is in the scripts only.
+    For A < 0 and w > dual the gradient is 0 and the value A · dual. The value is A g, the code's.
+    β1 = 0.5 (1.5B) or 0.75 (7B). Ambiguous: the dual clip is in the scripts only.
     """
     objectives = []
     for x in batch:
@@ -389,7 +385,7 @@ def ce_gppo(batch, *, beta1=0.5, beta2=1.0, low=0.2, high=0.2, dual=10.0):
             objectives.append(held(beta1 * (1 - low) * x.advantage, x))
         elif x.advantage > 0 and x.w > 1 + high:
             objectives.append(held(beta2 * (1 + high) * x.advantage, x))
-        elif x.advantage < 0 and dual is not None and x.w > dual:
+        elif x.advantage < 0 and x.w > dual:
             objectives.append(dual * x.advantage)
         else:
             objectives.append(held(x.w * x.advantage, x))
@@ -397,24 +393,22 @@ def ce_gppo(batch, *, beta1=0.5, beta2=1.0, low=0.2, high=0.2, dual=10.0):
 
 
 @row
-def dcpo(batch, *, low=0.2, high=0.28, cap=10.0, delta=None):
+def dcpo(batch, *, low=0.2, high=0.28, cap=10.0):
     """PPO clip of w to [½ (1 + √max(0, 1 - 4 ε_l/p_old)), min(cap, ½ (1 + √(1 + 4 ε_h/p_old)))].
 
     ε_l = 0.2, ε_h = 0.28. Below p_old = 4 ε_l the lower bound is ½, as in the code. Ambiguous: the
-    code adds a dual clip for A < 0, off here; delta=c is that clip for c above the upper bound.
+    code adds a dual clip for A < 0, off here.
     """
     objectives = []
     for x in batch:
         lower = (1 + math.sqrt(max(0.0, 1 - 4 * low / x.p_old))) / 2
         upper = min(cap, (1 + math.sqrt(1 + 4 * high / x.p_old)) / 2)
-        objectives.append(clipped(x, x.advantage, lower, upper, delta))
+        objectives.append(clipped(x, x.advantage, lower, upper))
     return objectives
 
 
 @row
-def maspo(
-    batch, *, sigma=1.0, alpha=0.3, beta_pos=0.03, beta_neg=0.03, most=10.0, factor=(0.1, 10.0)
-):
+def maspo(batch, *, sigma=1.0, alpha=0.3, beta=0.03):
     """g = w exp(-(w - 1)²/(2σ²)) where A > 0, w > 1 or A < 0, w < 1; elsewhere g = w.
 
     σ = clip(σ_b p_old^-α, σ_b, 10) · clip(1 + β A, .1, 10) for A > 0, · clip(1/(1 - β A), .1, 10)
@@ -426,9 +420,8 @@ def maspo(
         a = x.advantage
         g = x.w
         if (a > 0 and x.w > 1) or (a < 0 and x.w < 1):
-            size = 1 + beta_pos * a if a > 0 else 1 / (1 - beta_neg * a)
-            width = min(max(sigma * x.p_old**-alpha, sigma), most)
-            width *= min(max(size, factor[0]), factor[1])
+            size = 1 + beta * a if a > 0 else 1 / (1 - beta * a)
+            width = min(max(sigma * x.p_old**-alpha, sigma), 10) * min(max(size, 0.1), 10)
             g *= math.exp(-((x.w - 1) ** 2) / (2 * width**2))
         objectives.append(held(g * a, x))
     return objectives
@@ -472,45 +465,33 @@ def dppo_kl(batch, *, low=0.2, high=0.2, truncate=20.0):
     return objectives
 
 
-def entropy_ranks(batch: list[Token], pivot: float, interpolation: str) -> list[float]:
+def entropy_ranks(batch: list[Token], pivot: float) -> list[float]:
     """ĥ of hapo: log H less its quantile, each side divided by its largest size, so in [-1, 1].
 
     The rms that the paper divides by cancels. H is floored at 1e-8.
     """
     logs = [math.log(max(x.entropy, 1e-8)) for x in batch]
-    middle = quantile(logs, pivot, interpolation)
+    middle = quantile(logs, pivot)
     z = [value - middle for value in logs]
     top, bottom = max(z), -min(z)
     return [value / top if value > 0 else value / bottom if value < 0 else 0.0 for value in z]
 
 
 @row
-def hapo(
-    batch,
-    *,
-    pivot=0.8,
-    alpha=1.0,
-    beta=1.0,
-    low=0.2,
-    high=0.2,
-    interpolation="linear",
-    neutral="base",
-    delta=None,
-):
+def hapo(batch, *, pivot=0.8, alpha=1.0, beta=1.0, low=0.2, high=0.2):
     """A' = A (1 + β ĥ) for ĥ > 0 where w left (1 - ε_l/2, 1 + ε_h/2), for ĥ <= 0 where w is inside.
 
     Then PPO clip: ε_l (1 - α ĥ) for ĥ <= 0, ε_h (1 + α ĥ) for ĥ > 0, the other side unchanged.
     The paper's rule: the official code has ĥ >= 0 everywhere. ĥ is over the tensor given.
-    Ambiguous: the quantile ("nearest" in the code), the ε of the neutral interval (neutral=
-    "adapted" takes those of the clip, as the code does), and a dual clip (10 in scripts: delta=10).
+    Ambiguous: the quantile ("nearest" in the code), the ε of the neutral interval (the code takes
+    those of the clip), and a dual clip (10 in scripts).
     """
     objectives = []
-    for x, h in zip(batch, entropy_ranks(batch, pivot, interpolation), strict=True):
+    for x, h in zip(batch, entropy_ranks(batch, pivot), strict=True):
         below = low * (1 - alpha * h) if h <= 0 else low
         above = high * (1 + alpha * h) if h > 0 else high
-        half = (below / 2, above / 2) if neutral == "adapted" else (low / 2, high / 2)
-        inside = 1 - half[0] < x.w < 1 + half[1]
+        inside = 1 - low / 2 < x.w < 1 + high / 2
         applies = not inside if h > 0 else inside
         shaped = x.advantage * (1 + beta * h) if applies else x.advantage
-        objectives.append(clipped(x, shaped, 1 - below, 1 + above, delta))
+        objectives.append(clipped(x, shaped, 1 - below, 1 + above))
     return objectives

@@ -44,7 +44,7 @@ NAMES = {
         "ratio_cap": "dual",
     },
     "dcpo": {"epsilon": "low", "epsilon_high": "high", "ratio_cap": "cap"},
-    "maspo": {"sigma": "sigma", "alpha": "alpha", "beta_sigma": "beta_pos"},
+    "maspo": {"sigma": "sigma", "alpha": "alpha", "beta_sigma": "beta"},
     "hapo": {
         "epsilon": "low",
         "epsilon_high": "high",
@@ -100,8 +100,6 @@ def reference_loss(row, batch, old_logits, options):
     constants = {theirs: options[ours] for ours, theirs in NAMES[row].items() if ours in options}
     if "delta" in options:
         constants["delta"] = options["delta"]
-    if row == "maspo" and "beta_sigma" in options:
-        constants["beta_neg"] = options["beta_sigma"]
     inputs = [batch["logits"], old_logits, batch["tokens"], batch["advantages"], batch["mask"]]
     if row == "clip_cov":
         options = {**METHODS[row].options, **options}
