@@ -22,10 +22,9 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What `worker.py` leaves when one process runs it and, meanwhile, two with `torchrun`."""
+    """What `worker.py` leaves when one process runs it and, meanwhile, two."""
     folder = tmp_path_factory.mktemp("processes")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_port", str(29500 + os.getpid() % 1000)]
+    port = str(29500 + os.getpid() % 1000)
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), *sys.path])),
@@ -33,7 +32,7 @@ def runs(tmp_path_factory):
     }
     with (folder / "log").open("w") as log:
         two = subprocess.Popen(
-            [*command, str(HERE / "worker.py"), str(folder)],
+            [sys.executable, str(HERE / "worker.py"), str(folder), port],
             env=environment,
             stdout=log,
             stderr=log,

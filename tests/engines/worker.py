@@ -1,4 +1,8 @@
-"""Run by several processes at once: trains with fixed rollouts and saves rank 0's gradients."""
+"""Run by several processes at once: trains with fixed rollouts and saves rank 0's gradients.
+
+`python worker.py FOLDER PORT` is their parent: imports take longer than most of what they do, so
+that one process imports and forks them.
+"""
 
 import functools
 import os
@@ -117,7 +121,15 @@ def resumed(folder: Path) -> None:
         torch.save(ends, folder / f"resumed_{world}.pt")
 
 
-if __name__ == "__main__":
+def run_rank(rank: int, folder: Path, port: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for part in (main, resumed, fsdp_worker.main):
-        part(Path(sys.argv[1]))
+        part(folder)
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(
+        run_rank, args=(Path(sys.argv[1]), sys.argv[2]), nprocs=2, start_method="fork"
+    )

@@ -1,4 +1,4 @@
-"""The Triton kernels, in Triton's interpreter: no GPU needed, small shapes."""
+"""All Triton kernels, in Triton's interpreter: no GPU needed, small shapes."""
 
 import os
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from conftest import require_tool
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
+CASES = ("head/kernel_cases.py", "sampling/kernel_cases.py")
 
 
 def test_kernels_in_the_interpreter():
@@ -18,7 +19,7 @@ def test_kernels_in_the_interpreter():
     except ImportError:
         found = False
     require_tool(found, "triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "kernel_cases.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *CASES]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:]

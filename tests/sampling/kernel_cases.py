@@ -1,5 +1,5 @@
-"""The sampler's Triton kernels against plain torch. Run by test_kernels.py in Triton's interpreter,
-and directly on a GPU: `pytest tests/sampling/kernel_cases.py`."""
+"""The sampler's Triton kernels against plain torch. Run by head/test_triton.py in Triton's
+interpreter, and directly on a GPU: `pytest tests/sampling/kernel_cases.py`."""
 
 import pytest
 import torch
