@@ -27,20 +27,25 @@ def boxed(pool: MathPool, answer: str, gold: str = "7"):
     return pool.verify(f"So \\boxed{{{answer}}}.", gold).result()
 
 
-def bare_math_verify_hangs(answer: str, seconds: float = 6.0) -> bool:
+def bare_math_verify_hangs(answer: str, seconds: float = 2.0) -> bool:
     """Whether bare math-verify, in a thread as reward functions run it, is still busy then."""
-    text = f"$\\boxed{{{answer}}}$"
     code = (
-        "import threading\nfrom math_verify import parse, verify\n"
-        f"text = {text!r}\n"
-        "job = lambda: verify(parse('7', parsing_timeout=None), "
+        "import sys, threading\nfrom math_verify import parse, verify\n"
+        "def job(text): verify(parse('7', parsing_timeout=None), "
         "parse(text, parsing_timeout=None), timeout_seconds=None)\n"
-        "thread = threading.Thread(target=job); thread.start(); thread.join()\n"
+        "job('8')\nprint('ready', flush=True)\n"
+        "thread = threading.Thread(target=job, args=[sys.argv[1]])\n"
+        "thread.start(); thread.join()\n"
     )
-    try:
-        subprocess.run([sys.executable, "-c", code], timeout=seconds, capture_output=True)
-    except subprocess.TimeoutExpired:
-        return True
+    command = [sys.executable, "-c", code, f"$\\boxed{{{answer}}}$"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            process.kill()
     return False
 
 
@@ -393,11 +398,11 @@ def test_attack_42_one_hang_among_a_thousand():
 
 
 def test_attack_42_queue_time_is_not_billed():
-    """Twenty hangs before an honest answer: it waits, and is still right."""
-    hangs = [("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")] * 20
+    """Eight hangs before an honest answer: it waits, and is still right."""
+    hangs = [("\\boxed{\\int (x+y+z+w)^{900} dx}", "x+1")] * 8
     with MathPool(1, cpu_seconds=0.2) as pool:
         verdicts = pool.verify_all([*hangs, ("\\boxed{x+x}", "2x")])
-    assert [v.outcome for v in verdicts[:-1]] == [Outcome.TIMEOUT] * 20
+    assert [v.outcome for v in verdicts[:-1]] == [Outcome.TIMEOUT] * 8
     assert verdicts[-1].correct
     assert verdicts[-1].seconds < 0.2
 

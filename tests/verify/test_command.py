@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 from typer.testing import CliRunner
@@ -16,6 +17,12 @@ from acpo.verify import Outcome, Verdict
 from acpo.verify.batch import Verdicts
 from conftest import require_tool
 from verify.sandboxed import ADD
+
+
+@pytest.fixture
+def kept_pool(pool, monkeypatch):
+    """Workers that outlive a run: each imports a computer algebra system when it starts."""
+    monkeypatch.setattr("acpo.verify.math.MathPool", lambda *_, **__: nullcontext(pool))
 
 
 def run(*arguments: object, code: int = 0) -> str:
@@ -51,6 +58,7 @@ def test_math_file(tmp_path):
     assert written[0]["answer"] == "0.5"
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_math_file_in_digits(tmp_path):
     """The same rows judged the other way are judged again: the judge is part of a verdict."""
     rows = [{"completion": f"\\boxed{{{answer}}}", "answer": "12"} for answer in ("12", "5 + 7")]
@@ -80,6 +88,7 @@ def test_the_output_is_rewritten_after_the_last_verdict_is_kept(tmp_path, monkey
     assert [json.loads(line)["answer"] for line in out.read_text().splitlines()] == ["1", "2"]
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_fields_are_named_in_errors(tmp_path):
     path = write(tmp_path / "in.jsonl", [{"text": "\\boxed{1}", "gold": "1"}])
     assert "--text-field" in run("math", path, code=2)
@@ -130,6 +139,7 @@ def test_the_output_folder_is_looked_at_first(tmp_path):
     assert "there is no folder" in shown.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_conversations_and_missing_completions(tmp_path):
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "\\boxed{1}"}]
     rows = [{"completion": chat, "answer": "1"}, {"completion": None, "answer": "1"}]
@@ -144,6 +154,7 @@ def test_two_problems_of_one_name_are_an_error(tmp_path):
     assert "id='5'" in run("code", path, "--problems", twice, code=2)
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
     rows = [{"completion": f"\\boxed{{{n}}}", "answer": "1", "n": n} for n in (1, 2, 1)]
     rows.append(rows[0])
@@ -168,6 +179,7 @@ def rewards(out) -> list:
     return [json.loads(line)["reward"] for line in out.read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_what_is_judged_otherwise_is_judged_again(tmp_path):
     row = {"completion": "\\boxed{1}", "answer": "2", "solution": "1", "second": "\\boxed{2}"}
     path, out = write(tmp_path / "in.jsonl", [row]), tmp_path / "out.jsonl"
@@ -199,6 +211,7 @@ def test_what_is_not_ours_is_not_overwritten(tmp_path, content):
     assert out.read_text() == content
 
 
+@pytest.mark.usefixtures("kept_pool")
 def test_the_beginning_of_a_line_of_ours_is_taken_over(tmp_path):
     path = write(tmp_path / "in.jsonl", [{"completion": "\\boxed{1}", "answer": "1"}])
     out = tmp_path / "out.jsonl"
