@@ -1,21 +1,19 @@
 """The update benchmark runs, agrees with stock TRL, and records what it did."""
 
 import json
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_tiny_benchmark(tmp_path):
-    out = tmp_path / "update.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "update.py"), "--tiny", "--out", str(out)]
-    paths = os.pathsep.join([str(ROOT / "src"), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    command += ["--repeats", "1", "--prompt", "3"]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=600)
+def test_tiny_benchmark(tmp_path, monkeypatch):
+    out, script = tmp_path / "update.json", str(FOLDER / "update.py")
+    command = [script, "--tiny", "--out", str(out), "--repeats", "1", "--prompt", "3"]
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runpy.run_path(script, run_name="__main__")
     result = json.loads(out.read_text())
     assert result["size"]["prompt"] == 3
     assert len(result["rows"]) == 6 and result["environment"]["packages"]["trl"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -42,9 +43,8 @@ def command(place: Path, *more: str) -> list[str]:
     return [sys.executable, str(ROOT / "benchmarks" / "vllm_colocated.py"), "--tiny", *words, *more]
 
 
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "fakevllm")])
-    return {**os.environ, "PYTHONPATH": paths, "ACPO_COMMIT": "abc1234"}
+PATHS = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "fakevllm")])
+ADDED = {"PYTHONPATH": PATHS, "ACPO_COMMIT": "abc1234"}
 
 
 def read(place: Path, name: str) -> dict:
@@ -69,7 +69,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
     words += ["--benchmarks", str(place / "test.jsonl"), "--limit", "6", "--batch", "4"]
     words += ["--server", "http://127.0.0.1:9/v1", "--mark", str(place / "mark")]
     first = ["--parts", "rollout,evaluate,mark,gap,train"]
-    process = subprocess.Popen(command(place, *words, *first), env=environment(), cwd=place)
+    process = subprocess.Popen(command(place, *words, *first), env=os.environ | ADDED, cwd=place)
     saved = place / "run" / "checkpoint-2"
     deadline = time.monotonic() + 900
     while process.poll() is None and not saved.exists() and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def test_every_part_of_one_engine_and_a_killed_run_resumed(place):
     again = ["--parts", "rollout:0.001,train", "--label", "_again", "--resume", "--stop-after", "1"]
     subprocess.run(
         command(place, *words, *again),
-        env=environment(), cwd=place, check=True, timeout=900,
+        env=os.environ | ADDED, cwd=place, check=True, timeout=900,
     )  # fmt: skip
     trained = read(place, "train_again")
     assert trained["resumed_at"] >= 2 and trained["stopped"]
@@ -111,17 +111,18 @@ def check_parts(place: Path) -> None:
     assert "error" in evaluated["server"], "nobody listens"
 
 
-def test_a_step_on_vllm_is_measured(place):
-    """TRL gives vLLM the model's own name, which one made from a configuration does not have."""
-    out = place / "step.json"
+def test_a_step_on_vllm_is_measured(place, monkeypatch):
+    """TRL gives vLLM the model's own name, which one made from a configuration does not have.
+
+    The engine has a process of its own; the one that starts it is this one.
+    """
+    out, script = place / "step.json", str(ROOT / "benchmarks" / "step.py")
     words = ["--tiny", "--engines", "acpo-vllm", "--out", str(out)]
-    words += ["--engine", '{"enforce_eager": true}']
-    subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "step.py"), *words],
-        env=environment(),
-        check=True,
-        timeout=600,
-    )
+    monkeypatch.setattr(sys, "argv", [script, *words, "--engine", '{"enforce_eager": true}'])
+    for name, value in ADDED.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    runpy.run_path(script, run_name="__main__")
     (row,) = json.loads(out.read_text())["rows"]
     assert "error" not in row, row
     assert row["parts"]["sampling"] > 0 and row["vllm_options"] == {"enforce_eager": True}
