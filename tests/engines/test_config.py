@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import pytest
 import torch
@@ -15,197 +14,44 @@ from acpo.errors import ACPOError
 from acpo.objectives import METHODS
 from engines.tiny import options
 
-# Read by our own code.
-HONOURED = [
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "steps_per_generation",
-    "generation_batch_size",
-    "num_generations",
-    "num_generations_eval",
-    "num_iterations",
-    "max_completion_length",
-    "temperature",
-    "beta",
-    "use_bias_correction_kl",
-    "entropy_coef",
-    "off_policy_mask_threshold",
-    "cast_lm_head_to_fp32",
-    "router_aux_loss_coef",
-    "scale_rewards",
-    "multi_objective_aggregation",
-    "reward_weights",
-    "mask_truncated_completions",
-    "shuffle_dataset",
-    "seed",
-    "gradient_checkpointing",
-    "torch_empty_cache_steps",
-    "use_vllm",
-    "vllm_max_model_length",
-    "vllm_importance_sampling_correction",
-    "bf16",
-    "output_dir",
-    "save_total_limit",
-    "save_on_each_node",
-    "resume_from_checkpoint",
-]
-# Read by TRL or transformers in code that runs unchanged.
-INHERITED = [
-    "model_init_kwargs",
-    "auto_find_batch_size",  # TRL refuses it
-    "trust_remote_code",
-    "disable_dropout",
-    "ds3_gather_for_generation",
-    "pad_to_multiple_of",
-    "chat_template_kwargs",
-    "cache_implementation",
-    "vllm_mode",
-    "vllm_model_impl",
-    "vllm_enable_sleep_mode",
-    "vllm_server_base_url",
-    "vllm_server_host",
-    "vllm_server_port",
-    "vllm_server_timeout",
-    "vllm_group_port",
-    "vllm_gpu_memory_utilization",
-    "vllm_tensor_parallel_size",
-    "sync_ref_model",
-    "ref_model_mixup_alpha",
-    "ref_model_sync_steps",
-    "max_tool_calling_iterations",
-    "vllm_importance_sampling_mode",
-    "vllm_importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min",
-    "vllm_importance_sampling_cap",
-    "log_completions",
-    "log_multimodal",
-    "num_completions_to_print",
-    "log_unique_prompts",
-    "log_completions_hub_repo",
-    "use_transformers_continuous_batching",
-    "transformers_continuous_batching_config",
-    "use_transformers_paged",
-    "num_train_epochs",
-    "max_steps",
-    "learning_rate",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "optim_target_modules",
-    "max_grad_norm",
-    "bf16_full_eval",
-    "tf32",
-    "gradient_checkpointing_kwargs",
-    "use_cache",
-    "logging_strategy",
-    "logging_steps",
-    "logging_first_step",
-    "log_on_each_node",
-    "logging_nan_inf_filter",
-    "include_num_input_tokens_seen",
-    "log_level",
-    "log_level_replica",
-    "disable_tqdm",
-    "report_to",
-    "run_name",
-    "project",
-    "trackio_space_id",
-    "trackio_bucket_id",
-    "trackio_static_space_id",
-    "eval_strategy",
-    "eval_steps",
-    "eval_delay",
-    "per_device_eval_batch_size",
-    "prediction_loss_only",
-    "eval_on_start",
-    "eval_do_concat_batches",
-    "eval_use_gather_object",
-    "eval_accumulation_steps",
-    "include_for_metrics",
-    "batch_eval_metrics",
-    "save_only_model",
-    "save_strategy",
-    "save_steps",
-    "enable_jit_checkpoint",
-    "push_to_hub",
-    "hub_token",
-    "hub_private_repo",
-    "hub_model_id",
-    "hub_strategy",
-    "hub_always_push",
-    "hub_revision",
-    "load_best_model_at_end",
-    "greater_is_better",
-    "restore_callback_states_from_checkpoint",
-    "full_determinism",
-    "use_cpu",
-    "accelerator_config",
-    "dataloader_drop_last",
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "dataloader_persistent_workers",
-    "dataloader_prefetch_factor",
-    "dataloader_multiprocessing_context",
-    "dataloader_in_order",
-    "remove_unused_columns",
-    "label_names",
-    "ddp_find_unused_parameters",
-    "ddp_bucket_cap_mb",
-    "ddp_broadcast_buffers",
-    "ddp_backend",
-    "ddp_timeout",
-    "fsdp",
-    "fsdp_config",
-    "debug",
-    "skip_memory_metrics",
-    "do_train",
-    "do_eval",
-    "do_predict",
-    "local_rank",
-]
+MAY_CHANGE = """
+accelerator_config auto_find_batch_size batch_eval_metrics bf16_full_eval cache_implementation
+dataloader_drop_last dataloader_in_order dataloader_multiprocessing_context dataloader_num_workers
+dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
+ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout debug disable_tqdm
+do_eval do_predict do_train ds3_gather_for_generation enable_jit_checkpoint
+eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+eval_use_gather_object fsdp fsdp_config full_determinism gradient_accumulation_steps
+gradient_checkpointing gradient_checkpointing_kwargs greater_is_better hub_always_push
+hub_model_id hub_private_repo hub_revision hub_strategy hub_token include_for_metrics
+include_num_input_tokens_seen label_names load_best_model_at_end local_rank log_completions
+log_completions_hub_repo log_level log_level_replica log_multimodal log_on_each_node
+log_unique_prompts logging_first_step logging_nan_inf_filter logging_steps logging_strategy
+max_steps model_init_kwargs num_completions_to_print num_generations_eval num_train_epochs
+output_dir pad_to_multiple_of per_device_eval_batch_size per_device_train_batch_size
+prediction_loss_only project push_to_hub remove_unused_columns report_to
+restore_callback_states_from_checkpoint resume_from_checkpoint router_aux_loss_coef run_name
+save_on_each_node save_only_model save_steps save_strategy save_total_limit skip_memory_metrics
+steps_per_generation tf32 torch_empty_cache_steps trackio_bucket_id trackio_space_id
+trackio_static_space_id transformers_continuous_batching_config trust_remote_code use_cache
+use_cpu use_transformers_continuous_batching use_transformers_paged use_vllm
+vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_importance_sampling_cap
+vllm_max_model_length vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host
+vllm_server_port vllm_server_timeout vllm_tensor_parallel_size
+"""
+"""Told otherwise in a run's identity, or without a part in its weights; the trainer, or code of TRL
+and transformers that runs unchanged, reads them."""
+DRAWS = {"optim", "top_p", "top_k", "min_p", "repetition_penalty", "generation_kwargs"}
+"""Refused at some values, and kept by a run at the others."""
 
 
 def test_every_field_of_grpo_config_is_classed_once():
-    classes = [set(HONOURED), set(INHERITED), set(REFUSALS), set(METHOD_OPTIONS)]
-    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
-    known = set().union(*classes)
-    assert fields - known == set(), "new options: honour, inherit or refuse them"
-    for name in fields:
-        assert sum(name in group for group in classes) == 1, name
-
-
-# Told otherwise in a run's identity, or without a part in its weights.
-MAY_CHANGE = [
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation"),
-    *("num_train_epochs", "max_steps", "model_init_kwargs", "trust_remote_code"),
-    *("gradient_checkpointing", "gradient_checkpointing_kwargs", "torch_empty_cache_steps", "tf32"),
-    *("use_cpu", "full_determinism", "accelerator_config", "use_cache", "cache_implementation"),
-    *("use_vllm", "use_transformers_continuous_batching", "use_transformers_paged"),
-    *("transformers_continuous_batching_config", "pad_to_multiple_of", "router_aux_loss_coef"),
-    *("output_dir", "run_name", "project", "report_to", "disable_tqdm", "debug", "label_names"),
-    *("load_best_model_at_end", "metric_for_best_model", "greater_is_better", "local_rank"),
-    *("prediction_loss_only", "num_generations_eval", "per_device_eval_batch_size"),
-    *("batch_eval_metrics", "num_completions_to_print", "skip_memory_metrics"),
-    "auto_find_batch_size",
-    *("resume_from_checkpoint", "restore_callback_states_from_checkpoint", "enable_jit_checkpoint"),
-    *("remove_unused_columns", "ds3_gather_for_generation", "vllm_importance_sampling_cap"),
-]
-ABOUT = "log|bf16_full|eval|save|push|hub|trackio|include|do_|dataloader|ddp|fsdp"
-ABOUT += "|vllm_(mode|model|enable|server|group|gpu|max|tensor)"
-
-
-def test_every_field_is_kept_by_a_resumed_run_or_may_change():
-    refused, by_method = set(REFUSALS) - set(DECISIVE), set(METHOD_OPTIONS)
+    """Kept by a resumed run, free to change in one, refused, or of the method."""
+    assert set(REFUSALS) & set(DECISIVE) == DRAWS
+    classes = [set(DECISIVE) - DRAWS, set(MAY_CHANGE.split()), set(REFUSALS), set(METHOD_OPTIONS)]
     for field in dataclasses.fields(GRPOConfig):
-        free = field.name in MAY_CHANGE or bool(re.match(ABOUT, field.name))
-        kept = field.name in DECISIVE
-        known = field.name in refused | by_method
-        assert kept + free == 1 or known, field.name
+        found = sum(field.name in group for group in classes)
+        assert found == 1, f"{field.name}: keep it, let it change or refuse it"
 
 
 WRONG = {

@@ -96,7 +96,7 @@ def test_statistics(vocab, projection):
 def test_policy_gradient(row, extra, narrow):
     vocab = 8200 if narrow else 300
     projection = Projection(0.8)
-    raw, tokens = chunk(vocab)
+    raw, tokens = chunk(vocab, rows=CHUNK if DEVICE == "cuda" else 4)
     logp = statistics_of(chunked, raw.clone(), tokens, projection).logp
     terms = terms_for(row, tokens, logp, **TERMS[extra])
     dtype = torch.bfloat16 if narrow else torch.float32
