@@ -462,10 +462,11 @@ def test_runs_that_share_a_gpu_have_memory_of_their_own(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_killed_and_resumed_is_the_same(tmp_path, inline):
-    """In processes of its own, with two workers; and it is what one process finds."""
+    """In processes of its own, with two workers; and it is what one process finds and ends."""
     path = write_study(tmp_path, "  - sapo\n", more=SWEEP)
-    command = [sys.executable, "-m", "acpo", "compare", str(path), "--workers", "2"]
-    command += ["--output", str(tmp_path / "cut"), "--only", ",".join(SAPO)]
+    arguments = ["compare", str(path), "--workers", "2"]
+    arguments += ["--output", str(tmp_path / "cut"), "--only", ",".join(SAPO)]
+    command = [sys.executable, "-m", "acpo", *arguments]
 
     def runs(name):
         lines = (tmp_path / name / "runs.jsonl").read_text().splitlines()
@@ -481,7 +482,7 @@ def test_killed_and_resumed_is_the_same(tmp_path, inline):
     cut.wait()
     kept = runs("cut")  # all that is left where the machine is gone, too
     assert len(kept) >= 2
-    subprocess.run(command, check=True, capture_output=True)
+    CliRunner().invoke(app, arguments, catch_exceptions=False)
 
     assert runs("cut") == runs("whole") == {**runs("whole"), **kept}
     assert len(runs("whole")) == 2 + 2 + 2
