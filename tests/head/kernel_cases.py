@@ -99,18 +99,37 @@ def test_policy_gradient(row, extra, narrow):
     raw, tokens = chunk(vocab, rows=CHUNK if DEVICE == "cuda" else 4)
     logp = statistics_of(chunked, raw.clone(), tokens, projection).logp
     terms = terms_for(row, tokens, logp, **TERMS[extra])
-    dtype = torch.bfloat16 if narrow else torch.float32
+    assert_same_gradient(raw, projection, terms, torch.bfloat16 if narrow else torch.float32)
+
+
+def assert_same_gradient(raw, projection, terms, dtype):
     results = []
     for module in (triton, chunked):
-        buffer = raw.new_empty(len(raw), raw.stride(0))[:, :vocab].copy_(raw)
-        stats = RowStats.empty(len(tokens), tokens.device, torch.float32)
+        buffer = raw.new_empty(len(raw), raw.stride(0))[:, : raw.shape[1]].copy_(raw)
+        stats = RowStats.empty(len(raw), raw.device, torch.float32)
         c, gradient = module.policy_gradient(buffer, projection, terms, stats, dtype)
         results.append((c, gradient.float()))
     (c, gradient), (expected_c, expected) = results
     torch.testing.assert_close(c.value, expected_c.value, rtol=1e-4, atol=1e-5)
     assert gradient.shape == expected.shape and expected.abs().max() > 0
     distance = (gradient - expected).norm() / expected.norm()
-    assert distance < (NARROW if narrow else 1e-4)
+    assert distance < (NARROW if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_ratios_and_entropies_beyond_their_caps():
+    raw, tokens = chunk(300, rows=4)
+    stats = statistics_of(chunked, raw.clone(), tokens, Projection())
+    advantages, weights = (
+        torch.tensor([1.0, -1.0, 2.0, -0.5], device=DEVICE),
+        torch.ones_like(raw)[:, 0],
+    )
+    given = {"tokens": tokens, "advantages": advantages, "weights": weights}
+    far = TokenTerms(method=METHODS["cispo"](), old_logp=stats.logp - 3.0, **given)
+    least = float(stats.entropy.median())
+    live = METHODS["shannon"](entropy_norm=least)
+    unsure = TokenTerms(method=live, old_logp=stats.logp, entropy_max=least, **given)
+    for terms in (far, unsure):
+        assert_same_gradient(raw, Projection(), terms, torch.float32)
 
 
 @pytest.mark.parametrize("softcap", [None, 4.0])
