@@ -50,8 +50,8 @@ ALLOWED = {
     },
     "annotate": {"errors", "jsonl", "linefile", "records", "servers", "tasks", "texts", "wire"},
     "diagnose": {
-        *("errors", "intervals", "jsonl", "records", "objectives", "annotate", "texts"),
-        *("htmlpage", "method_columns"),
+        *("errors", "intervals", "jsonl", "linefile", "records", "objectives", "annotate"),
+        *("texts", "htmlpage", "method_columns"),
     },
     "compare": {
         *("errors", "intervals", "jsonl", "linefile", "objectives"),

@@ -1,6 +1,7 @@
 """The command line: light to start, and `acpo methods`."""
 
 import json
+import resource
 import subprocess
 import sys
 import warnings
@@ -10,9 +11,10 @@ import rich.text
 import typer
 from typer.testing import CliRunner
 
-from acpo.cli import OneLineErrors, app
+from acpo.cli import OneLineErrors, app, packaged_recipes
 from acpo.errors import ACPOWarning
 from acpo.objectives import METHODS
+from commandline import acpo, refused
 
 
 def modules_loaded_by(code: str) -> set[str]:
@@ -144,3 +146,16 @@ def test_warnings_of_ours_are_one_line_and_obey_no_file(monkeypatch):
     )
     assert ours == "warning: columns acc [31m  ]0;title \n"
     assert other.startswith("file.py:1: UserWarning: columns acc") and "\x1b" not in other
+
+
+def test_init_leaves_no_half_recipe(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        assert "cannot be written" in refused("init", tmp_path / "recipes")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    acpo("init", tmp_path / "recipes")  # keeps what is there
+    for path in (tmp_path / "recipes").rglob("*.yaml"):
+        there = packaged_recipes() / path.relative_to(tmp_path / "recipes")
+        assert path.read_bytes() == there.read_bytes()

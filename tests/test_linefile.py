@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def full(file):
 def test_replacing_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     with LineFile(tmp_path / "lines") as lines:
         lines.resume(FIRST, bytes)
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        with monkeypatch.context() as patch, pytest.raises(ACPOError, match="cannot be written"):
             patch.setattr(os, "fsync", full)
             lines.replace(b"")
         lines.append(b"2\n")
@@ -114,7 +115,7 @@ def test_a_full_disk_leaves_no_half_line(tmp_path, replaced):
         if replaced:
             lines.replace(FIRST)
         whole, lines._file = lines._file, Full(lines._file)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(ACPOError, match="cannot be written"):
             lines.append(b"a longer line\n")
         lines._file = whole
         lines.append(b"3\n")
@@ -160,3 +161,31 @@ def test_a_link_stays_one(tmp_path):
     assert (tmp_path / "whole").read_bytes() == b"2\n" and (tmp_path / "whole-link").is_symlink()
     assert (tmp_path / "lines").read_bytes() == b"2\n3\n" and (tmp_path / "lines-link").is_symlink()
     assert len([*tmp_path.iterdir()]) == 4
+
+
+@pytest.fixture
+def little_room():
+    """No file of more than 4 bytes can be written."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_what_cannot_be_written_is_named_and_what_was_there_stays(tmp_path, little_room):
+    path = tmp_path / "lines"
+    with LineFile(path) as lines:
+        lines.resume(b"1\n", bytes)
+        for write in (lines.append, lines.replace):
+            with pytest.raises(ACPOError, match=rf"^{path} cannot be written \("):
+                write(b"22222\n")
+    with pytest.raises(ACPOError, match=rf"^{path} cannot be written \("):
+        write_whole(path, "22222\n")
+    assert path.read_bytes() == b"1\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_told_with_its_remedy(tmp_path):
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(ACPOError, match=r"full cannot be written \(No space .*\): make room, or"):
+        write_whole(tmp_path / "full", "text")

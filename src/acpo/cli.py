@@ -144,16 +144,14 @@ def init(
     """Copy the recipes that come with acpo into a folder, to train from and to change."""
     import shutil
 
+    from acpo.linefile import whole_file
+
     source = packaged_recipes()
     found = sorted(path for path in source.rglob("*") if path.is_file())
     new = [path for path in found if not (folder / path.relative_to(source)).exists()]
-    try:
-        for path in new:
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-    except OSError as error:
-        raise ACPOError(f"folder={str(folder)!r} cannot be written to: {error}") from error
+    for path in new:
+        with whole_file(folder / path.relative_to(source)) as name:
+            shutil.copy(path, name)
     kept = len(found) - len(new)
     typer.echo(
         f"{folder}/: {len(new)} files written" + (f", {kept} kept as they were" * (kept > 0))

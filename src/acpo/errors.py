@@ -1,5 +1,6 @@
 """The one root of every error and warning this package raises on purpose."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,5 +23,6 @@ def writing(place: object, other: str = "file") -> Iterator[None]:
     try:
         yield
     except OSError as reason:
-        why = reason.strerror
-        raise ACPOError(f"{place} cannot be written ({why}): name another {other}") from reason
+        room = "make room, or " if reason.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        why = f"{place} cannot be written ({reason.strerror}): {room}name another {other}"
+        raise ACPOError(why) from reason

@@ -4,7 +4,8 @@ import fcntl
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -95,7 +96,7 @@ class LineFile(Closing):
 
     def append(self, lines: bytes) -> None:
         """Add whole lines: all of them, or none."""
-        with self._lock:
+        with self._lock, writing(self.path):
             size = os.fstat(self._file.fileno()).st_size
             try:
                 self._write(self._file, lines)
@@ -106,7 +107,7 @@ class LineFile(Closing):
     def replace(self, lines: bytes) -> None:
         """Put these lines in the place of all others, in one step."""
         path, partial = _beside(self.path)
-        with self._lock:
+        with self._lock, writing(self.path):
             file: Any = open(partial, "a+b", buffering=0)  # noqa: SIM115 (closed by `close`)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)  # before others can see it
@@ -149,18 +150,29 @@ def flush_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, and the folder it is in, so that others see all of it or what was there.
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """The name to write a file under, so that others see all of it or what was there.
 
-    A device or a pipe is written to, and stays what it is.
+    Its folder is made. A device or a pipe is written to, and stays what it is.
+
+    Raises:
+        ACPOError: It cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():
-        path.write_text(text, encoding="utf-8")
-        return
-    path, partial = _beside(path)
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            yield path
+            return
+        path, partial = _beside(path)
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file as `whole_file` does."""
+    with whole_file(path) as name:
+        name.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
 from acpo.linefile import flush_path
 from acpo.texts import whole_characters
 
@@ -109,7 +109,7 @@ def write_table(table: pa.Table, file: Path) -> None:
         field.name for field in table.schema if field.name in NESTED or field.type == pa.string()
     ]
     partial = file.with_suffix(".partial")
-    with partial.open("wb") as stream:
+    with writing(file), partial.open("wb") as stream:
         pq.write_table(
             table,
             stream,

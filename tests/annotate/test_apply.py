@@ -304,7 +304,7 @@ def test_a_full_disk_merges_none_and_spoils_nothing(case, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(LineFile, "resume", full)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(ACPOError, match="No space"):
             merge(path, *rows)
     assert path.read_bytes() == before
     assert merge(path, *rows).accepted == 3

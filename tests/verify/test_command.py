@@ -13,8 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.errors import ACPOError
+from acpo.linefile import LineFile
 from acpo.verify import Outcome, Verdict
 from acpo.verify.batch import Verdicts
+from commandline import refused
 from conftest import require_tool
 from verify.sandboxed import ADD
 
@@ -258,3 +261,16 @@ def test_ctrl_c_ends_code(tmp_path):
     honest = {**ADD, "completion": "def add(a, b): return a + b"}
     found = interrupted(tmp_path, "code", [honest, *[sleep] * 9], 1)
     assert [row["reward"] for row in found] == [1.0]
+
+
+def test_a_full_disk_is_one_line(tmp_path, caplog, monkeypatch):
+    file, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    file.write_text('{"completion": "Answer: 4", "answer": "4"}\n' * 30)
+
+    def full(lines, text):
+        raise ACPOError(f"{lines.path} cannot be written (No space left on device)")
+
+    monkeypatch.setattr(LineFile, "append", full)
+    said = refused("verify", "math", file, "--output", output)
+    assert "out.jsonl cannot be written" in said
+    assert not caplog.records  # each row had a traceback of its own

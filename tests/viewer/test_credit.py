@@ -136,14 +136,14 @@ def test_half_a_character_in_a_name_and_a_full_disk(tmp_path, view, monkeypatch)
     view(tmp_path / "t", "-o", page)
     before = page.read_text()
     assert "<title>half ? · token credit</title>" in before
-    monkeypatch.setattr(Path, "write_text", full_disk)
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
     assert "cannot be written" in refused("view", tmp_path / "t", "-o", page)
     assert page.read_text() == before
 
 
-def full_disk(path: Path, text: str, **options: str) -> None:
-    with path.open("w") as file:
-        file.write(text[: len(text) // 2])
+def full_disk(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content[: len(content) // 2])
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -64,7 +64,7 @@ def execute(run: StudyRun, folder: Path, *, threads: int, gpu_share: float = 1.0
         torch.cuda.set_per_process_memory_fraction(gpu_share)
     folder.mkdir(parents=True, exist_ok=True)
     recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(dict(run.recipe), sort_keys=False), encoding="utf-8")
+    write_whole(recipe, yaml.safe_dump(dict(run.recipe), sort_keys=False))
     began, cpu = time.perf_counter(), time.process_time()
     outcome: dict[str, Any] = {}
     failed = None

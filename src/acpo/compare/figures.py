@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from acpo.linefile import whole_file
+
 PANELS = {
     "accuracy": "accuracy of rollouts",
     "entropy": "entropy of trained tokens (nats)",
@@ -98,6 +100,8 @@ def draw_pass_at(task: dict[str, Any], name: str, folder: Path) -> Path:
 
 def _save(figure: Any, path: Path) -> Path:
     """PNG and PDF; the same bytes whenever they are drawn."""
-    figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".pdf"), metadata={"CreationDate": None})
+    with whole_file(path) as name:
+        figure.savefig(name, format="png", dpi=150)
+    with whole_file(path.with_suffix(".pdf")) as name:
+        figure.savefig(name, format="pdf", metadata={"CreationDate": None})
     return path

@@ -10,6 +10,7 @@ from acpo.compare.figures import draw_curves, draw_differences, draw_pass_at
 from acpo.compare.summary import NOTHING, UNSETTLED, VERDICTS
 from acpo.evaluate.report import interval, latex_text, markdown_table
 from acpo.htmlpage import html_page
+from acpo.linefile import write_whole
 
 percent = functools.partial(interval, unknown="")
 
@@ -40,8 +41,7 @@ MATCHED = (
 
 def write_report(summary: dict[str, Any], folder: Path) -> None:
     """Write summary.json, report.md, table.tex, figures and page.html."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     figures: list[Path] = []
     for name, task in summary["tasks"].items():
         figures += draw_curves(task, name, folder)
@@ -49,9 +49,9 @@ def write_report(summary: dict[str, Any], folder: Path) -> None:
             figures.append(draw_differences(task, summary["baseline"], name, folder))
         if any(len(row["pass_at"]) > 1 for row in task["rows"]):
             figures.append(draw_pass_at(task, name, folder))
-    (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
-    (folder / "table.tex").write_text(latex(summary), encoding="utf-8")
-    (folder / "page.html").write_text(page(summary, figures), encoding="utf-8")
+    write_whole(folder / "report.md", markdown(summary))
+    write_whole(folder / "table.tex", latex(summary))
+    write_whole(folder / "page.html", page(summary, figures))
 
 
 def markdown(summary: dict[str, Any]) -> str:

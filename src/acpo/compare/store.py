@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.compare.plan import MATCHED, START, Result, StudyRun, step_lengths
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
 from acpo.jsonl import read_json, read_jsonl
 from acpo.linefile import lock, write_whole
 
@@ -158,8 +158,8 @@ def merge_results(folder: Path, say: Callable[[str], None] = print) -> dict[str,
     found, left_out = _read(folder, say)
     if left_out:
         write_whole(folder / LEFT_OUT, "".join(f"{json.dumps(row)}\n" for row in left_out))
-    else:
-        (folder / LEFT_OUT).unlink(missing_ok=True)
+    elif (folder / LEFT_OUT).exists():
+        (folder / LEFT_OUT).unlink()
     if found:
         write_results(found, folder / RUNS)
     return found
@@ -168,8 +168,10 @@ def merge_results(folder: Path, say: Callable[[str], None] = print) -> dict[str,
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[int]:
     """Hold a study's folder; so does who has this descriptor, such as a run that was launched."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("a") as file:
+    with writing(f"--output {folder}", other="folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a")
+    with file:
         busy = "another `acpo compare`, or a run it launched, is at work there"
         lock(file, folder / LOCK, Busy(f"{folder}: {busy}: wait for it, or end it"))
         yield file.fileno()

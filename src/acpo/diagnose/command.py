@@ -186,7 +186,8 @@ def all_analyses(
     from acpo.diagnose.outliers import outliers
     from acpo.diagnose.report import html
     from acpo.diagnose.tokens import describe
-    from acpo.errors import ACPOError, writing
+    from acpo.errors import ACPOError
+    from acpo.linefile import write_whole
     from acpo.records import Trace
 
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
@@ -208,9 +209,7 @@ def all_analyses(
         for one in outliers(opened)
     ]
     report = html(findings, missing, links, source=describe(opened), command=_command())
-    with writing(f"--output {folder}", other="folder"):
-        folder.mkdir(parents=True, exist_ok=True)  # no analysis may have made it
-        (folder / "report.html").write_text(report, encoding="utf-8")
+    write_whole(folder / "report.html", report)
     typer.echo(f"{folder / 'report.html'}: {len(findings)} analyses")
 
 

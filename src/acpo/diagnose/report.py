@@ -17,6 +17,7 @@ from acpo.diagnose.figures import one_line, rendered
 from acpo.diagnose.outliers import Outlier
 from acpo.errors import writing
 from acpo.htmlpage import anchor, html_page
+from acpo.linefile import write_whole
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -61,13 +62,13 @@ class Finding:
         paths = [folder / f"{self.name}.{kind}" for kind in ("csv", "png", "pdf", "md")]
         with writing(f"--output {folder}", other="folder"):
             folder.mkdir(parents=True, exist_ok=True)
-            paths[0].write_text(csv_text(self.rows), encoding="utf-8")
-            paths[1].write_bytes(self.png)
-            paths[2].write_bytes(rendered(self.figure, "pdf"))
-            paths[3].write_text(self.markdown(command), encoding="utf-8")
-            for suffix, rows in self.extra.items():
-                paths.append(folder / f"{self.name}-{suffix}.csv")
-                paths[-1].write_text(csv_text(rows), encoding="utf-8")
+        write_whole(paths[0], csv_text(self.rows))
+        write_whole(paths[1], self.png)
+        write_whole(paths[2], rendered(self.figure, "pdf"))
+        write_whole(paths[3], self.markdown(command))
+        for suffix, rows in self.extra.items():
+            paths.append(folder / f"{self.name}-{suffix}.csv")
+            write_whole(paths[-1], csv_text(rows))
         return paths
 
     def markdown(self, command: str = "") -> str:

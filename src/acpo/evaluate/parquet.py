@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
+from acpo.linefile import whole_file
 from acpo.tasks import Cleaning, Problem, get_task, get_template, load_problems
 from acpo.tasks.questions import Questions, load_questions
 from acpo.tasks.task import Row, Task
@@ -105,4 +106,5 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    parquet.write_table(pa.Table.from_pylist(rows), path)
+    with whole_file(path) as name:
+        parquet.write_table(pa.Table.from_pylist(rows), name)

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from acpo.linefile import whole_file, write_whole
 from acpo.tasks import TASKS
 
 _LATEX_SPECIAL = str.maketrans(
@@ -19,8 +20,8 @@ COUNTED = {"exclude": "are left out", "wrong": "count as wrong"}
 
 def write_reports(summary: dict[str, Any], folder: Path) -> None:
     """Write summary.json, report.md, intervals.png and curves.png."""
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    (folder / "report.md").write_text(markdown(summary), encoding="utf-8")
+    write_whole(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_whole(folder / "report.md", markdown(summary))
     picture(summary, folder / "intervals.png")
     draw_curves(summary, folder / "curves.png")
 
@@ -120,7 +121,8 @@ def picture(summary: dict[str, Any], path: Path) -> None:
     axes.set_title(str(summary["model"]), parse_math=False)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as name:
+        figure.savefig(name, format="png", dpi=150)
 
 
 CURVES = {"pass": ("pass@k", "#1f4e79"), "majority_at": ("maj@k", "#c8553d")}
@@ -154,7 +156,8 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("percent, 95% bands")
     max(panels, key=lambda axes: len(axes.lines)).legend()
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as name:
+        figure.savefig(name, format="png", dpi=150)
 
 
 def comparison_markdown(result: dict[str, Any]) -> str:

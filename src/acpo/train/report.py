@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.intervals import Estimate
+from acpo.linefile import whole_file, write_whole
 from acpo.tasks.chain import ChainProblem
 from acpo.train.accuracy import Sample
 
@@ -61,7 +62,7 @@ class Report:
             value: Estimate | None = getattr(self, name)
             content[name] = value._asdict() if value else None
         path = folder / REPORT
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        write_whole(path, json.dumps(content, indent=2) + "\n")
         return path
 
 
@@ -86,7 +87,8 @@ def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -
                     error = [[interval.value - interval.low], [interval.high - interval.value]]
                     axes.errorbar(step, interval.value, error, fmt="o", color="#c8553d", capsize=3)
     figure.suptitle(f"{report.method}, seed {report.seed} (dots: held-out accuracy, 95% interval)")
-    figure.savefig(path, dpi=150)
+    with whole_file(path) as name:
+        figure.savefig(name, format="png", dpi=150)
 
 
 def summary(

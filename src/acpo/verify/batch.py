@@ -109,13 +109,15 @@ class Verdicts(Closing):
             task = bar.add_task("", total=len(self._rows), completed=len(self._rows) - len(todo))
 
             # Not `concurrent.futures.wait`: it returns before the last verdicts are kept.
-            kept = threading.Semaphore(0)
+            kept, failures = threading.Semaphore(0), list[ACPOError]()
 
             def keep(index: int, future: Future[Verdict]) -> None:
                 try:
                     if not future.cancelled() and future.exception() is None:
                         self._add(index, future.result())
                         bar.advance(task)
+                except ACPOError as error:  # raised again below
+                    failures.append(error)
                 finally:
                     kept.release()
 
@@ -125,6 +127,8 @@ class Verdicts(Closing):
                 futures[-1].add_done_callback(functools.partial(keep, index))
             for _ in futures:
                 kept.acquire()
+                if failures:
+                    raise failures[0]
             for future in futures:
                 future.result()
         if self._file is not None:

@@ -23,7 +23,7 @@ def view(
     port: int | None = typer.Option(None, min=0, max=65535, help="Of --live (default: any free)."),
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
-    from acpo.errors import ACPOError, writing
+    from acpo.errors import ACPOError
     from acpo.linefile import write_whole
     from acpo.records import HEADER, Trace
     from acpo.viewer.credit import credit_blocks, credit_page
@@ -52,8 +52,7 @@ def view(
     else:
         source = Trace.open(trace).of_step(step)
         blocks = credit_blocks(source, name=source.path.name, **options)
-    with writing(page):
-        write_whole(page, credit_page(blocks))
+    write_whole(page, credit_page(blocks))
     shown, there = len(blocks["page"]["groups"]), blocks["page"]["prompts"]
     typer.echo(f"{page}: {shown} of {there} prompts, {page.stat().st_size / 1e6:.1f} MB")
 

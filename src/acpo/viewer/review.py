@@ -7,7 +7,7 @@ from typing import Any
 
 from acpo.annotate.annotations import Annotations, Item, Proposal, Review
 from acpo.annotate.pairs import PromptPairs, Trajectory, select
-from acpo.errors import ACPOError, writing
+from acpo.errors import ACPOError
 from acpo.linefile import write_whole
 from acpo.records import Trace
 from acpo.viewer.payload import TEXT_ONLY, TracePayload
@@ -58,8 +58,7 @@ def write_review_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    with writing(output):
-        write_whole(output, html)
+    write_whole(output, html)
     return len(items)
 
 
