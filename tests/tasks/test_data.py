@@ -131,6 +131,16 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
         assert (cleaning.rows, cleaning.repeated) == (3, 1)
 
 
+def test_a_question_in_bytes_is_refused_and_not_asked_as_python_writes_it(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file = tmp_path / "p.parquet"
+    parquet.write_table(pa.table({"problem": [b"1+1?"], "answer": [b"2"]}), file)
+    with pytest.raises(ACPOError, match=r"row 1.*'problem' holds bytes, as in b'1\+1\?'"):
+        load_problems(get_task("custom"), str(file))
+
+
 def test_cells_of_a_csv_file_are_text(tmp_path):
     file = tmp_path / "c.csv"
     answers = ["9007199254740993", "0.5", "12:30", "true", "007"]

@@ -286,8 +286,10 @@ def question_text(value: Any, where: str) -> str:
     """A question as text: itself, or the one message of a user.
 
     Raises:
-        ACPOError: for any other conversation.
+        ACPOError: for any other conversation, and for bytes.
     """
+    if isinstance(value, bytes):
+        raise ACPOError(f"{where} holds bytes, as in {value[:40]!r}: write the column as text")
     if not (isinstance(value, list) and value and isinstance(value[-1], Mapping)):
         return "" if value is None or value == [] else str(value)
     content = value[-1].get("content")
