@@ -39,3 +39,10 @@ def test_nothing_to_read(tmp_path):
     (tmp_path / "f").write_bytes(b"\xff")
     with pytest.raises(ACPOError, match="utf-8"):
         read_jsonl(tmp_path / "f")
+
+
+def test_a_name_that_is_given_twice_is_refused(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"answer": "1"}\n{"row": {"answer": "2", "answer": "3"}}\n')
+    with pytest.raises(ACPOError, match=r"rows.jsonl:2: .*'answer' is given twice; keep one"):
+        read_jsonl(file)

@@ -34,11 +34,20 @@ def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
 
 def _row(line: str, where: str) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ACPOError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ACPOError(f"{where}: {type(row).__name__}, not a JSON object")
+    return row
+
+
+def _once(pairs: list[tuple[str, Any]]) -> Row:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice!r} is given twice; keep one")
     return row
 
 
