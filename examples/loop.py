@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from acpo.errors import ACPOError
 from acpo.head import TokenTerms, fused_policy_loss, language_model_head
 from acpo.objectives import Method, aggregation_weights, get_method, group_advantages
 from acpo.tasks.chain import chain_problems, read_answer
@@ -138,7 +139,13 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=2, help="per rollout")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     args = parser.parse_args()
-    method = get_method(args.method)
+    for name in ("steps", "prompts", "group", "updates"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} {getattr(args, name)} must be 1 or more")
+    try:
+        method = get_method(args.method)
+    except ACPOError as error:
+        parser.error(str(error))
     if "max_length" in method.options:
         method = get_method(args.method, max_length=NEW_TOKENS)
     if method.needs_whole_batch:

@@ -39,3 +39,14 @@ def test_rows_that_need_more_than_a_loop_are_named(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(LOOP, run_name="__main__")
     assert ended.value.code == 2 and "looks at the whole batch first" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--method", "acpoo"], "did you mean 'acpo'?"), (["--updates", "0"], "--updates 0 must be")],
+)
+def test_the_loop_refuses_in_one_line(monkeypatch, capsys, options, said):
+    monkeypatch.setattr(sys, "argv", [LOOP, *options])
+    with pytest.raises(SystemExit):
+        runpy.run_path(LOOP, run_name="__main__")
+    assert said in capsys.readouterr().err

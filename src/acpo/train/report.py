@@ -108,17 +108,17 @@ def summary(
             gained = f"   ({100 * (report.after.value - report.before.value):+.1f} points)"
             lines.append(f"  before  {report.before}")
         lines += [f"  after   {report.after}{gained}", *_worked_sample(before, after)]
-    waiting = [command for command in try_next or () if not _was_run(command)]
+    waiting = [command for command in try_next or () if not _was_run(command, report)]
     if waiting:
         lines += ["", "try next:", f"  {_as_typed(waiting[0])}"]
     return "\n".join(lines)
 
 
-def _was_run(command: str) -> bool:
-    """Whether the folder a command writes to is there already."""
-    words = command.split()
-    folders = [b for a, b in itertools.pairwise(words) if a in ("--output_dir", "--output")]
-    return any(Path(folder).exists() for folder in folders)
+def _was_run(command: str, report: Report) -> bool:
+    """Whether the folder a command writes to is there already, or this run was of its method."""
+    pairs = list(itertools.pairwise(command.split()))
+    folders = [b for a, b in pairs if a in ("--output_dir", "--output")]
+    return ("--method", report.method) in pairs or any(Path(own).exists() for own in folders)
 
 
 def _as_typed(command: str) -> str:
