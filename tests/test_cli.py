@@ -1,6 +1,7 @@
 """The command line: light to start, and `acpo methods`."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -159,3 +160,10 @@ def test_init_leaves_no_half_recipe(tmp_path):
     for path in (tmp_path / "recipes").rglob("*.yaml"):
         there = packaged_recipes() / path.relative_to(tmp_path / "recipes")
         assert path.read_bytes() == there.read_bytes()
+
+
+def test_a_terminal_without_some_letters_gets_the_others():
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "acpo", "methods"]
+    result = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert result.returncode == 0 and b"acpo" in result.stdout, result.stderr[-500:]

@@ -1,5 +1,7 @@
 """`acpo <verb>`. Verbs import what they need when called, so that `acpo --help` is instant."""
 
+import io
+import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,6 +101,9 @@ def main(
 ) -> None:
     """Token-level credit for reinforcement learning with verifiable rewards."""
     warnings.formatwarning = _shown  # type: ignore[assignment]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack a letter
+            stream.reconfigure(errors="replace")
 
 
 _pythons = warnings.formatwarning
