@@ -15,7 +15,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from acpo import ACPOTrainer
 from acpo.engines.trl import checkpoint
 from acpo.engines.trl.watch import Watch
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, writing
 from engines.resume_worker import killed, run
 from engines.tiny import build, odd_tokens, prompts, recorded, tiny_model
 
@@ -289,6 +289,11 @@ def test_other_failures_are_not_told_as_the_disk_s(tmp_path):
     said = "there is no earlier checkpoint: make room, and start again"
     with pytest.raises(ACPOError, match=said), checkpoint.saving(tmp_path, "checkpoint-1"):
         raise OSError(errno.ENOSPC, "No space left on device")
+    told = pytest.raises(ACPOError, match=said)
+    with told, checkpoint.saving(tmp_path, "checkpoint-1"), writing("acpo_run.json"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(ACPOError, match=r"^of ours$"), checkpoint.saving(tmp_path, "checkpoint-1"):
+        raise ACPOError("of ours")
 
 
 def test_resuming_needs_the_same_number_of_processes(tmp_path):

@@ -268,7 +268,8 @@ def test_a_full_disk_is_one_line(tmp_path, caplog, monkeypatch):
     file.write_text('{"completion": "Answer: 4", "answer": "4"}\n' * 30)
 
     def full(lines, text):
-        raise ACPOError(f"{lines.path} cannot be written (No space left on device)")
+        if text:  # it opens, and is full at the first verdict
+            raise ACPOError(f"{lines.path} cannot be written (No space left on device)")
 
     monkeypatch.setattr(LineFile, "append", full)
     said = refused("verify", "math", file, "--output", output)

@@ -238,7 +238,9 @@ def saving(folder: Path, what: str) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, SafetensorError, ACPOError) as error:
+        if isinstance(error, ACPOError) and not isinstance(error.__cause__, OSError):
+            raise
         words = " ".join(str(error).split())
         if isinstance(error, RuntimeError) and not any(name in words for name in WRITERS):
             raise
