@@ -8,6 +8,7 @@ import yaml
 from acpo.errors import ACPOError
 
 Place = tuple[str | int, ...]
+MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -60,6 +61,8 @@ class YamlFile:
         self._lines[place] = node.start_mark.line + 1
         if node in around:
             self.refuse(place, "an alias refers to what it is part of; write it out")
+        if len(self._lines) > MOST_VALUES:
+            self.refuse(place, f"aliases make more than {MOST_VALUES:,} values; write them out")
         around = (*around, node)
         if isinstance(node, yaml.SequenceNode):
             for index, child in enumerate(node.value):

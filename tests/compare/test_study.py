@@ -22,6 +22,9 @@ REDUCED = (
 )
 """Confirmations of another study with fewer rows."""
 
+BOMB = "options: {{{}}}\n".format(
+    ", ".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}' if n else '0'] * 9)}]" for n in range(7))
+)
 SOUND = """\
 recipe: recipe.yaml
 methods: [sapo, grpo]
@@ -177,6 +180,7 @@ BAD = {
         8,
         "two learning rates",
     ),
+    "a bomb": (SOUND + BOMB, 8, "aliases make more than 100,000 values"),
     "a snake": (SOUND + "options: &a {x: *a}\n", 8, "part of"),
     "decided by its own times": (SOUND + "options: {eval_steps: 3}\n", 8, "decided run by run"),
     "sweep without the row": (
