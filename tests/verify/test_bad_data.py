@@ -84,6 +84,9 @@ UNITTEST = (
 )
 
 
+PAIR = "def check(candidate):\n    assert (candidate(1) == 2, 'why')\n"
+
+
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
@@ -93,6 +96,7 @@ UNITTEST = (
         ({"test_code": "f(1)\nassert True\n"}, "no assert that can run"),
         ({"test": "def check(candidate):\n    pass\n# assert"}, "no assert that can run"),
         ({"test": "def check(candidate):\n    assert True\n"}, "no assert that can run"),
+        ({"test": PAIR}, "no assert that can run"),
         ({"test": UNITTEST}, r"no check\(candidate\)"),
         ({"test": "def check():\n    assert f(1) == 2\n"}, r"no check\(candidate\)"),
     ],
