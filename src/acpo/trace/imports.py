@@ -270,15 +270,15 @@ def _read_trl(file: Path, rewards: Sequence[str]) -> Iterator[ForeignRollout]:
 
 def _only_text(messages: list[dict[str, Any]], file: Path) -> str:
     """The text of a lone message that has nothing else: tokens of others cannot be told."""
-    for message in messages:
-        beside = {key for key, value in message.items() if value} - {"role", "content"}
-        if len(messages) > 1 or beside or not isinstance(message["content"], str):
-            raise ACPOError(
-                f"{file}: a completion of several messages, or with thoughts or tool calls beside "
-                "its text: the tokens that the model wrote cannot be told; acpo's trainer keeps "
-                "them (record_rollouts: true)"
-            )
-    return "".join(message["content"] for message in messages)
+    message = messages[0] if messages else {"content": ""}
+    beside = {key for key, value in message.items() if value} - {"role", "content"}
+    if len(messages) > 1 or beside or not isinstance(message["content"], str):
+        raise ACPOError(
+            f"{file}: a completion of several messages, or with thoughts or tool calls beside "
+            "its text: the tokens that the model wrote cannot be told; acpo's trainer keeps "
+            "them (record_rollouts: true)"
+        )
+    return message["content"]
 
 
 def _weights(rewards: Sequence[str]) -> dict[str, float]:
