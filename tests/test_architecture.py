@@ -26,14 +26,14 @@ ALLOWED = {
     "records": {"errors", "record_columns", "jsonl", "linefile"},
     "objectives": {"errors"},
     "head": {"errors", "objectives"},
-    "checkpoints": {"errors"},
+    "checkpoints": {"errors", "jsonl"},
     "verify": {"errors", "jsonl", "linefile", "servers", "wire"},
     "tasks": {"errors", "jsonl", "linefile", "verify", "yamlfile"},
     "scoring": {"errors", "objectives", "head"},
     "sampling": {"errors", "head"},
     "engines": {
         *("errors", "objectives", "head", "sampling"),
-        *("linefile", "verify", "records", "scoring", "vllm_version"),
+        *("jsonl", "linefile", "verify", "records", "scoring", "vllm_version"),
     },
     "evaluate": {
         *("errors", "jsonl", "linefile", "intervals", "verify", "tasks"),
@@ -41,7 +41,7 @@ ALLOWED = {
         *("servers", "texts", "vllm_version", "wire"),
     },
     "train": {
-        *("errors", "intervals", "linefile", "verify", "tasks", "engines"),
+        *("errors", "intervals", "jsonl", "linefile", "verify", "tasks", "engines"),
         *("checkpoints", "vllm_version", "yamlfile"),
     },
     "trace": {
@@ -59,7 +59,9 @@ ALLOWED = {
     },
     "methods_table": {"objectives"},
     "method_columns": {"errors", "objectives", "records", "scoring"},
-    "viewer": {"errors", "linefile", "records", "annotate", "method_columns", "texts"},
+    "viewer": {
+        *("errors", "jsonl", "linefile", "records", "annotate", "method_columns", "texts"),
+    },
     "verl": {"engines"},
 }
 LAZY = dict.fromkeys(("acpo.ACPOConfig", "acpo.ACPOTrainer"), "acpo.engines.trl")

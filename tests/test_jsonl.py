@@ -3,7 +3,7 @@
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.jsonl import read_jsonl
+from acpo.jsonl import json_object, read_if_json, read_jsonl
 
 
 def test_rows_may_hold_separators_that_are_no_newline(tmp_path):
@@ -46,3 +46,15 @@ def test_a_name_that_is_given_twice_is_refused(tmp_path):
     file.write_text('{"answer": "1"}\n{"row": {"answer": "2", "answer": "3"}}\n')
     with pytest.raises(ACPOError, match=r"rows.jsonl:2: .*'answer' is given twice; keep one"):
         read_jsonl(file)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, b"\xff", "", "[1]", "null"])
+def test_a_text_that_says_no_object_is_a_value_error(tmp_path, text):
+    with pytest.raises(ValueError):
+        json_object(text)
+    file = tmp_path / "f"
+    assert read_if_json(file) is None
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert read_if_json(file) is None
+    file.write_text('{"a": 1}')
+    assert read_if_json(file) == {"a": 1}

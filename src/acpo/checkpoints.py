@@ -2,12 +2,12 @@
 
 import hashlib
 import importlib.util
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
+from acpo.jsonl import json_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,10 +91,10 @@ def adapter_base(name: str) -> str | None:
     if not file.is_file():
         return None
     try:
-        base = json.loads(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
+        base = json_value(file.read_text(encoding="utf-8"))["base_model_name_or_path"]
         if not isinstance(base, str) or not base:
             raise ValueError(f"base_model_name_or_path={base!r}")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ACPOError(
             f"model {name!r}: its adapter_config.json does not name the base model ({error!r})"
         ) from error

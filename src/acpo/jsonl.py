@@ -1,4 +1,4 @@
-"""Files of JSON: rows of JSON Lines, and objects."""
+"""JSON from people, servers and files: values, rows of JSON Lines, and objects."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,22 @@ from typing import Any
 from acpo.errors import ACPOError
 
 Row = dict[str, Any]
+
+
+def json_value(text: str | bytes, **options: Any) -> Any:
+    """What a text says in JSON; a ValueError where that is nothing, or nested too deeply."""
+    try:
+        return json.loads(text, **options)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def json_object(text: str | bytes) -> Row:
+    """The object that a text says; a ValueError where it says anything else."""
+    value = json_value(text)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
 
 
 def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
@@ -34,8 +50,8 @@ def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
 
 def _row(line: str, where: str) -> Row:
     try:
-        row = json.loads(line, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        row = json_value(line, object_pairs_hook=_once)
+    except ValueError as error:
         raise ACPOError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ACPOError(f"{where}: {type(row).__name__}, not a JSON object")
@@ -63,11 +79,16 @@ def read_json(path: Path) -> Row:
         ACPOError: The file cannot be read, or holds anything else.
     """
     try:
-        content = json.loads(path.read_bytes())
+        return json_object(path.read_bytes())
     except OSError as error:
         raise ACPOError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ACPOError(f"{path} is damaged ({error}); remove it") from error
-    if not isinstance(content, dict):
-        raise ACPOError(f"{path} is damaged (not a JSON object); remove it")
-    return content
+
+
+def read_if_json(path: Path) -> Row | None:
+    """The JSON object in a file; None where none can be read."""
+    try:
+        return json_object(path.read_bytes())
+    except (OSError, ValueError):
+        return None

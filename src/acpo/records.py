@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from acpo.errors import ACPOError
-from acpo.jsonl import json_line
+from acpo.jsonl import json_line, json_value
 from acpo.linefile import Closing, LineFile
 from acpo.record_columns import (
     COUNTS,
@@ -314,14 +314,14 @@ def _parse_header(file: Path, text: bytes) -> tuple[dict[str, Any], list[dict[st
     lines: list[dict[str, Any]] = []
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = json_value(line)
             if number == 1:
                 is_ours = row["format"] == FORMAT and isinstance(row["version"], int)
             else:
                 counts = [row[name] for name in ("part", "step", "rollouts", "tokens")]
                 counts.append(row.get("update", 0))
                 is_ours = all(type(count) is int and 0 <= count < 2**53 for count in counts)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             is_ours = False
         if not is_ours:
             raise ACPOError(f"{file}:{number} is not a line of a trace's header")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
 from acpo.errors import ACPOError
-from acpo.jsonl import json_line
+from acpo.jsonl import json_line, json_value
 from acpo.linefile import Closing, LineFile
 from acpo.records import Trace
 
@@ -219,14 +219,14 @@ def parse(path: Path, text: bytes) -> Annotations:
     annotations: Annotations | None = None
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = json_value(line)
             if annotations is None:
                 annotations = Annotations(path, _header(path, row))
             else:
                 _take(annotations, row)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            if isinstance(error, ACPOError):
-                raise
+        except ACPOError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ACPOError(
                 f"{path}:{number} is not a line of annotations ({error!r:.200})"
             ) from error

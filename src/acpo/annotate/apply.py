@@ -1,6 +1,5 @@
 """Decisions exported from a review page, checked and merged. The file may come from anybody."""
 
-import json
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from acpo.annotate.annotations import (
     text_in,
 )
 from acpo.errors import ACPOError
+from acpo.jsonl import json_value
 
 FORMAT = "acpo-review"
 VERSION = 2
@@ -133,12 +133,12 @@ def _read(exported: Path) -> Any:
     try:
         if exported.stat().st_size > MAX_BYTES:
             raise ACPOError(f"{exported} is larger than {MAX_BYTES >> 20} MiB: not a review")
-        return json.loads(exported.read_bytes())
+        return json_value(exported.read_bytes())
     except OSError as error:
         raise ACPOError(f"{exported}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ACPOError):
-            raise
+    except ACPOError:
+        raise
+    except ValueError as error:
         raise ACPOError(f"{exported} is not JSON ({error!r:.100}): export it again") from error
 
 

@@ -1,11 +1,11 @@
 """One OpenAI-compatible endpoint: a message in, a reply or a named failure out."""
 
-import json
 import threading
 from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.errors import ACPOError
+from acpo.jsonl import json_value
 from acpo.servers import Patience, api_key, may_pass, without_key
 from acpo.wire import Connection, Reply, TooLong, TooSlow, WireError
 
@@ -166,7 +166,7 @@ class Endpoint:
     def _reply(self, body: bytes) -> ChatReply:
         """The message in the body of a chat completion."""
         try:
-            value = json.loads(body)
+            value = json_value(body)
             choice = value["choices"][0]
             message = choice["message"]
             text, refusal = message.get("content") or "", message.get("refusal") or ""
@@ -175,7 +175,7 @@ class Endpoint:
             reply = ChatReply(text, refusal, choice.get("finish_reason") or "", read, written)
             if not reply.is_whole():
                 raise ValueError("of other types")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             said = without_key(body, self._key)
             raise RequestFailure(Status.MALFORMED, f"no chat completion: {said[:200]!r}") from None
         return reply._replace(read=max(read, 0), written=max(written, 0))

@@ -17,6 +17,7 @@ from acpo.annotate.annotators import COMPUTED, Annotator, Answer, Status, Usage
 from acpo.annotate.endpoint import ChatReply, Endpoint, RequestFailure
 from acpo.annotate.pairs import Chars, Trajectory
 from acpo.errors import ACPOError, writing
+from acpo.jsonl import json_value, read_if_json
 from acpo.linefile import write_whole
 from acpo.servers import web_address
 from acpo.texts import whole_characters
@@ -97,8 +98,8 @@ def read_reply(text: str, completion: str) -> Answer:
     text is not looked for: that text may quote the completion, which may hold an object of its own.
     """
     try:
-        value = json.loads(_without_code_fence(text))
-    except (ValueError, RecursionError) as error:
+        value = json_value(_without_code_fence(text))
+    except ValueError as error:
         return Answer(Status.MALFORMED, detail=f"{error}: {text[:200]!r}"[:300])
     problem = _problem(value)
     if problem:
@@ -227,10 +228,10 @@ def _answer(reply: ChatReply, completion: str) -> Answer:
 
 def _read_kept(file: Path) -> ChatReply | None:
     """A kept reply; None where there is none or the file is no longer what was written."""
-    try:
-        reply = ChatReply(**json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError, RecursionError):
+    kept = read_if_json(file) or {}
+    if kept.keys() != set(ChatReply._fields):
         return None
+    reply = ChatReply(**kept)
     return reply if reply.is_whole() else None
 
 

@@ -1,6 +1,5 @@
 """`acpo diagnose`. Light to import: everything heavy is imported by the verbs."""
 
-import json
 import shlex
 import sys
 from enum import StrEnum
@@ -216,6 +215,7 @@ def all_analyses(
 def _shown(page: Path, trace: Path) -> set[tuple[Any, Any]]:
     """Prompts, and steps of each, that a page of `acpo view` shows."""
     from acpo.errors import ACPOError
+    from acpo.jsonl import json_value
 
     if not page.is_file():
         raise ACPOError(f"--page {page} is not a file: `acpo view {trace} -o {page}` makes it")
@@ -224,9 +224,9 @@ def _shown(page: Path, trace: Path) -> set[tuple[Any, Any]]:
             _, _, rest = file.read(MOST_READ).partition(
                 b'<script type="application/json" id="page">'
             )
-        groups = json.loads(rest.partition(b"</script>")[0])["groups"]
+        groups = json_value(rest.partition(b"</script>")[0])["groups"]
         return {(group["id"], step) for group in groups for step in group["steps"]}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ACPOError(
             f"--page {page} is no page of a trace that can be read: `acpo view {trace}` makes one"
         ) from error

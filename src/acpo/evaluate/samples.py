@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.jsonl import json_line
+from acpo.jsonl import json_line, json_value
 from acpo.linefile import Closing, LineFile
 from acpo.verify.verdict import Outcome
 
@@ -122,7 +122,7 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
     samples: dict[Key, dict[str, Any]] = {}
     for number, line in enumerate(text.split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = json_value(line)
             if number == 1:
                 header = row
                 continue
@@ -134,7 +134,7 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
                     raise ValueError(f"{name}={row[name]!r:.60}")
             if "verdict" in row:
                 Outcome(row["verdict"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ACPOError(
                 f"{path}:{number}: not a line of samples as `acpo eval` writes them ({error!r}): "
                 "remove it or use another --output"

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from acpo.evaluate.report import (
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.evaluate.summary import lacking, question_counts, read_run, undecided, unlike
 from acpo.intervals import Estimate
+from acpo.jsonl import read_if_json
 from acpo.tasks import BENCHMARKS, PAPER
 
 AVERAGE = "average"
@@ -196,11 +196,10 @@ def _split(run: str) -> tuple[str, str]:
 
 def _origin(model: str, name: str) -> tuple[str, str]:
     """What a model was trained from and with, where `acpo train` wrote it down."""
-    try:
-        report = json.loads((Path(model) / "report.json").read_text(encoding="utf-8"))
+    report = read_if_json(Path(model) / "report.json") or {}
+    if report.keys() >= {"model", "method"}:
         return str(report["model"]), str(report["method"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return "", name
+    return "", name
 
 
 def _markdown_cell(cell: Cell) -> str:

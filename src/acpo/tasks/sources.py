@@ -1,7 +1,6 @@
 """Rows from where they lie: a file, a data set on the hub, or a pinned file on GitHub."""
 
 import csv
-import json
 import os
 import sys
 import urllib.error
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.jsonl import read_jsonl
+from acpo.jsonl import json_value, read_jsonl
 from acpo.linefile import write_whole
 from acpo.tasks.task import Pinned, Row
 
@@ -82,8 +81,8 @@ def _read_csv(path: Path, most: int | None) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # no JSON, or no UTF-8
+        rows = json_value(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:  # no JSON, or no UTF-8
         raise ACPOError(f"data={str(path)!r}: {error}") from error
     if not isinstance(rows, list):
         raise ACPOError(f"data={str(path)!r} must hold a list of rows, not a {type(rows).__name__}")

@@ -11,6 +11,7 @@ from transformers.utils import logging
 
 from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
 from acpo.errors import ACPOError
+from acpo.jsonl import json_value
 from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
 from acpo.train.plan import plan_batches, prompts_used
@@ -364,8 +365,8 @@ def check_weights(name: str) -> None:
 def _indexed(index: Path) -> set[str]:
     """The files of weights that an index names."""
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return set(json_value(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ACPOError(f"{index} cannot be read ({error!r:.100}): copy the model again") from error
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.intervals import Estimate
+from acpo.jsonl import read_if_json
 from acpo.linefile import whole_file, write_whole
 from acpo.tasks.chain import ChainProblem
 from acpo.train.accuracy import Sample
@@ -47,12 +48,12 @@ class Report:
     @classmethod
     def read(cls, folder: Path) -> "Report | None":
         """What `write` left in a folder; None if there is no such thing."""
+        content = read_if_json(folder / REPORT) or {}
         try:
-            content = json.loads((folder / REPORT).read_text())
             for name in ("before", "after"):
                 content[name] = Estimate(**content[name]) if content[name] else None
             return cls(**content)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        except (TypeError, KeyError):
             return None
 
     def write(self, folder: Path) -> Path:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from acpo.errors import ACPOError
-from acpo.jsonl import Row, read_jsonl
+from acpo.jsonl import Row, json_value, read_jsonl
 from acpo.linefile import Closing, LineFile
 from acpo.verify.code import CodeBackend
 from acpo.verify.remote import RemoteBackend
@@ -181,10 +181,10 @@ class Verdicts(Closing):
         kept = []
         for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
+                row = json_value(line)
                 verdict = Verdict(Outcome(row["outcome"]), row["detail"], row["seconds"])
                 index = waiting[_key(row)].pop()
-            except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            except (ValueError, LookupError, TypeError):
                 raise ACPOError(
                     f"--output {output}: line {number} is no verdict on a row of this file; "
                     "give another name, or remove it"

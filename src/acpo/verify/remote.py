@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from acpo.errors import ACPOError
+from acpo.jsonl import json_object
 from acpo.servers import web_address
 from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
@@ -62,10 +63,10 @@ class RemoteBackend:
         )
         for line in run.output.splitlines()[: len(expressions)]:
             try:
-                reply = json.loads(line)
-            except (ValueError, RecursionError):
+                reply = json_object(line)
+            except ValueError:
                 break
-            if not isinstance(reply, dict) or not accept(reply):
+            if not accept(reply):
                 break
         return Execution(None, run.ended, run.seconds)
 
@@ -106,7 +107,7 @@ class RemoteBackend:
                 time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)
             try:
                 answer = self._exchange(body)
-            except (WireError, ValueError, RecursionError) as error:
+            except (WireError, ValueError) as error:
                 problem = str(error)
                 continue
             result = answer.get("run_result")
@@ -128,10 +129,7 @@ class RemoteBackend:
             connection.close()
         if reply.status != 200:
             raise ValueError(f"status {reply.status}")
-        answer = json.loads(reply.body)
-        if not isinstance(answer, dict):
-            raise ValueError("the answer is not a JSON object")
-        return answer
+        return json_object(reply.body)
 
 
 def _is_result(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
+from acpo.jsonl import json_object
 from acpo.verify.cgroup import ControlGroup, parent_group
 from acpo.verify.proctree import descendants, kill_children, tree_memory
 from acpo.verify.verdict import Outcome
@@ -152,12 +153,9 @@ class Session:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
+            return json_object(line)
+        except ValueError:
             raise SessionEnded(Outcome.INCORRECT, "a message that is not one") from None
-        if not isinstance(message, dict):
-            raise SessionEnded(Outcome.INCORRECT, "a message that is not one")
-        return message
 
     def finish(self) -> tuple[int, str]:
         """Wait for the process to end by itself: its exit status and the error it reported."""

@@ -1,12 +1,12 @@
 """What a training run left in its folder, or has left so far: curves, warnings, latest rollouts."""
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from acpo.jsonl import json_object
 from acpo.records import HEADER, RUN_LOG, RUN_TRACE, Trace, has_begun
 
 CURVES = {
@@ -89,9 +89,8 @@ def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
     except OSError:
         return
     for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(row := json.loads(line), dict):
-                yield row
+        with contextlib.suppress(ValueError):
+            yield json_object(line)
 
 
 def _step(row: Mapping[str, Any]) -> int:

@@ -83,7 +83,7 @@ def test_bad_rows_are_named():
     row = {"data_source": "mine", "solution_str": "", "extra_info": {"judge": "code"}}
     with pytest.raises(ACPOError, match="ground_truth of data_source='mine' is not a code problem"):
         judged(ground_truth="not json", **row)
-    with pytest.raises(ACPOError, match=r"is not a code problem as JSON \(it is \[1\]\)"):
+    with pytest.raises(ACPOError, match=r"is not a code problem as JSON \(not a JSON object\)"):
         judged(ground_truth="[1]", **row)
     with pytest.raises(ACPOError, match="judge='vibes' of data_source='mine' is unknown"):
         judged(ground_truth="1", **row | {"extra_info": {"judge": "vibes"}})

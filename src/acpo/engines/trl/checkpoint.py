@@ -29,6 +29,7 @@ from transformers.utils import logging
 
 from acpo.engines.trl import identity
 from acpo.errors import ACPOError
+from acpo.jsonl import read_if_json
 from acpo.linefile import flush_path
 from acpo.records import numbered
 
@@ -94,9 +95,9 @@ def problem(checkpoint: Path) -> str | None:
     if not manifest.is_file():
         return f"{manifest.name} is missing"
     try:
-        described = json.loads(manifest.read_text())
+        described = read_if_json(manifest) or {}
         expected = {str(name): (d["bytes"], d[CHECKSUM]) for name, d in described.items()}
-    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+    except (TypeError, KeyError):
         expected = {}
     if not expected:
         return f"{manifest.name} is not readable, or of another version"

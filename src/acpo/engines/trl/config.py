@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import inspect
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from trl import GRPOConfig
 
 from acpo.engines.trl.ranges import check_ranges
 from acpo.errors import ACPOError
+from acpo.jsonl import json_object
 from acpo.objectives import METHODS, Method, get_method
 from acpo.objectives.gates import GATES
 from acpo.objectives.method import ALIASES, by_our_names
@@ -391,9 +391,7 @@ def _number(value: Any) -> Any:
 def _mapping(text: str) -> dict[str, Any]:
     """`method_options` from a command line, as JSON."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ACPOError(f"method_options={text!r} must be a mapping, e.g. '{{\"gamma\": 0.2}}'")
-    return value
+        return json_object(text)
+    except ValueError as error:
+        words = f"method_options={text!r} must be a mapping, e.g. '{{\"gamma\": 0.2}}'"
+        raise ACPOError(words) from error

@@ -18,6 +18,7 @@ import xxhash
 from datasets import Dataset
 
 from acpo.errors import ACPOError
+from acpo.jsonl import read_if_json
 from acpo.linefile import write_whole
 
 RUN = "acpo_run.json"
@@ -209,11 +210,7 @@ def _difference(name: str, a: Any, b: Any) -> str:
 
 def read(folder: Path, name: str = RUN) -> dict[str, Any] | None:
     """What a file of a folder says, its run's unless named; None if it does not say."""
-    try:
-        found = json.loads((folder / name).read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_if_json(folder / name)
 
 
 def write(folder: Path, run: dict[str, Any]) -> None:

@@ -1,10 +1,10 @@
 """Rewards for verl over `acpo.verify`: `reward.custom_reward_function.path=pkg://acpo.verl`."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from acpo.errors import ACPOError
+from acpo.jsonl import json_object
 from acpo.verify import code, math
 from acpo.verify.digits import verify_digits
 from acpo.verify.verdict import Outcome, Verdict
@@ -57,15 +57,12 @@ async def compute_score(
 
 def _code_problem(data_source: str, ground_truth: Any) -> dict[str, Any]:
     try:
-        problem = json.loads(ground_truth)
-        if not isinstance(problem, dict):
-            raise ValueError(f"it is {problem!r}")
-    except (TypeError, ValueError, RecursionError) as error:
+        return json_object(ground_truth)
+    except (TypeError, ValueError) as error:
         raise ACPOError(
             f"ground_truth of data_source={data_source!r} is not a code problem as JSON ({error}); "
             "write the file with `acpo data verl`"
         ) from None
-    return problem
 
 
 def _score(verdict: Verdict, wrong: float) -> dict[str, float]:

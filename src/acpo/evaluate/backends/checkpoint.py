@@ -2,7 +2,6 @@
 
 import functools
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -12,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from acpo.checkpoints import adapter_base, resolve_model, tokenizer_place, unpacked_to
 from acpo.evaluate.backends import Request, Sampling, SamplingError
+from acpo.jsonl import json_value
 from acpo.verify.extract import THINK_OPENERS
 
 _READ_WHOLE_BYTES = 64 << 20
@@ -161,11 +161,11 @@ def _slices(file: BinaryIO, size: int) -> Iterator[tuple[int, int]]:
     try:
         if header > size:
             raise ValueError("not safetensors")
-        tensors = json.loads(file.read(header))
+        tensors = json_value(file.read(header))
         tensors.pop("__metadata__", None)
         offsets = [entry["data_offsets"] for entry in tensors.values()]
         ranges = [(8 + header + start, 8 + header + end) for start, end in offsets]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         yield from _spread(0, size, _SLICES_OF_A_FILE)
         return
     yield 0, 8 + header

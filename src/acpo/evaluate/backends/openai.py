@@ -5,7 +5,6 @@ one, so that a process sends fewer than 500 a second (benchmarks/eval.py, `clien
 """
 
 import difflib
-import json
 import queue
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
+from acpo.jsonl import json_value
 from acpo.servers import Patience, api_key, may_pass, web_address, without_key
 from acpo.wire import Connection, Reply, WireError
 
@@ -261,8 +261,8 @@ class OpenAIBackend:
                 "starting? The same command can be repeated"
             )
         try:
-            entries = {str(entry["id"]): dict(entry) for entry in json.loads(reply.body)["data"]}
-        except (ValueError, KeyError, TypeError, RecursionError):
+            entries = {str(entry["id"]): dict(entry) for entry in json_value(reply.body)["data"]}
+        except (ValueError, KeyError, TypeError):
             return {}  # not every server lists its models
         served = list(entries)
         if reply.status == 200 and served and self._model not in served:
@@ -292,13 +292,13 @@ class OpenAIBackend:
 
 def _completion(request: Request, body: bytes, seconds: float) -> Completion:
     try:
-        reply = json.loads(body)
+        reply = json_value(body)
         choice = reply["choices"][0]
         text = choice["text"] if "text" in choice else _message(choice["message"])
         tokens = (reply.get("usage") or {}).get("completion_tokens")
         unsaid = None if text is None else "stop"  # some servers never say
         reason = choice.get("finish_reason", unsaid)
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _Malformed(f"a malformed reply ({type(error).__name__}: {error})") from error
     told = reason.lower() if isinstance(reason, str) else ""
     finish = _FINISHES.get(told)
