@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from urllib.parse import SplitResult, urlsplit
 
 from acpo.errors import ACPOError
@@ -52,7 +53,7 @@ def may_pass(status: int) -> bool:
 
 
 class Patience:
-    """When the next request to a server may go, for all threads that send some.
+    """When requests to a server may go, for all threads that send some.
 
     Args:
         first_pause: Seconds before the second attempt at a request; it doubles from there.
@@ -70,15 +71,15 @@ class Patience:
             until = time.monotonic() + _retry_seconds(retry_after)
             self._resume_at = max(self._resume_at, until)
 
-    def wait_for_turn(self, stop: threading.Event) -> None:
-        """Return when nothing holds requests back, or when stopped."""
-        while (left := self._resume_at - time.monotonic()) > 0:
-            if stop.wait(left):
+    def attempts(self, most: int, stop: threading.Event) -> Iterator[None]:
+        """Go round at most so often, each time when a request may go; no more when stopped."""
+        for attempt in range(most):
+            while (left := self._resume_at - time.monotonic()) > 0 and not stop.wait(left):
+                pass
+            yield
+            pause = min(self.longest, self._first_pause * 2**attempt) * random.uniform(0.5, 1.0)
+            if attempt + 1 < most and stop.wait(pause):
                 return
-
-    def pause(self, attempt: int) -> float:
-        """Seconds between an attempt, counted from 0, and the next."""
-        return min(self.longest, self._first_pause * 2**attempt) * random.uniform(0.5, 1.0)
 
 
 def _retry_seconds(header: str) -> float:

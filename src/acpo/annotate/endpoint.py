@@ -83,8 +83,9 @@ class Endpoint:
         A RequestFailure is raised where there is none after all attempts, an ACPOError where there
         can be none: wrong key, address or model.
         """
-        for attempt in range(self._retries + 1):
-            self._wait_for_turn()
+        self._require_open()  # at once, whatever holds requests back
+        for _ in self._patience.attempts(self._retries + 1, self.over):
+            self._require_open()
             try:
                 reply = self._adapted(system, message)
             except RequestFailure as failure:
@@ -94,18 +95,15 @@ class Endpoint:
             else:
                 self._failed_in_a_row = 0
                 return reply
-            if attempt < self._retries:
-                self.over.wait(self._patience.pause(attempt))
         if last.passing:
             with self._lock:
                 self._failed_in_a_row += 1
         raise last
 
-    def _wait_for_turn(self) -> None:
+    def _require_open(self) -> None:
         if self._failed_in_a_row >= FAILURES_IN_A_ROW:
             detail = f"not sent: {FAILURES_IN_A_ROW} questions in a row had no answer"
             raise RequestFailure(Status.UNAVAILABLE, detail, passing=False)
-        self._patience.wait_for_turn(self.over)
         if self.over.is_set():
             raise RequestFailure(Status.UNAVAILABLE, "not sent: the run is over", passing=False)
 

@@ -2,20 +2,21 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from acpo.errors import ACPOError
 from acpo.jsonl import json_object
-from acpo.servers import web_address
+from acpo.servers import Patience, web_address
 from acpo.verify.sandbox import RUNNER, Execution, ProgramRun, Reply
 from acpo.verify.session import Limits, SessionEnded
 from acpo.verify.verdict import Outcome
 from acpo.wire import Connection, TooLong, WireError
 
 _ATTEMPTS = 3
-_FIRST_PAUSE_SECONDS = 0.2
+_FIRST_PAUSE_SECONDS = 0.4
 _ANSWER_SLACK_SECONDS = 30.0
 # Every byte of output may arrive as a six-character JSON escape.
 _JSON_GROWTH = 6
@@ -102,9 +103,7 @@ class RemoteBackend:
             "memory_limit_MB": math.ceil(self.limits.memory_bytes / 2**20),
         }
         problem = ""
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                time.sleep(_FIRST_PAUSE_SECONDS * 2**attempt)
+        for _ in Patience(_FIRST_PAUSE_SECONDS).attempts(_ATTEMPTS, threading.Event()):
             try:
                 answer = self._exchange(body)
             except (WireError, ValueError) as error:

@@ -151,8 +151,7 @@ class OpenAIBackend:
     ) -> Completion | Failure:
         path, payload = self._payload(request)
         start = time.perf_counter()
-        for attempt in range(self._retries + 1):
-            self._patience.wait_for_turn(stop)
+        for _ in self._patience.attempts(self._retries + 1, stop):
             try:
                 reply = self._post(connection, path, payload)
                 if reply.status == 200:
@@ -170,8 +169,6 @@ class OpenAIBackend:
                 reason = f"{error}: {self._said(reply)[:300]!r}"
                 if isinstance(error, _Withheld):
                     return Failure(request.key, f"{self._url}: {reason}", refused=True)
-            if attempt < self._retries and stop.wait(self._patience.pause(attempt)):
-                break
         tried = f"gave up after {self._retries + 1} attempts, the last one: {reason}"
         return Failure(request.key, f"{self._url}{path}: {tried}")
 
@@ -248,13 +245,10 @@ class OpenAIBackend:
 
     def _probe(self) -> dict[str, Any]:
         """What the server says of the model; at once, what would take all retries of a request."""
-        for attempt in range(self._retries + 1):
-            self._patience.wait_for_turn(threading.Event())
+        for _ in self._patience.attempts(self._retries + 1, threading.Event()):
             reply = self._models()
             if reply.status in _DOES_NOT_LIST or not self._failure(reply)[0]:
                 break
-            if attempt < self._retries:
-                time.sleep(self._patience.pause(attempt))
         else:
             raise SamplingError(
                 f"--base-url {self._url}: its /models answers status {reply.status}: is it still "
