@@ -29,8 +29,8 @@ from acpo.compare.plan import BASELINE, MATCHED, STUDY
 from acpo.compare.statistics import SeedEstimate, mean_over_seeds
 from acpo.compare.summary import seed_differences
 from acpo.errors import ACPOError
-from acpo.evaluate.report import markdown_table
 from acpo.jsonl import read_jsonl
+from acpo.texts import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 FITTED, TESTED = ("law-0.1m", "law-1m"), ("law-10m", "law-carry")

@@ -42,7 +42,7 @@ ALLOWED = {
     },
     "train": {
         *("errors", "intervals", "jsonl", "linefile", "verify", "tasks", "engines"),
-        *("checkpoints", "vllm_version", "yamlfile"),
+        *("checkpoints", "texts", "vllm_version", "yamlfile"),
     },
     "trace": {
         *("errors", "jsonl", "objectives", "records", "scoring"),

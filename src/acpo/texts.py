@@ -1,8 +1,8 @@
-"""Texts from data, made fit to be written and shown."""
+"""Texts from data, made fit to be written and shown, and tables of them."""
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -19,6 +19,12 @@ def shared_beginning(texts: Iterable[str]) -> str:
 def printable(text: str, keep: str = "") -> str:
     """With spaces for what a terminal would obey; characters in `keep` stay."""
     return "".join(c if c.isprintable() or c in keep else " " for c in text)
+
+
+def markdown_table(heads: Sequence[object], rows: Iterable[Iterable[object]]) -> list[str]:
+    """A table in Markdown, line by line."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
 def folder_name(model: str) -> str:

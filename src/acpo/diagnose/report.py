@@ -18,6 +18,7 @@ from acpo.diagnose.outliers import Outlier
 from acpo.errors import writing
 from acpo.htmlpage import anchor, html_page
 from acpo.linefile import write_whole
+from acpo.texts import markdown_table
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -89,8 +90,7 @@ class Finding:
 
 def _table_lines(title: str, head: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """A table whose cells are Markdown."""
-    top, *lines = (f"| {' | '.join(row)} |" for row in (map(escape, head), *rows))
-    return [f"**{title}**", "", top, "|" + "---|" * len(head), *lines, ""]
+    return [f"**{title}**", "", *markdown_table([*map(escape, head)], rows), ""]
 
 
 def rows_of(columns: Mapping[str, Iterable[Any]]) -> list[dict[str, Any]]:

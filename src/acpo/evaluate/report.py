@@ -1,12 +1,13 @@
 """The numbers of a run or a comparison: Markdown, JSON, pictures, a comparison's LaTeX."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from acpo.linefile import whole_file, write_whole
 from acpo.tasks import TASKS
+from acpo.texts import markdown_table
 
 _LATEX_SPECIAL = str.maketrans(
     {
@@ -49,12 +50,6 @@ def score_cells(summary: dict[str, Any]) -> list[list[str]]:
         counts = [str(entry["questions"]), str(entry["k"])]
         cells.append([title(name), *counts, *map(interval, scores)])
     return cells
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """A table in Markdown, line by line."""
-    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
-    return [lines[0], "|" + "---|" * len(heads), *lines[1:]]
 
 
 def _failed_rows(entry: dict[str, Any]) -> list[str]:

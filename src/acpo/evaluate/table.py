@@ -10,19 +10,13 @@ from typing import Any, NamedTuple
 
 from acpo.errors import ACPOError
 from acpo.evaluate import statistics
-from acpo.evaluate.report import (
-    latex_text,
-    markdown_table,
-    tabular,
-    title,
-    told_lacking,
-    told_undecided,
-)
+from acpo.evaluate.report import latex_text, tabular, title, told_lacking, told_undecided
 from acpo.evaluate.statistics import QuestionCounts
 from acpo.evaluate.summary import lacking, question_counts, read_run, undecided, unlike
 from acpo.intervals import Estimate
 from acpo.jsonl import read_if_json
 from acpo.tasks import BENCHMARKS, PAPER
+from acpo.texts import markdown_table
 
 AVERAGE = "average"
 NOTE = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from acpo.texts import markdown_table
 from acpo.train.recipe import Recipe
 
 
@@ -84,15 +85,13 @@ CACHED = 8
 
 def print_plan(tokens: int) -> None:
     """The table of `acpo doctor --plan`, as Markdown, for sequences of so many tokens."""
-    cards = " | ".join(f"{card} GB" for card in CARDS)
+    heads = ("model", "state", "+ sequence, logits", "or + copy, cache")
+    rows = ([name, *_model_plan(shape, tokens)] for name, shape in SHAPES.items())
     print(f"GPUs for sequences of {tokens:,} tokens (computed, not measured; GB = 10^9 bytes)\n")
-    print(f"| model | state | + sequence, logits | or + copy, cache | {cards} |")
-    print("|---|---|---|---|" + "---|" * len(CARDS))
-    for name, shape in SHAPES.items():
-        print(f"| {name} | {_model_plan(shape, tokens)} |")
+    print(*markdown_table([*heads, *(f"{card} GB" for card in CARDS)], rows), sep="\n")
 
 
-def _model_plan(shape: tuple[int, ...], tokens: int) -> str:
+def _model_plan(shape: tuple[int, ...], tokens: int) -> list[str]:
     """A model's columns: what it takes, and for every card the fewest that hold it.
 
     The state is weights, gradients and Adam's moments in float32, over all GPUs together. An update
@@ -123,5 +122,5 @@ def _model_plan(shape: tuple[int, ...], tokens: int) -> str:
         beside = max(sequence + logits, copy + cache)
         fewest = (n for n in GPUS if state / n + beside <= SAFE * card)
         counts.append(str(next(fewest, "no")))
-    beside_state = f"{sequence:.1f} + {logits:.1f} | {copy:.1f} + {cache:.1f}"
-    return " | ".join([f"{state:.0f}", beside_state, *counts])
+    beside_state = f"{sequence:.1f} + {logits:.1f}", f"{copy:.1f} + {cache:.1f}"
+    return [f"{state:.0f}", *beside_state, *counts]
