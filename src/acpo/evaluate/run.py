@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.evaluate.backends import (
-    Backend,
-    Completion,
-    Failure,
-    Request,
-    Sampling,
-    SamplingError,
-)
+from acpo.evaluate.backends import Backend, Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.samples import Key, SampleFile, read_settings, require_one_model
 from acpo.tasks.grading import Judges, vote
 from acpo.tasks.questions import Question, Questions

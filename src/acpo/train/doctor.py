@@ -14,12 +14,7 @@ from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.checks import check_finite, empty_model, gather, gold_answers, resumption
 from acpo.train.data import TrainingData, as_text, prompt_lengths
-from acpo.train.plan import (
-    BatchPlan,
-    in_updates,
-    plan_batches,
-    training_bytes,
-)
+from acpo.train.plan import BatchPlan, in_updates, plan_batches, training_bytes
 from acpo.train.recipe import Recipe, read_recipe
 
 if TYPE_CHECKING:
