@@ -172,6 +172,12 @@ def whole_file(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
+def write_png(path: Path, figure: Any) -> None:
+    """Write a figure of matplotlib as `whole_file` does."""
+    with whole_file(path) as name:
+        figure.savefig(name, format="png", dpi=150)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file as `whole_file` does."""
     with whole_file(path) as name:

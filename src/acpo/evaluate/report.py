@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from acpo.linefile import whole_file, write_whole
+from acpo.linefile import write_png, write_whole
 from acpo.tasks import TASKS
 from acpo.texts import markdown_table
 
@@ -116,8 +116,7 @@ def picture(summary: dict[str, Any], path: Path) -> None:
     axes.set_title(str(summary["model"]), parse_math=False)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    with whole_file(path) as name:
-        figure.savefig(name, format="png", dpi=150)
+    write_png(path, figure)
 
 
 CURVES = {"pass": ("pass@k", "#1f4e79"), "majority_at": ("maj@k", "#c8553d")}
@@ -151,8 +150,7 @@ def draw_curves(summary: dict[str, Any], path: Path) -> None:
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("percent, 95% bands")
     max(panels, key=lambda axes: len(axes.lines)).legend()
-    with whole_file(path) as name:
-        figure.savefig(name, format="png", dpi=150)
+    write_png(path, figure)
 
 
 def comparison_markdown(result: dict[str, Any]) -> str:

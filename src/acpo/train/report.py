@@ -12,7 +12,7 @@ from typing import Any
 
 from acpo.intervals import Estimate
 from acpo.jsonl import read_if_json
-from acpo.linefile import whole_file, write_whole
+from acpo.linefile import write_png, write_whole
 from acpo.tasks.chain import ChainProblem
 from acpo.train.accuracy import Sample
 
@@ -88,8 +88,7 @@ def draw_curves(history: Sequence[dict[str, Any]], report: Report, path: Path) -
                     error = [[interval.value - interval.low], [interval.high - interval.value]]
                     axes.errorbar(step, interval.value, error, fmt="o", color="#c8553d", capsize=3)
     figure.suptitle(f"{report.method}, seed {report.seed} (dots: held-out accuracy, 95% interval)")
-    with whole_file(path) as name:
-        figure.savefig(name, format="png", dpi=150)
+    write_png(path, figure)
 
 
 def summary(
