@@ -59,13 +59,11 @@ class LineFile(Closing):
             if not path.is_file():
                 raise ACPOError(f"{path} keeps no lines (a device or a pipe): name a file")
             lock(self._file, path, busy)
+            if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
+                raise busy  # `replace` put another in its place: lines in this one would be lost
         except ACPOError:
             self._file.close()
             raise
-        if not os.path.samestat(os.fstat(self._file.fileno()), path.stat()):
-            # `replace` put another in its place: lines in this one would be lost.
-            self._file.close()
-            raise busy
 
     def resume(self, first: bytes, take: Callable[[bytes], Kept], *, own: bool = False) -> Kept:
         """What `take` makes of the whole lines that are there; of `first`, where there is none.
