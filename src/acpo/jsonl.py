@@ -1,6 +1,7 @@
 """JSON from people, servers and files: values, rows of JSON Lines, and objects."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice!r} is given twice; keep one")
     return row
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it, which knows no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:

@@ -9,8 +9,9 @@ import numpy as np
 
 from acpo.annotate.evidence import Place
 from acpo.errors import ACPOError
+from acpo.jsonl import plain
 from acpo.records import Trace
-from acpo.viewer.payload import TracePayload, plain, prompt_groups
+from acpo.viewer.payload import TracePayload, prompt_groups
 from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
 
 MOST_TOKENS = 500_000  # about 85 MB

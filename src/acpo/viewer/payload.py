@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from acpo.annotate.evidence import Place
+from acpo.jsonl import plain
 from acpo.records import Trace
 from acpo.texts import shared_beginning
 from acpo.viewer.shell import packed
@@ -196,11 +197,6 @@ def _padded(row: Sequence[Any] | None, k: int, blank: Any) -> list[Any]:
 
 def _rectangle(rows: Sequence[Any], k: int, blank: Any, dtype: Any) -> np.ndarray:
     return np.array([_padded(row, k, blank) for row in rows], dtype=dtype)
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def piece_text(piece: bytes) -> str:

@@ -1,7 +1,6 @@
 """What a run logs and is told, line by line as it comes: `acpo view` shows it while it trains."""
 
 import json
-import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from transformers.utils import logging
 
+from acpo.jsonl import plain
 from acpo.records import RUN_LOG
 
 logger = logging.get_logger(__name__)
@@ -31,8 +31,8 @@ class RunLog:
 
     def _write(self, mode: str, rows: Iterable[dict[str, Any]]) -> None:
         assert self._file is not None
-        plain = ({name: _plain(value) for name, value in row.items()} for row in rows)
-        text = "".join(json.dumps(row, default=str) + "\n" for row in plain)
+        known = ({name: plain(value) for name, value in row.items()} for row in rows)
+        text = "".join(json.dumps(row, default=str) + "\n" for row in known)
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open(mode) as file:
@@ -58,7 +58,3 @@ def reports(args: Any) -> dict[str, str]:
         else:
             found[name] = ""
     return found
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
