@@ -118,12 +118,10 @@ class ExactAnnotator(Annotator):
             return Answer(
                 Status.NOT_COMPUTABLE, detail=f"ends in step {index + 1} without a wrong token"
             )
-        step = problem.steps[index]
         end = min(max(1 + STEP_LENGTH * (index + 1), start + 1), len(wrong.completion))
         begin = 1 + STEP_LENGTH * index if start else 0
         written = wrong.completion[begin:end]
-        right = f"{step.left}{step.operator}{step.right}={step.result}"
-        rationale = f"step {index + 1} is written {written}, and {right}"
+        rationale = f"step {index + 1} is written {written}, and {problem.steps[index]}"
         return Answer(Status.LOCATED, Chars(start, end), rationale)
 
     def corresponding(self, wrong: Trajectory, error: Chars, right: Trajectory) -> Answer:

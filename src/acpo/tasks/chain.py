@@ -36,6 +36,9 @@ class Step(NamedTuple):
     right: int
     result: int
 
+    def __str__(self) -> str:
+        return f"{self.left}{self.operator}{self.right}={self.result}"
+
 
 def apply(left: int, operator: str, right: int) -> int:
     """The last digit of `left operator right`."""

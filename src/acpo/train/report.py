@@ -150,9 +150,7 @@ def _first_error(sample: Sample) -> str:
     index = problem.first_error(sample.completion)
     if index is None:
         return ""
-    step = problem.steps[index]
-    right = f"{step.left}{step.operator}{step.right}={step.result}"
-    return f"   (wrong from step {index + 1} on: {right})"
+    return f"   (wrong from step {index + 1} on: {problem.steps[index]})"
 
 
 def _shorten(text: str, limit: int = 300) -> str:
