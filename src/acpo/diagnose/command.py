@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from acpo.annotate.evidence import Accept
     from acpo.diagnose.report import Finding
     from acpo.records import Trace
 
@@ -134,11 +133,7 @@ def blame(
     output: Path | None = OUTPUT,
 ) -> None:
     """How much of every method's negative update and credit falls on the first error."""
-    from acpo.annotate.annotations import Annotations
-
-    opened = Annotations.read(annotations)
-    accept = _accept(verified_only, all_proposals)
-    _of_trace("blame", trace, output, annotations=opened, accept=accept)
+    _of_trace("blame", trace, output, **_errors(annotations, verified_only, all_proposals))
 
 
 @diagnose_app.command("first-error")
@@ -153,17 +148,11 @@ def first_error(
     output: Path | None = OUTPUT,
 ) -> None:
     """Whether entropy and δ rise after the first error, with a test clustered by prompt."""
-    from acpo.annotate.annotations import Annotations
     from acpo.diagnose.first_error import ProfileSettings
 
-    _of_trace(
-        "first-error",
-        trace,
-        output,
-        annotations=Annotations.read(annotations),
-        accept=_accept(verified_only, all_proposals),
-        settings=ProfileSettings(window, smooth, profiles),
-    )
+    options = _errors(annotations, verified_only, all_proposals)
+    settings = ProfileSettings(window, smooth, profiles)
+    _of_trace("first-error", trace, output, **options, settings=settings)
 
 
 @diagnose_app.command("all")
@@ -236,8 +225,6 @@ def _analyses(
     trace: "Trace", runs: list[Path], annotations: Path | None, every_token: bool
 ) -> list[tuple[str, Any, dict[str, Any]]]:
     """Name, what it looks at, and options of every analysis, in the order of the report."""
-    from acpo.annotate.annotations import Annotations
-
     made: list[tuple[str, Any, dict[str, Any]]] = [
         ("gradients", trace, {"every_token": every_token}),
         ("mismatch", trace, {"every_token": every_token}),
@@ -250,7 +237,7 @@ def _analyses(
     if runs:
         made.append(("dynamics", runs, {}))
     if annotations is not None:
-        options = {"annotations": Annotations.read(annotations)}
+        options = _errors(annotations)
         made += [(name, trace, options) for name in ("blame", "first-error")]
     return made
 
@@ -275,15 +262,19 @@ def _of_trace(
     _write(_analysis(name, opened, **options), output or _folder(trace))
 
 
-def _accept(verified_only: bool, all_proposals: bool) -> "Accept":
+def _errors(
+    annotations: Path, verified_only: bool = False, all_proposals: bool = False
+) -> dict[str, Any]:
+    """What an analysis of first errors takes: the annotations, and which of them count."""
+    from acpo.annotate.annotations import Annotations
     from acpo.annotate.evidence import Accept
     from acpo.errors import ACPOError
 
     if verified_only and all_proposals:
         raise ACPOError("--verified-only and --all-proposals exclude each other: choose one")
-    if all_proposals:
-        return Accept.ALL_PROPOSALS
-    return Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
+    accept = Accept.VERIFIED_ONLY if verified_only else Accept.SOUND
+    accept = Accept.ALL_PROPOSALS if all_proposals else accept
+    return {"annotations": Annotations.read(annotations), "accept": accept}
 
 
 def _folder(trace: Path | None) -> Path:
