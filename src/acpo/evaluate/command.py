@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,9 +149,8 @@ def _backend(context: typer.Context, chosen: BackendName) -> tuple[BackendName, 
             "leaves no memory; after --backend vllm, run acpo trace MODEL --samples FOLDER"
         )
     known = dict.fromkeys(name for names in OPTIONS.values() for name in names)
-    others = [name for name in known if name not in OPTIONS[chosen] and _is_given(context, name)]
-    if others:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+    others = [name for name in known if name not in OPTIONS[chosen]]
+    if named := given_options(context, others):
         raise ACPOError(f"--backend {chosen} does not take {named}: leave out what it cannot use")
     options = {name: context.params[name] for name in OPTIONS[chosen]}
     return chosen, {name: value for name, value in options.items() if value is not None}
@@ -241,7 +241,7 @@ def check_data(
 
     rows = read_jsonl(train) if train else []
     training = training_texts(rows, train_field)
-    golds = _golds(rows, train_gold, given=_is_given(context, "train_gold"))
+    golds = _golds(rows, train_gold, given=bool(given_options(context, ["train_gold"])))
     names = _names(benchmarks)
     checks = check(names, data_dir, training=training, ngram=ngram, workers=workers)
     if as_json:
@@ -297,10 +297,11 @@ def write_verl_data(
     typer.echo(f"{folder / 'validation.parquet'}: {sum(done.validation.values())} rows ({counts})")
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether an option stands on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
+def given_options(context: typer.Context, names: Iterable[str]) -> str:
+    """Those of these options that stand on the command line, as they are written there."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    given = (name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+    return ", ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def _names(benchmarks: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from acpo.evaluate.command import given_options
 from acpo.texts import folder_name
 
 MODEL = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or package:NAME/PATH.")
@@ -73,15 +74,9 @@ def trace(
 def _refuse_sampling(context: typer.Context) -> None:
     from acpo.errors import ACPOError
 
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in context.params.keys() - WITH_SAMPLES
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-    ]
-    if given:
-        raise ACPOError(
-            f"--samples scores what an evaluation drew: leave out {', '.join(sorted(given))}"
-        )
+    others = sorted(context.params.keys() - WITH_SAMPLES)
+    if given := given_options(context, others):
+        raise ACPOError(f"--samples scores what an evaluation drew: leave out {given}")
 
 
 def import_rollouts(
