@@ -21,9 +21,6 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
 
     A GGUF file is unpacked once to `<output_dir>/base-model`, since reference models, vLLM and
     `save_pretrained` need an ordinary checkpoint. `package:NAME/PATH` is inside that package.
-
-    Raises:
-        ACPOError: when a package or file is missing.
     """
     if name.startswith(PACKAGED):
         name = str(_packaged(name))
@@ -82,11 +79,7 @@ def _packaged(name: str) -> Path:
 
 
 def adapter_base(name: str) -> str | None:
-    """The model a PEFT adapter was trained on; None for a folder or id that is no adapter.
-
-    Raises:
-        ACPOError: when the adapter does not say.
-    """
+    """The model a PEFT adapter was trained on; None for a folder or id that is no adapter."""
     file = Path(name) / "adapter_config.json"
     if not file.is_file():
         return None
@@ -105,9 +98,6 @@ def load_model(name: str, *, trainable: bool = False, **options: Any) -> Any:
     """The weights of a resolved model, with options of `from_pretrained`.
 
     An adapter is merged into its base, unless it is to be `trainable`.
-
-    Raises:
-        ACPOError: an adapter without PEFT to read it.
     """
     from transformers import AutoModelForCausalLM
 
@@ -147,11 +137,7 @@ def tokenizer_place(name: str) -> str:
 
 
 def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a resolved model, padding on the left.
-
-    Raises:
-        ACPOError: when there is none, or it has neither a pad nor an end-of-sequence token.
-    """
+    """The tokenizer of a resolved model, padding on the left."""
     from transformers import AutoTokenizer
 
     try:

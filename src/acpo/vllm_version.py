@@ -9,14 +9,7 @@ OLDEST, NEWEST = "0.22.0", "0.31.0"
 
 
 def require_vllm(option: str) -> str:
-    """The version of the installed vLLM; nothing of it is imported.
-
-    Args:
-        option: who asks for it, as the user wrote it.
-
-    Raises:
-        ACPOError: there is none, or one that is not known to work.
-    """
+    """The version of the installed vLLM, for an option that needs it; nothing of it is imported."""
     from packaging.version import Version
 
     try:

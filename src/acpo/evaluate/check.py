@@ -61,11 +61,7 @@ def asked(benchmark: Questions, row: Row) -> str:
 
 
 def training_texts(rows: Sequence[Row], field: str) -> list[str]:
-    """What the rows of a training set ask, read as training reads it.
-
-    Raises:
-        ACPOError: a row without the field, or with nothing there.
-    """
+    """What the rows of a training set ask, read as training reads it."""
     texts = []
     for number, row in enumerate(rows, 1):
         if not has_column(row, field):

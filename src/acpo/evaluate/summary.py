@@ -131,11 +131,7 @@ def summarise_run(folder: Path, *, failed: str = "exclude") -> dict[str, Any]:
 
 
 def compare_runs(a: Path, b: Path, *, failed: str = "exclude") -> dict[str, Any]:
-    """A minus B per benchmark that both have, paired by question, and the average difference.
-
-    Raises:
-        ACPOError: They share no benchmark, or ran it on different questions.
-    """
+    """A minus B per benchmark that both have, paired by question, and the average difference."""
     ours, theirs = read_run(a), read_run(b)
     compared: dict[str, Any] = {}
     differences = []

@@ -136,9 +136,6 @@ def read_table(runs: Sequence[str], *, failed: str = "exclude") -> ResultTable:
         runs: `DIR`, `METHOD=DIR` or `MODEL/METHOD=DIR`. A folder alone is named after what
             `acpo train` wrote beside its model, or else after itself.
         failed: what a sample is that could not be drawn: `exclude`, or `wrong`.
-
-    Raises:
-        ACPOError: a folder without samples, two lines of one name, or different questions.
     """
     lines = [_line(run, failed) for run in runs]
     seen: dict[tuple[str, str], str] = {}

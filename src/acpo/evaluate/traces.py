@@ -33,18 +33,8 @@ def trace_samples(
 
     The policy is the one at the evaluation's temperature (1 where it took the likeliest token).
     Questions have as many samples as the one with the fewest. Done again, the trace is replaced.
-    A model other than the one that sampled leaves old log-probabilities out.
-
-    Args:
-        model: hub id or folder.
-        samples: folder of the evaluation.
-        output: folder of the trace.
-        method: whose advantages and credit are written.
-        top_k: how many of the likeliest tokens are kept for each token.
-        answers: gold answers by benchmark and question, where they are known.
-
-    Raises:
-        ACPOError: no samples, or samples of a server, which does not say what tokens it drew.
+    A model other than the one that sampled leaves old log-probabilities out. `answers` are gold
+    answers by benchmark and question, where they are known.
     """
     runs, row = _read(samples), get_method(method)
     settings = _shared_settings(samples, {name: run[0] for name, run in runs.items()})

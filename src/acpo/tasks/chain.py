@@ -54,11 +54,7 @@ class ChainProblem:
 
     @classmethod
     def parse(cls, prompt: str) -> "ChainProblem":
-        """The problem a prompt states.
-
-        Raises:
-            ACPOError: when the prompt is not a chain.
-        """
+        """The problem a prompt states."""
         match = _PROMPT.fullmatch(prompt)
         if match is None:
             raise ACPOError(f"prompt={prompt!r} is not a chain; one looks like '7*8+6-9:'")
@@ -117,11 +113,7 @@ def read_answer(completion: str) -> str | None:
 def chain_problems(
     count: int, *, steps: int = 5, seed: int = 0, exclude: Collection[ChainProblem] = ()
 ) -> list[ChainProblem]:
-    """`count` distinct problems of so many steps, the same for the same seed.
-
-    Raises:
-        ACPOError: when there are not enough chains of that length.
-    """
+    """`count` distinct problems of so many steps, the same for the same seed."""
     if steps < 1 or count < 1:
         raise ACPOError(f"count={count} and steps={steps} must both be at least 1")
     available = 10 * (len(_OPERATORS) * len(_OPERANDS)) ** steps - len(set(exclude))

@@ -31,11 +31,7 @@ _MEMORY_BYTES = 4 << 30
 
 
 def as_verdict(value: Any) -> Verdict:
-    """What a grader returned, as a verdict.
-
-    Raises:
-        ACPOError: for anything but True, False, a number or a verdict.
-    """
+    """What a grader returned, as a verdict."""
     if isinstance(value, Verdict):
         return value
     if isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):

@@ -29,11 +29,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 
 def gym_task(name: str, settings: Mapping[str, Any]) -> Task:
-    """A procedural task of reasoning-gym under its own settings, and the held-out `seed`.
-
-    Raises:
-        ACPOError: reasoning-gym is not installed, has no such task, or refuses the settings.
-    """
+    """A procedural task of reasoning-gym under its own settings, and the held-out `seed`."""
     chosen = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
     seed = chosen.pop("seed", 1)
     if type(seed) is not int or not 0 <= seed < TRAINING_SEEDS:

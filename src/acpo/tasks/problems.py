@@ -65,9 +65,6 @@ def load_problems(
 
     `data` (a file or hub id), its `config`, its `columns` and the `template` are the task's own
     where not given.
-
-    Raises:
-        ACPOError: for data that is missing, empty, or without the columns.
     """
     source = data or task.problems
     if source is None:
@@ -107,11 +104,7 @@ def endless_problems(
     exclude: Collection[str] = (),
     template: str | None = None,
 ) -> list[Problem]:
-    """`count` distinct problems of a task that makes them on the fly, the same for the same seed.
-
-    Raises:
-        ACPOError: when the stream ends, or repeats itself, before that.
-    """
+    """`count` distinct problems of a task that makes them on the fly, equal for equal seeds."""
     found: dict[str, Problem] = {}
     banned = set(exclude)
     where = f"task={task.reference!r}"
@@ -283,11 +276,7 @@ def _has_half(value: Any) -> bool:
 
 
 def question_text(value: Any, where: str) -> str:
-    """A question as text: itself, or the one message of a user.
-
-    Raises:
-        ACPOError: for any other conversation, and for bytes.
-    """
+    """A question as text: itself, or the one message of a user."""
     if isinstance(value, bytes):
         raise ACPOError(f"{where} holds bytes, as in {value[:40]!r}: write the column as text")
     if not (isinstance(value, list) and value and isinstance(value[-1], Mapping)):

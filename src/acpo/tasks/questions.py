@@ -45,9 +45,6 @@ def load_questions(
         data_dir: folder with `NAME.jsonl`, of a task that has no questions of its own, too; None
             downloads the pinned source once.
         check: refuse rows that differ from the declared count and checksum.
-
-    Raises:
-        ACPOError: the rows cannot be had, are incomplete, or are not the declared ones.
     """
     task = get_task(name)
     if task.test is None and task.endless:

@@ -80,9 +80,6 @@ def get_task(reference: str) -> Task:
         reference: a name of `TASKS`; `my_tasks.py:NAME` or `my_tasks.yaml:NAME` for one of the
             user's own; `gym:NAME` for one of reasoning-gym's; or a data file. `chain`, `gym:` and
             functions of a Python file that return a task take settings: `gym:NAME?KEY=VALUE&...`.
-
-    Raises:
-        ACPOError: for an unknown name (the nearest is suggested), or a file that does not fit.
     """
     base, _, query = reference.partition("?")
     settings = _settings(query, reference)
@@ -225,11 +222,7 @@ _FILES: dict[Path, ModuleType] = {}
 
 
 def load_file(path: Path, what: str) -> ModuleType:
-    """A Python file of the user's as a module; files beside it can be imported.
-
-    Raises:
-        ACPOError: it is not there, or running it fails; its own line is named.
-    """
+    """A Python file of the user's as a module; files beside it can be imported."""
     whole = path.resolve()
     if whole in _FILES:
         return _FILES[whole]
@@ -257,9 +250,6 @@ def import_reward(path: str) -> Callable[..., Any]:
     """The reward function at a dotted path, or `my_rewards.py:NAME`.
 
     Modules in the working directory are found.
-
-    Raises:
-        ACPOError: when there is no such module or function, or importing it fails.
     """
     file, _, function = path.rpartition(":")
     if file.endswith(".py"):

@@ -31,9 +31,6 @@ def read_rows(
     """Every row of a file of `FORMATS`, or of a configuration and split of a hub data set.
 
     `most` says how many rows of a file are enough.
-
-    Raises:
-        ACPOError: when the source is missing, broken or empty.
     """
     path = Path(source)
     rows: Sequence[Row]
@@ -137,11 +134,7 @@ def has_column(row: Row, name: str) -> bool:
 
 
 def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
-    """The rows of a published benchmark: `NAME.jsonl` of a folder, or fetched once per user.
-
-    Raises:
-        ACPOError: the file cannot be had, or is not JSON.
-    """
+    """The rows of a published benchmark: `NAME.jsonl` of a folder, or fetched once per user."""
     if folder is not None:
         return read_kept(name, folder)
     kept = _downloaded(name, source)
@@ -151,11 +144,7 @@ def read_pinned(name: str, source: Pinned, folder: Path | None) -> list[Row]:
 
 
 def read_kept(name: str, folder: Path) -> list[Row]:
-    """The rows of `NAME.jsonl`, or `NAME_test.jsonl`, of a folder.
-
-    Raises:
-        ACPOError: neither is there, or it is not JSON.
-    """
+    """The rows of `NAME.jsonl`, or `NAME_test.jsonl`, of a folder."""
     for stem in (name, f"{name}_test"):
         if (folder / f"{stem}.jsonl").is_file():
             return list(read_jsonl(folder / f"{stem}.jsonl"))

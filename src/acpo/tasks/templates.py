@@ -36,11 +36,7 @@ _NAMES = re.compile(r"\{\{([\w.]+)\}\}|\{([A-Za-z_][\w.]*)\}")
 
 
 def get_template(template: str) -> str:
-    """The text of a named template, or `template` itself where it is one.
-
-    Raises:
-        ACPOError: for an unknown name, or a text in which no column stands.
-    """
+    """The text of a named template, or `template` itself where it is one."""
     text = TEMPLATES.get(template, template)
     if not shown_columns(text):
         raise ACPOError(
@@ -59,9 +55,6 @@ def fill(template: str, row: Row) -> str:
     """The prompt for one row: `{name}` is its column, `{{name}}` the text `{name}`.
 
     Braces in the row's own values, and empty ones, stay as they are.
-
-    Raises:
-        ACPOError: for a column that the row does not have.
     """
 
     def value(match: re.Match[str]) -> str:

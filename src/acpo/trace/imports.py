@@ -80,9 +80,6 @@ def import_rollouts(
 
     Of TRL's tables, the columns `rewards` are added up to the reward, each times its weight
     (`NAME=0.5`, 1 without one); none are all of fractions.
-
-    Raises:
-        ACPOError: `source` is of no known format or damaged, or `output` holds a trace.
     """
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise ACPOError(f"{output} holds a trace already, or other files: name another --output")
@@ -136,11 +133,7 @@ def _joined(parts: list[Part]) -> Part:
 
 
 def read_rollouts(source: Path, rewards: Sequence[str] = ()) -> dict[int, list[ForeignRollout]]:
-    """Rollouts by step; `rewards` as `import_rollouts` takes them.
-
-    Raises:
-        ACPOError: naming the file and what is wrong with it.
-    """
+    """Rollouts by step; `rewards` as `import_rollouts` takes them."""
     steps: dict[int, list[ForeignRollout]] = {}
     for pattern, read in FORMATS.items():
         files = sorted(source.glob(pattern))

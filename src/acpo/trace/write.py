@@ -70,10 +70,6 @@ def write_sampled_trace(
 
     A part is on disk when it is done: killed, the same call goes on with the prompts that lack.
     `watch` is called with how many completions came: those that were there, then one by one.
-
-    Raises:
-        ACPOError: for a model, data or options that do not fit, and for an `output` that holds all
-            of this step already or another trace.
     """
     method = get_method(options.method)
     sampling = Sampling(options.temperature, max_tokens=options.max_tokens, chat=False)
@@ -106,11 +102,7 @@ def write_sampled_trace(
 def choose_questions(
     arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
 ) -> tuple[Task, list[Prompt]]:
-    """`count` of the task's problems, drawn with the seed, laid out as training lays them out.
-
-    Raises:
-        ACPOError: for data that does not fit the task, or has fewer problems.
-    """
+    """`count` of the task's problems, drawn with the seed, laid out as training lays them out."""
     if recipe_task(arguments).endless:  # made to order
         arguments.max_problems = count
     data = build_data(arguments, tokenizer, seed=seed)

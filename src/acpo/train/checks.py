@@ -40,10 +40,8 @@ def gather(
 ) -> tuple[str, "PreTrainedTokenizerBase", TrainingData]:
     """The model's name, its tokenizer and the data; raises for whatever would stop the run later.
 
-    Args:
-        recipe: what to train.
-        choose: picks from the data before anything looks at them.
-        elsewhere: whether another machine is to train.
+    `choose` picks from the data before anything looks at them; where another machine is to train,
+    `elsewhere`, this one need not be able to.
     """
     from acpo.engines.trl.identity import STREAM
     from acpo.engines.trl.rewards import checked_rewards

@@ -55,12 +55,8 @@ def build_data(
 ) -> TrainingData:
     """Load the recipe's problems and lay them out as prompts.
 
-    Args:
-        arguments: the recipe's.
-        tokenizer: the policy's.
-        seed: of problems made on the fly.
-        prompts: how many the run uses, where that is known.
-        template_options: `chat_template_kwargs` of the run.
+    `seed` is of problems made on the fly; `prompts`, how many the run uses, where that is known;
+    `template_options` are its `chat_template_kwargs`.
     """
     task = recipe_task(arguments)
     _check_arguments(task, arguments)

@@ -51,12 +51,9 @@ class Findings:
 def examine(
     path: str | Path, overrides: Sequence[str] = (), *, processes: int | None = None
 ) -> bool:
-    """Examine a recipe and print the findings; whether it may be trained.
+    """Examine a recipe, planned for so many processes, and print the findings; whether it is fit.
 
-    Args:
-        path: the recipe.
-        overrides: `--key value` pairs that replace its values.
-        processes: training processes to plan for; None for those of this launch.
+    Unless given, `processes` are those of this launch.
     """
     findings = Findings()
     recipe, elsewhere = _read(path, overrides, processes)

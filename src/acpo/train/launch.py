@@ -144,14 +144,9 @@ def _saved_step(recipe: Recipe) -> int | None:
 
 
 def prepare(recipe: Recipe, choose: Callable[[TrainingData], TrainingData] | None = None) -> Run:
-    """Load the recipe's model and data, and build its trainer.
+    """Load the recipe's model and data, and build its trainer; raises for what would fail later.
 
-    Args:
-        recipe: what to train.
-        choose: picks from the data before the trainer sees them.
-
-    Raises:
-        ACPOError: for whatever would fail later: data, tokenizer, batch sizes, output folder.
+    `choose` picks from the data before the trainer sees them.
     """
     name, tokenizer, data = gather(recipe, choose=choose)
     trainer, probe, clock = _trainer(recipe, name, tokenizer, data), None, TrainingClock()

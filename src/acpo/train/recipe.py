@@ -95,11 +95,7 @@ def read_recipe(
 
     A recipe without `output_dir` writes to `runs/<name of the recipe>`, and with the override
     `--method ROW` to `runs/<name of the recipe>-ROW`: another row is another run.
-
-    Args:
-        path: the recipe.
-        overrides: `--key value` pairs that replace its values.
-        processes: those that will train; None for those of this launch.
+    Unless given, the `processes` that will train are those of this launch.
     """
     path = Path(path)
     values = YamlFile(path, what="recipe", others="recipes/").values

@@ -32,9 +32,6 @@ class RemoteBackend:
     Args:
         url: The server, without `/run_code`.
         limits: Only time, memory and output apply; the rest is the server's.
-
-    Raises:
-        ACPOError: `url` is no address.
     """
 
     def __init__(self, url: str, limits: Limits | None = None) -> None:
@@ -44,11 +41,7 @@ class RemoteBackend:
         self.limits = limits or Limits()
 
     def probe(self) -> None:
-        """One small run, so that a server that cannot work is refused before the first job.
-
-        Raises:
-            ACPOError: It cannot be reached, or runs no Python.
-        """
+        """One small run, so that a server that cannot work is refused before the first job."""
         run = self.run_program("print(6 * 7)", b"", self.limits.wall_seconds)
         if run.output.strip() != b"42":
             reason = run.ended.detail if run.ended else f"{self._url}: {run.error or run.output!r}"

@@ -64,10 +64,6 @@ def credit_blocks(
         prompts: How many to show, spread evenly over the trace and so over its steps.
         annotations: A file of first errors.
         most_tokens: Show fewer prompts than asked for where they hold more, but one.
-
-    Raises:
-        ACPOError: The trace holds no token, or is damaged.
-        ACPOError: No browser could open it, or a method or an annotation does not fit.
     """
     page: dict[str, Any] = {"name": name, "methods": [], "groups": [], "prompts": 0, "run": None}
     page |= dict.fromkeys(("model", "method", "temperature"), "")

@@ -33,11 +33,7 @@ Answers = dict[str, Callable[[str], tuple[str, str]]]
 
 
 class LiveServer(ThreadingHTTPServer):
-    """Answers on loopback, under an address nobody can guess.
-
-    Raises:
-        ACPOError: The port is taken.
-    """
+    """Answers on loopback, under an address nobody can guess."""
 
     daemon_threads = True
 

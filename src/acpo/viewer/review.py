@@ -20,12 +20,7 @@ SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
 def write_review_page(
     trace: Trace, annotations: Annotations, output: Path, *, limit: int | None = None
 ) -> int:
-    """Write one HTML file about the first `limit` prompts; how many items it asks about.
-
-    Raises:
-        ACPOError: The annotations are of another trace, nothing was proposed, or the file cannot
-            be written.
-    """
+    """Write one HTML file about the first `limit` prompts; how many items it asks about."""
     annotations.require_step(trace)
     selection = select(trace, step=annotations.step, limit=limit)
     annotations.require(selection)

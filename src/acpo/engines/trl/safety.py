@@ -153,10 +153,7 @@ def rendered(
 ) -> str:
     """A conversation as the model reads it, before the answer.
 
-    Args:
-        prompt: its messages.
-        tokenizer: the policy's, whose chat template `template` replaces.
-        options: `chat_template_kwargs`.
+    `options` are `chat_template_kwargs`, and `template` replaces the tokenizer's.
     """
     try:
         return tokenizer.apply_chat_template(

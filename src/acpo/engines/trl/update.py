@@ -75,14 +75,8 @@ class UpdateReport:
 class PackedUpdate:
     """Runs optimizer steps and statistics passes over packs.
 
-    Args:
-        settings: what an update does.
-        ranks: the processes that share a mini-batch.
-        attention: how sequences are laid out.
-        autocast: the context of a forward pass.
-        compiled: the layers compiled, if they are to be.
-        measure_budget: most tokens in a pack, asked once, at the first pass: by then the weights
-            are where they will stay.
+    `measure_budget` gives the most tokens in a pack. It is asked once, at the first pass: by then
+    the weights are where they will stay.
     """
 
     def __init__(

@@ -116,8 +116,7 @@ SIGNS = (
 class Watch(TrainerCallback):
     """Reads the logs of a run. Its memory is the log history, which a resumed run brings along.
 
-    Args:
-        stops: whether to stop a collapsed run and keep its best checkpoint.
+    Where it `stops` a collapsed run, the best checkpoint is kept.
     """
 
     def __init__(self, *, stops: bool = False) -> None:

@@ -17,9 +17,6 @@ class TransformersBackend:
 
     Weights are loaded for the first sample, in the checkpoint's precision, or float32 on CPU;
     `checkpoint` is all of the model but them. Without a `device`, CUDA where there is one.
-
-    Raises:
-        SamplingError: There is no such model, or no chat template and `sampling.chat` asks for it.
     """
 
     def __init__(

@@ -23,10 +23,6 @@ class VLLMBackend:
     Weights are loaded for the first sample, in the checkpoint's precision.
 
     `engine` is a vLLM engine that has the model already.
-
-    Raises:
-        SamplingError: vLLM is not installed or of another version, there is no such model, or no
-            chat template and `sampling.chat` asks for it.
     """
 
     def __init__(
