@@ -4,7 +4,7 @@ import functools
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
@@ -61,6 +61,11 @@ class Checkpoint:
                 "as text"
             )
         self.dtype: torch.dtype = getattr(self.config, "dtype", None) or torch.float32
+
+    def settings(self, backend: str, dtype: torch.dtype) -> dict[str, Any]:
+        """What the completions of a backend that computes in `dtype` depend on."""
+        known = {"backend": backend, "model": self.name, "revision": self.revision}
+        return {**known, "dtype": str(dtype)}
 
     @functools.cached_property
     def revision(self) -> str | None:

@@ -29,12 +29,7 @@ class TransformersBackend:
         self._dtype = torch.float32 if self._device == "cpu" else self.checkpoint.dtype
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "backend": "transformers",
-            "model": self.checkpoint.name,
-            "revision": self.checkpoint.revision,
-            "dtype": str(self._dtype),
-        }
+        return self.checkpoint.settings("transformers", self._dtype)
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion]:
         prompts = self.checkpoint.prompts(requests)

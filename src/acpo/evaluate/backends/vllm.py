@@ -52,12 +52,7 @@ class VLLMBackend:
         self._batch_size = batch_size
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "backend": "vllm",
-            "model": self._checkpoint.name,
-            "revision": self._checkpoint.revision,
-            "dtype": str(self._checkpoint.dtype),
-        }
+        return self._checkpoint.settings("vllm", self._checkpoint.dtype)
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
         prompts = self._checkpoint.prompts(requests)
