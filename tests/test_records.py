@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.records import Trace, TraceWriter, has_begun, run_states
+from acpo.records import Trace, TraceWriter, has_begun, run_state
 
 HEADER = {"model": "tiny", "temperature": 1.0, "vocab_size": 16}
 
@@ -258,11 +258,12 @@ def test_numbers_no_trace_can_hold_are_refused(tmp_path, name):
         Trace.open(tmp_path / "t")
 
 
-def test_states_of_a_run_are_the_finished_one_and_checkpoints_from_the_newest_on(tmp_path):
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-x", "checkpoint-2", "."):
+def test_the_state_of_a_run_is_the_finished_one_or_of_the_newest_checkpoint_with_one(tmp_path):
+    assert run_state(tmp_path / "nowhere") is None
+    (tmp_path / "checkpoint-11").mkdir()
+    assert run_state(tmp_path) is None
+    for name in ("checkpoint-2", "checkpoint-9", "checkpoint-x", "checkpoint-10", "."):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "trainer_state.json").touch()
-    (tmp_path / "checkpoint-11").mkdir()
-    found = [str(file.parent.relative_to(tmp_path)) for file in run_states(tmp_path)]
-    assert found == [".", "checkpoint-10", "checkpoint-9", "checkpoint-2"]
-    assert run_states(tmp_path / "nowhere") == []
+        of = "checkpoint-9" if name == "checkpoint-x" else name
+        assert run_state(tmp_path) == tmp_path / of / "trainer_state.json"

@@ -173,10 +173,10 @@ def numbered(folder: Path) -> list[Path]:
     return [own for _, own in sorted((int(n), own) for n, own in names.items() if n.isdecimal())]
 
 
-def run_states(folder: Path) -> list[Path]:
-    """The trainer's state of a finished run, then those of its checkpoints, newest first."""
+def run_state(folder: Path) -> Path | None:
+    """The trainer's state of a finished run, else that of its newest checkpoint with one."""
     files = (own / RUN_STATE for own in (folder, *reversed(numbered(folder))))
-    return [file for file in files if file.is_file()]
+    return next(filter(Path.is_file, files), None)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from acpo.diagnose.figures import close_panel, letter, look, panels, plain
 from acpo.diagnose.report import Finding, Table, number
 from acpo.errors import ACPOError
 from acpo.jsonl import read_json
-from acpo.records import RUN_STATE, run_states
+from acpo.records import RUN_STATE, run_state
 
 CURVES = {
     "accuracy": ("held-out accuracy", re.compile("eval_rewards/.+/mean")),
@@ -40,10 +40,8 @@ class LoggedRun:
 
 def read_run(path: Path) -> LoggedRun:
     """Read a run's folder."""
-    states = run_states(path)
-    if not states:
+    if (state := run_state(path)) is None:
         raise ACPOError(f"{path} holds no {RUN_STATE}: give the output_dir of `acpo train`")
-    state = states[0]
     history = read_json(state).get("log_history")
     if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
         raise ACPOError(f"{state} has no log_history: is it a trainer's state?")
