@@ -31,6 +31,7 @@ from torch import Tensor
 from acpo.head import TokenTerms, fused_policy_loss, token_stats
 from acpo.head.rows import missing_sequence_mean
 from acpo.objectives import get_method, stats_from_logits
+from acpo.objectives.gates import TokenInputs
 from acpo.objectives.loss import evaluate_tokens, objective_value
 from acpo.objectives.tokens import mean_top_logp, scaled_log_probs
 
@@ -113,13 +114,9 @@ def naive(data: Data, hidden: Tensor, weight: Tensor) -> Tensor:
     """Materialised float32 logits and autograd."""
     logits = (hidden @ weight.t()).float()
     stats = stats_from_logits(logits=logits, tokens=data.tokens)
-    gated, credit = evaluate_tokens(
-        get_method("acpo"),
-        stats=stats,
-        old_logp=data.old_logp,
-        advantages=data.advantages,
-        sequence_mean=lambda x: x,
-    )
+    row = get_method("acpo")
+    inputs = TokenInputs(stats, data.old_logp, data.advantages, lambda x: x, row.options)
+    gated, credit = evaluate_tokens(row, inputs)
     return -(data.weights * data.advantages * gated.value * credit.value).sum()
 
 
@@ -300,8 +297,8 @@ def reference_gradients(data: Data, method: str) -> tuple[Tensor, Tensor]:
         if terms.method.candidates:
             log_probs = scaled_log_probs(logits, 1.0)
             top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
-        policy = terms.policy(stats, missing_sequence_mean)
-        gated, credit = evaluate_tokens(terms.method, **policy, top_logp=top_logp)
+        read = terms.inputs(stats, missing_sequence_mean)._replace(top_logp=top_logp)
+        gated, credit = evaluate_tokens(terms.method, read)
         loss = -(terms.weights * objective_value(terms.advantages, gated, credit)).sum()
         dh[part], dw = torch.autograd.grad(loss, (hidden, weight))
         total += dw

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.gates import segment_mean
+from acpo.objectives.gates import TokenInputs, segment_mean
 from acpo.objectives.loss import evaluate_tokens, token_coefficients
 from acpo.objectives.methods import Method, get_method
 from acpo.objectives.tokens import TokenStats
@@ -119,14 +119,9 @@ def _row(
     kept = torch.where(sequence > clip_max, 0.0, sequence)[rows]
 
     def evaluated(stats: TokenStats, old: Tensor) -> tuple[Tensor, Tensor]:
-        given: dict[str, Any] = {
-            "stats": stats,
-            "old_logp": old,
-            "advantages": per_token,
-            "sequence_mean": segment_mean(rows),
-        }
-        _, credit = evaluate_tokens(method, **given)
-        found = token_coefficients(method, **given)
+        inputs = TokenInputs(stats, old, per_token, segment_mean(rows), method.options)
+        _, credit = evaluate_tokens(method, inputs)
+        found = token_coefficients(method, inputs)
         mode = found.b * stats.log_pmax.exp()  # of v*, which is the token itself where aligned
         at_token = found.a + torch.where(stats.is_mode, mode, 0.0)
         return credit.value, torch.stack([at_token, torch.where(stats.is_mode, 0.0, mode)])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from acpo.errors import ACPOError
 from acpo.objectives import METHODS, Method, TokenStats, get_method, group_advantages
-from acpo.objectives.gates import segment_mean
+from acpo.objectives.gates import TokenInputs, segment_mean
 from acpo.objectives.loss import TokenCoefficients, token_coefficients
 from acpo.objectives.method import entropy_maximum
 from acpo.records import Trace
@@ -160,17 +160,10 @@ def _step_columns(
         group_size=group_size,
     )
     finite = ~credit.isnan()
-    coefficients = token_coefficients(
-        method,
-        stats=stats,
-        old_logp=batch["old_logp"],
-        advantages=of_token,
-        sequence_mean=segment_mean(
-            torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
-        ),
-        entropy_max=entropy_maximum(method, stats.entropy.where(finite, 0.0), finite),
-        marks=marks,
-    )
+    ids = torch.arange(len(lengths)).repeat_interleave(torch.from_numpy(lengths))
+    inputs = TokenInputs(stats, batch["old_logp"], of_token, segment_mean(ids), method.options)
+    highest = entropy_maximum(method, stats.entropy.where(finite, 0.0), finite)
+    coefficients = token_coefficients(method, inputs._replace(entropy_max=highest, marks=marks))
     update = own_update(coefficients, stats, batch)
     return credit, of_token, update.where(finite, torch.nan)
 

@@ -71,15 +71,17 @@ def reference_policy_loss(hidden, head, terms):
     if terms.method.candidates:
         log_probs = scaled_log_probs(logits, terms.temperature)
         top_logp = mean_top_logp(log_probs, terms.method.candidates, terms.tokens)
-    stats, policy = terms.stats, terms.policy(terms.stats, sequence_mean)
+    stats = terms.stats
+    inputs = terms.inputs(stats, sequence_mean)._replace(top_logp=top_logp)
     if terms.entropy_max is None:
-        policy["entropy_max"] = entropy_maximum(terms.method, stats.entropy, valid)
-    gated, credit = evaluate_tokens(terms.method, **policy, top_logp=top_logp)
+        highest = entropy_maximum(terms.method, stats.entropy, valid)
+        inputs = inputs._replace(entropy_max=highest)
+    gated, credit = evaluate_tokens(terms.method, inputs)
     value = objective_value(terms.advantages, gated, credit)
     if terms.beta:
         kl = kl_penalty(stats.logp, terms.ref_logp)
         if terms.corrects_kl:
-            log_ratio = stats.logp - policy["old_logp"]
+            log_ratio = stats.logp - inputs.old_logp
             shared = GATES[terms.method.gate].one_ratio
             kl = kl * (sequence_mean(log_ratio) if shared else log_ratio).exp()
         value = value - terms.beta * kl

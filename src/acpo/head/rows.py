@@ -155,13 +155,13 @@ def row_coefficients(
         log_pmax=torch.where(finite, stats.log_pmax, 0.0),
         entropy=torch.where(finite, stats.entropy, 0.0),
     )
-    policy = terms.policy(clean, sequence_mean)
+    inputs = terms.inputs(clean, sequence_mean)
     beta = 0.0 if terms.corrects_kl else terms.beta
-    c = token_coefficients(terms.method, **policy, ref_logp=terms.ref_logp, beta=beta)
+    c = token_coefficients(terms.method, inputs, ref_logp=terms.ref_logp, beta=beta)
     weights = torch.where(finite, terms.weights, 0.0)
     value, a, h = -weights * c.value, -weights * c.a, -weights * c.h
     if terms.corrects_kl:
-        kl, slope = _corrected_kl(terms, weights, clean.logp, policy["old_logp"], sequence_mean)
+        kl, slope = _corrected_kl(terms, weights, clean.logp, inputs.old_logp, sequence_mean)
         value, a = value + kl, a + slope
     if terms.entropy_weights is not None:
         bonus = torch.where(finite, terms.entropy_weights, 0.0)

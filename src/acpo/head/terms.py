@@ -9,7 +9,7 @@ from torch import Tensor
 from acpo.errors import ACPOError
 from acpo.objectives import Method, TokenStats, get_method
 from acpo.objectives.batch import require_columns
-from acpo.objectives.gates import SequenceMean, segment_mean
+from acpo.objectives.gates import SequenceMean, TokenInputs, segment_mean
 
 
 class TokenTerms:
@@ -125,16 +125,12 @@ class TokenTerms:
         weights = {k: v for k, v in self.columns().items() if k in ("weights", "entropy_weights")}
         return self.with_columns(**{k: v.masked_fill(rows, 0.0) for k, v in weights.items()})
 
-    def policy(self, stats: TokenStats, sequence_mean: SequenceMean) -> dict[str, Any]:
-        """What `evaluate_tokens` and `token_coefficients` read."""
-        return {
-            "stats": stats,
-            "old_logp": stats.logp.detach() if self.old_logp is None else self.old_logp,
-            "advantages": self.advantages,
-            "sequence_mean": sequence_mean,
-            "entropy_max": self.entropy_max,
-            "marks": self.marks,
-        }
+    def inputs(self, stats: TokenStats, sequence_mean: SequenceMean) -> TokenInputs:
+        """What gate and credit read, given what the current policy says of the tokens."""
+        assert self.advantages is not None
+        old_logp = stats.logp.detach() if self.old_logp is None else self.old_logp
+        own = (self.advantages, sequence_mean, self.method.options, self.entropy_max, self.marks)
+        return TokenInputs(stats, old_logp, *own)
 
     def row_weight(self) -> Tensor:
         """The scale of each token's gradient."""

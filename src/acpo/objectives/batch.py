@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from acpo.errors import ACPOError
-from acpo.objectives.gates import GATES
+from acpo.objectives.gates import GATES, TokenInputs, row_mean
 from acpo.objectives.method import Method, entropy_maximum
 from acpo.objectives.methods import get_method
 from acpo.objectives.shaping import Reducer, Sequences, Shaped, spread
@@ -24,32 +24,9 @@ class Batch(NamedTuple):
     """A checked `[B, T]` batch, masked positions made harmless."""
 
     method: Method
-    stats: TokenStats
-    old_logp: Tensor
-    advantages: Tensor
+    inputs: TokenInputs
     mask: Tensor
     ref_logp: Tensor | None
-    entropy_max: Tensor | float | None
-    marks: Tensor | None = None
-    top_logp: Tensor | None = None
-
-    def sequence_mean(self, x: Tensor, *, total: bool = False) -> Tensor:
-        sums = torch.where(self.mask, x, 0.0).sum(1, keepdim=True)
-        if not total:
-            sums = sums / self.mask.sum(1, keepdim=True).clamp_min(1)
-        return sums.expand_as(x)
-
-    @property
-    def policy(self) -> dict[str, Any]:
-        """What `evaluate_tokens` and `token_coefficients` read."""
-        return {
-            "stats": self.stats,
-            "old_logp": self.old_logp,
-            "advantages": self.advantages,
-            "sequence_mean": self.sequence_mean,
-            "entropy_max": self.entropy_max,
-            "marks": self.marks,
-        }
 
 
 def row_and_batch(method: str | Method, rest: dict[str, Any]) -> tuple[Method, dict[str, Any]]:
@@ -108,8 +85,8 @@ def prepare_batch(
     ref_logp, marks, top_logp = (
         None if column is None else valid(column) for column in (ref_logp, marks, top_logp)
     )
-    old_logp, advantages = valid(old_logp), valid(advantages)
-    return Batch(method, stats, old_logp, advantages, mask, ref_logp, entropy_max, marks, top_logp)
+    own = (stats, valid(old_logp), valid(advantages), row_mean(mask), method.options)
+    return Batch(method, TokenInputs(*own, entropy_max, marks, top_logp), mask, ref_logp)
 
 
 def shape_tokens(

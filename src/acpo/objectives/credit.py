@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from acpo.objectives.tokens import TokenStats, select
+from acpo.objectives.gates import TokenInputs
+from acpo.objectives.tokens import select
 
 
 class Affine(NamedTuple):
@@ -91,42 +92,30 @@ class Credit(NamedTuple):
     slope: Tensor
 
 
-def credit_multipliers(
-    rule: CreditRule,
-    *,
-    stats: TokenStats,
-    positive: Tensor,
-    options: Mapping[str, Any],
-    entropy_max: Tensor | float | None = None,
-) -> Credit:
-    """c+ where `positive`, c- elsewhere, for every token."""
-    (ap, an), (mp, mn) = rule.table(options)
-    like = stats.logp.detach()
+def credit_multipliers(rule: CreditRule, inputs: TokenInputs) -> Credit:
+    """c+ where A > 0, c- elsewhere, for every token."""
+    (ap, an), (mp, mn) = rule.table(inputs.options)
+    like, positive = inputs.logp.detach(), inputs.positive
 
     def choose(column: int) -> Tensor:
         aligned = select(positive, ap[column], an[column], like.dtype)
         mismatched = select(positive, mp[column], mn[column], like.dtype)
-        return torch.where(stats.is_mode, aligned, mismatched)
+        return torch.where(inputs.stats.is_mode, aligned, mismatched)
 
     constant, slope = choose(0), choose(1)
     if rule.signal == "none":
         return Credit(constant, torch.zeros_like(like))
-    signal, live = uncertainty(rule, stats, options, entropy_max)
+    signal, live = uncertainty(rule, inputs)
     return Credit(constant + slope * signal, torch.where(live, slope, 0.0))
 
 
-def uncertainty(
-    rule: CreditRule,
-    stats: TokenStats,
-    options: Mapping[str, Any],
-    entropy_max: Tensor | float | None,
-) -> tuple[Tensor, Tensor]:
+def uncertainty(rule: CreditRule, inputs: TokenInputs) -> tuple[Tensor, Tensor]:
     """The signal S and where gradient flows through it."""
-    live = torch.ones_like(stats.is_mode)
+    stats, live = inputs.stats, torch.ones_like(inputs.stats.is_mode)
     if rule.signal == "entropy":
-        assert entropy_max is not None
-        signal = stats.entropy / entropy_max
-        if not isinstance(options["entropy_norm"], str):
+        assert inputs.entropy_max is not None
+        signal = stats.entropy / inputs.entropy_max
+        if not isinstance(inputs.options["entropy_norm"], str):
             live = signal.detach() <= 1
             signal = signal.clamp(max=1.0)
     else:

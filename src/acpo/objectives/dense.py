@@ -42,14 +42,14 @@ def logit_gradient(
     """∂ dense_loss / ∂ logits, `[B, T, V]`, in closed form. Arguments as in `dense_loss`."""
     with torch.no_grad():
         found, logits, tokens = _dense_batch(method, temperature=temperature, beta=beta, **batch)
-        row = found.method
-        c = token_coefficients(row, **found.policy, ref_logp=found.ref_logp, beta=beta)
+        row, stats = found.method, found.inputs.stats
+        c = token_coefficients(row, found.inputs, ref_logp=found.ref_logp, beta=beta)
         log_p = scaled_log_probs(logits, temperature)
         p = log_p.exp()
-        mode = torch.where(found.stats.is_mode, tokens, log_p.argmax(-1))
-        bm = c.b * found.stats.log_pmax.exp()
+        mode = torch.where(stats.is_mode, tokens, log_p.argmax(-1))
+        bm = c.b * stats.log_pmax.exp()
         gradient = -(c.a + bm)[..., None] * p
-        entropy = found.stats.entropy[..., None]
+        entropy = stats.entropy[..., None]
         gradient -= c.h[..., None] * p * (log_p.nan_to_num(neginf=0.0) + entropy)
         gradient.scatter_add_(-1, tokens[..., None], c.a[..., None])
         gradient.scatter_add_(-1, mode[..., None], bm[..., None])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from acpo.objectives.tokens import select
+from acpo.objectives.tokens import TokenStats, select
 
 MAX_LOG_RATIO = 20.0
 
@@ -42,6 +42,18 @@ def segment_mean(ids: Tensor, valid: Tensor | None = None) -> SequenceMean:
     return mean
 
 
+def row_mean(mask: Tensor) -> SequenceMean:
+    """A SequenceMean for `[B, T]` tokens: over the valid ones of each row."""
+
+    def mean(x: Tensor, *, total: bool = False) -> Tensor:
+        sums = torch.where(mask, x, 0.0).sum(1, keepdim=True)
+        if not total:
+            sums = sums / mask.sum(1, keepdim=True).clamp_min(1)
+        return sums.expand_as(x)
+
+    return mean
+
+
 class Gated(NamedTuple):
     """A gate's output, per token."""
 
@@ -53,18 +65,23 @@ class Gated(NamedTuple):
     top_slope: Tensor | None = None  # ∂f/∂ the mean log-probability of the likeliest tokens
 
 
-class GateInputs(NamedTuple):
-    """What a gate may read, per token."""
+class TokenInputs(NamedTuple):
+    """What gate and credit of a method may read, per token; any shape."""
 
-    logp: Tensor  # log-probability of the sampled token
-    old_logp: Tensor  # likewise, under the rollout policy
+    stats: TokenStats  # under the current policy
+    old_logp: Tensor  # log-probability of the sampled token under the rollout policy
     advantages: Tensor  # A, after shaping
     sequence_mean: SequenceMean  # averages over sequences
     options: Mapping[str, Any]  # the method's
+    entropy_max: Tensor | float | None = None  # H_max of the Shannon rows
     marks: Tensor | None = None  # left by the row's shaping; log π_old/μ for one `to_sampler`
     # Mean log-probability of the method's `candidates` likeliest tokens, where f is to be
     # differentiated.
     top_logp: Tensor | None = None
+
+    @property
+    def logp(self) -> Tensor:
+        return self.stats.logp
 
     @property
     def positive(self) -> Tensor:
@@ -80,13 +97,13 @@ def log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
     return (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def _ratio_slope(gate: GateInputs) -> Tensor:
+def _ratio_slope(gate: TokenInputs) -> Tensor:
     """∂w/∂logp: w itself, and 0 where the log ratio is bounded."""
     raw = (gate.logp - gate.old_logp).detach()
     return torch.where(raw.abs() <= MAX_LOG_RATIO, raw.exp(), 0.0)
 
 
-def soft_gate(gate: GateInputs) -> Gated:
+def soft_gate(gate: TokenInputs) -> Gated:
     """SAPO: f(w) = (4/τ) σ(τ(w - 1)), so f'(1) = 1 (Eq. "soft_gate")."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp()
     tau = select(gate.positive, gate.number("tau_pos"), gate.number("tau_neg"), ratio.dtype)
@@ -95,14 +112,14 @@ def soft_gate(gate: GateInputs) -> Gated:
     return Gated(4 / tau * torch.sigmoid(x), derivative * _ratio_slope(gate), derivative < 0.1)
 
 
-def ratio_clip(gate: GateInputs) -> Gated:
+def ratio_clip(gate: TokenInputs) -> Gated:
     """GRPO, DAPO: min(wA, clip(w, 1 - ε, 1 + ε_high)A) / A."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp()
     clipped, bound = _clip(ratio, gate)
     return _stopped(ratio, _ratio_slope(gate), clipped, bound)
 
 
-def sequence_clip(gate: GateInputs) -> Gated:
+def sequence_clip(gate: TokenInputs) -> Gated:
     """GSPO: the clipped geometric-mean ratio s of the whole sequence, in token form.
 
     sg[s] π(y) / sg[π(y)]: with one advantage per sequence the gradient of s itself, and with one
@@ -115,7 +132,7 @@ def sequence_clip(gate: GateInputs) -> Gated:
     return _stopped(moving, ratio * inside, clipped, bound)
 
 
-def geometric_clip(gate: GateInputs) -> Gated:
+def geometric_clip(gate: TokenInputs) -> Gated:
     """GMPO: log ratios clipped one-sidedly per token, then the geometric mean over the sequence."""
     logr = log_ratio(gate.logp, gate.old_logp)
     low, high = -gate.number("epsilon"), gate.number("epsilon_high")
@@ -126,20 +143,20 @@ def geometric_clip(gate: GateInputs) -> Gated:
     return Gated(ratio, slope, clipped)
 
 
-def capped_reinforce(gate: GateInputs) -> Gated:
+def capped_reinforce(gate: TokenInputs) -> Gated:
     """CISPO: sg[min(w, ε_high)] · log π(y)."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
     cap = gate.number("epsilon_high")
     return _reinforce(ratio.clamp(max=cap), gate, ratio > cap)
 
 
-def plain_ratio(gate: GateInputs) -> Gated:
+def plain_ratio(gate: TokenInputs) -> Gated:
     """GTPO: w itself, never clipped."""
     ratio = log_ratio(gate.logp, gate.old_logp).exp()
     return Gated(ratio, _ratio_slope(gate), torch.zeros_like(gate.positive))
 
 
-def penalised_ratio(gate: GateInputs) -> Gated:
+def penalised_ratio(gate: TokenInputs) -> Gated:
     """KL-Cov: w itself; where marked, the mark times |log w| is taken away.
 
     A distance within rounding counts as 0: its sign, the penalty's whole gradient, would be chance.
@@ -152,13 +169,13 @@ def penalised_ratio(gate: GateInputs) -> Gated:
     )
 
 
-def likelihood_weighted_clip(gate: GateInputs) -> Gated:
+def likelihood_weighted_clip(gate: TokenInputs) -> Gated:
     """Advantage Reweighting: the clipped ratio times α π_old(y) + 1 - α."""
     alpha = gate.number("alpha")
     return _scaled(ratio_clip(gate), alpha * gate.old_logp.exp() + (1 - alpha))
 
 
-def dynamic_clip(gate: GateInputs) -> Gated:
+def dynamic_clip(gate: TokenInputs) -> Gated:
     """DCPO: bounds that widen as π_old(y) falls; solutions of |w - 1| w π_old(y) = ε."""
     ratio, rarity = log_ratio(gate.logp, gate.old_logp).exp(), 4 * (-gate.old_logp).exp()
     low = (1 + (1 - gate.number("epsilon") * rarity).clamp_min(0.0).sqrt()) / 2
@@ -167,7 +184,7 @@ def dynamic_clip(gate: GateInputs) -> Gated:
     return _stopped(ratio, _ratio_slope(gate), clipped, bound)
 
 
-def gradient_keeping_clip(gate: GateInputs) -> Gated:
+def gradient_keeping_clip(gate: TokenInputs) -> Gated:
     """CE-GPPO: outside the clip range β (1 ∓ ε) π(y) / sg[π(y)], so that gradient goes on.
 
     β is `beta_low` below the range (A < 0), `beta_high` above it. Where A <= 0, w is bounded by
@@ -187,7 +204,7 @@ def gradient_keeping_clip(gate: GateInputs) -> Gated:
     )
 
 
-def flipped_ratio(gate: GateInputs) -> Gated:
+def flipped_ratio(gate: TokenInputs) -> Gated:
     """ASPO: sg[min(1/w, cap)] where A > 0, sg[min(w, cap)] elsewhere, times π(y) / sg[π(y)].
 
     No gradient beyond 1 ± ε, with `epsilon_uncertain` for ε at the marked tokens.
@@ -202,7 +219,7 @@ def flipped_ratio(gate: GateInputs) -> Gated:
     return _stopped(weight * _moving_one(gate), weight, clipped, stopped)
 
 
-def variance_gate(gate: GateInputs) -> Gated:
+def variance_gate(gate: TokenInputs) -> Gated:
     """MASPO: w sg[exp(-(w - 1)² / 2σ²)] where w has moved the way A pushes it, w elsewhere.
 
     σ grows with the rarity of the token and, gently, with A.
@@ -218,14 +235,14 @@ def variance_gate(gate: GateInputs) -> Gated:
     return Gated(ratio * fading, _ratio_slope(gate) * fading, fading < 0.1)
 
 
-def total_variation_mask(gate: GateInputs) -> Gated:
+def total_variation_mask(gate: TokenInputs) -> Gated:
     """DPPO-TV: sg[min(w, cap)] log π(y), unless π(y) - π_old(y) has left [-ε, ε_high]."""
     moved = (gate.logp.exp() - gate.old_logp.exp()).detach()
     high, low = gate.number("epsilon_high"), gate.number("epsilon")
     return _masked_reinforce(gate, torch.where(gate.positive, moved > high, moved < -low))
 
 
-def binary_divergence_mask(gate: GateInputs) -> Gated:
+def binary_divergence_mask(gate: TokenInputs) -> Gated:
     """DPPO-KL: as DPPO-TV, with KL(π_old(y) || π(y)) of the token against all others."""
     tiny = 1e-8
     p, q = gate.logp.exp().detach(), gate.old_logp.exp()
@@ -238,7 +255,7 @@ def binary_divergence_mask(gate: GateInputs) -> Gated:
     return _masked_reinforce(gate, (divergence > limit) & away)
 
 
-def gamma_weight(gate: GateInputs) -> Gated:
+def gamma_weight(gate: TokenInputs) -> Gated:
     """VESPO: sg[φ(W)] log π(y), φ(W) = e^λ W^k e^(-λW), W the ratio of the whole sequence."""
     logr = log_ratio(gate.logp, gate.old_logp).detach()
     total = gate.sequence_mean(logr if gate.marks is None else logr + gate.marks, total=True)
@@ -251,7 +268,7 @@ def gamma_weight(gate: GateInputs) -> Gated:
     return _reinforce(weight, gate, weight < 0.1)
 
 
-def entropy_adaptive_clip(gate: GateInputs) -> Gated:
+def entropy_adaptive_clip(gate: TokenInputs) -> Gated:
     """HAPO: bounds and weight follow the mark ĥ in [-1, 1], how uncertain the token is.
 
     Sure tokens (ĥ <= 0) may fall further, unsure ones rise further. The advantage is multiplied
@@ -269,7 +286,7 @@ def entropy_adaptive_clip(gate: GateInputs) -> Gated:
     return _scaled(_stopped(ratio, _ratio_slope(gate), clipped, bound), weight)
 
 
-def shared_clip(gate: GateInputs) -> Gated:
+def shared_clip(gate: TokenInputs) -> Gated:
     """SimKO: the clipped ratio; of its gradient, marked tokens of good answers give α away.
 
     (1 - α) w + (α/K) Σ_k sg[w/w_k] w_k over the K likeliest tokens: the value is w itself.
@@ -285,12 +302,12 @@ def shared_clip(gate: GateInputs) -> Gated:
     return gated._replace(value=value, slope=gated.slope - given, top_slope=given)
 
 
-def _reinforce(weight: Tensor, gate: GateInputs, saturated: Tensor) -> Gated:
+def _reinforce(weight: Tensor, gate: TokenInputs, saturated: Tensor) -> Gated:
     """weight · log π(y)."""
     return Gated(weight * gate.logp, weight, saturated)
 
 
-def _masked_reinforce(gate: GateInputs, outside: Tensor) -> Gated:
+def _masked_reinforce(gate: TokenInputs, outside: Tensor) -> Gated:
     ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
     cap = gate.number("ratio_cap")
     return _reinforce(ratio.clamp(max=cap).masked_fill(outside, 0.0), gate, outside | (ratio > cap))
@@ -308,7 +325,7 @@ def _stopped(value: Tensor, slope: Tensor, clipped: Tensor, bound: Tensor) -> Ga
     )
 
 
-def _clip(ratio: Tensor, gate: GateInputs) -> tuple[Tensor, Tensor]:
+def _clip(ratio: Tensor, gate: TokenInputs) -> tuple[Tensor, Tensor]:
     """Where PPO's clip, and TRL's bound `delta` on w of bad answers, stop the gradient."""
     high, low = 1 + gate.number("epsilon_high"), 1 - gate.number("epsilon")
     clipped, bound = _outside(ratio, gate, ratio.new_full((), low), ratio.new_full((), high))
@@ -319,25 +336,25 @@ def _clip(ratio: Tensor, gate: GateInputs) -> tuple[Tensor, Tensor]:
     return clipped | above, bound.masked_fill(above, float(delta))
 
 
-def _outside(ratio: Tensor, gate: GateInputs, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+def _outside(ratio: Tensor, gate: TokenInputs, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Where w is above `high` (A > 0) or below `low` (A <= 0), and the bound there."""
     clipped = torch.where(gate.positive, ratio > high, ratio < low).detach()
     return clipped, torch.where(gate.positive, high, low).expand_as(ratio)
 
 
-def _moving_one(gate: GateInputs) -> Tensor:
+def _moving_one(gate: TokenInputs) -> Tensor:
     """π(y) / sg[π(y)]: 1, with the gradient of log π(y)."""
     return 1 + gate.logp - gate.logp.detach()
 
 
-def _in_range(gate: GateInputs) -> Tensor:
+def _in_range(gate: TokenInputs) -> Tensor:
     return (gate.logp - gate.old_logp).detach().abs() <= MAX_LOG_RATIO
 
 
 class RatioGate(NamedTuple):
     """A gate as the table of methods names it."""
 
-    apply: Callable[[GateInputs], Gated]  # f and its slope
+    apply: Callable[[TokenInputs], Gated]  # f and its slope
     title: str  # in a few words
     averages: bool = False  # whether it looks at the other tokens of the sequence
     one_advantage: bool = False  # whether it takes one advantage per sequence only

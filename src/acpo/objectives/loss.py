@@ -17,7 +17,7 @@ from torch import Tensor
 from acpo.errors import ACPOError
 from acpo.objectives.batch import Batch, check_gradient_paths, prepare_batch, row_and_batch
 from acpo.objectives.credit import Credit, credit_multipliers
-from acpo.objectives.gates import GATES, Gated, GateInputs, SequenceMean
+from acpo.objectives.gates import GATES, Gated, SequenceMean, TokenInputs
 from acpo.objectives.method import Method
 from acpo.objectives.methods import get_method
 from acpo.objectives.metrics import Tally, tally_tokens
@@ -82,29 +82,9 @@ def sequence_divisors(method: Method, valid: Tensor) -> Tensor | float:
     return float(longest)
 
 
-def evaluate_tokens(
-    method: Method,
-    *,
-    stats: TokenStats,
-    old_logp: Tensor,
-    advantages: Tensor,
-    sequence_mean: SequenceMean,
-    entropy_max: Tensor | float | None = None,
-    marks: Tensor | None = None,
-    top_logp: Tensor | None = None,
-) -> tuple[Gated, Credit]:
-    """Gate f(w) and credit c of every token, any shape; advantages already per token."""
-    gated = GATES[method.gate].apply(
-        GateInputs(stats.logp, old_logp, advantages, sequence_mean, method.options, marks, top_logp)
-    )
-    credit = credit_multipliers(
-        method.credit,
-        stats=stats,
-        positive=advantages > 0,
-        options=method.options,
-        entropy_max=entropy_max,
-    )
-    return gated, credit
+def evaluate_tokens(method: Method, inputs: TokenInputs) -> tuple[Gated, Credit]:
+    """Gate f(w) and credit c of every token; advantages already per token."""
+    return GATES[method.gate].apply(inputs), credit_multipliers(method.credit, inputs)
 
 
 def objective_value(advantages: Tensor, gated: Gated, credit: Credit) -> Tensor:
@@ -125,22 +105,12 @@ def kl_ratio(method: Method, log_ratio: Tensor, sequence_mean: SequenceMean) -> 
 
 
 def token_coefficients(
-    method: Method,
-    *,
-    stats: TokenStats,
-    advantages: Tensor,
-    entropy_max: Tensor | float | None = None,
-    ref_logp: Tensor | None = None,
-    beta: float = 0.0,
-    **rest: Any,
+    method: Method, inputs: TokenInputs, *, ref_logp: Tensor | None = None, beta: float = 0.0
 ) -> TokenCoefficients:
-    """J and its gradient scalars (a, b, h, t) for every token, in closed form.
-
-    Reads what `evaluate_tokens` does, and `ref_logp` for `beta`.
-    """
-    rest |= {"stats": stats, "advantages": advantages, "entropy_max": entropy_max}
+    """J and its gradient scalars (a, b, h, t) for every token, in closed form."""
+    advantages = inputs.advantages
     with torch.no_grad():
-        gated, credit = evaluate_tokens(method, **rest)
+        gated, credit = evaluate_tokens(method, inputs)
         value = objective_value(advantages, gated, credit)
         a = advantages * gated.slope * credit.value
         if gated.penalty_slope is not None:
@@ -151,12 +121,12 @@ def token_coefficients(
         if method.credit.signal == "delta":  # ∇δ = -m (e_v* - p)
             b = -signal
         elif method.credit.signal == "entropy":  # ∇ē = ∇H / H_max
-            assert entropy_max is not None
-            h = signal / entropy_max
+            assert inputs.entropy_max is not None
+            h = signal / inputs.entropy_max
         if beta:
             assert ref_logp is not None
-            value = value - beta * kl_penalty(stats.logp, ref_logp)
-            a = a - beta * (1 - (ref_logp - stats.logp).exp())
+            value = value - beta * kl_penalty(inputs.logp, ref_logp)
+            a = a - beta * (1 - (ref_logp - inputs.logp).exp())
         top = None
         if gated.top_slope is not None:
             each = advantages * gated.top_slope * credit.value / method.candidates
@@ -215,17 +185,9 @@ def token_objective(
 
 def batch_objective(batch: Batch, beta: float = 0.0) -> TokenObjective:
     """The objective of a batch that was checked and shaped."""
-    gated, credit = evaluate_tokens(batch.method, **batch.policy, top_logp=batch.top_logp)
-    value = objective_value(batch.advantages, gated, credit)
+    gated, credit = evaluate_tokens(batch.method, batch.inputs)
+    value = objective_value(batch.inputs.advantages, gated, credit)
     if beta and batch.ref_logp is not None:
-        value = value - beta * kl_penalty(batch.stats.logp, batch.ref_logp)
-    tallies = tally_tokens(
-        batch.method,
-        stats=batch.stats,
-        old_logp=batch.old_logp,
-        advantages=batch.advantages,
-        mask=batch.mask,
-        gated=gated,
-        credit=credit,
-    )
+        value = value - beta * kl_penalty(batch.inputs.logp, batch.ref_logp)
+    tallies = tally_tokens(batch.method, batch.inputs, batch.mask, gated, credit)
     return TokenObjective(torch.where(batch.mask, value, 0.0), Tally.means(tallies))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from acpo.objectives.credit import Credit
-from acpo.objectives.gates import Gated, log_ratio
+from acpo.objectives.gates import Gated, TokenInputs, log_ratio
 from acpo.objectives.method import Method
 from acpo.objectives.tokens import TokenStats
 
@@ -24,30 +24,23 @@ class Tally(NamedTuple):
 
 
 def tally_tokens(
-    method: Method,
-    *,
-    stats: TokenStats,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    gated: Gated,
-    credit: Credit,
+    method: Method, inputs: TokenInputs, mask: Tensor, gated: Gated, credit: Credit
 ) -> dict[str, Tally]:
     """Sums and counts over valid tokens, any shape.
 
     `reversed` is the share of aligned positive tokens whose update lowers their own probability;
     `credit/...` is the mean multiplier; `update/...` the mean of |∂J/∂log π(y)| by branch.
     """
+    stats = inputs.stats
     with torch.no_grad():
-        ratio = log_ratio(stats.logp, old_logp).exp()
+        ratio = log_ratio(stats.logp, inputs.old_logp).exp()
         delta = -torch.expm1(stats.log_pmax)
-        positive = mask & (advantages > 0)
-        negative = mask & ~(advantages > 0)
+        positive, negative = mask & inputs.positive, mask & ~inputs.positive
         local = gated.slope * credit.value
         if method.credit.signal == "delta":  # on aligned tokens δ moves with -p
             proxy = torch.where(stats.is_mode, -gated.value * credit.slope * stats.logp.exp(), 0.0)
             local = local + proxy
-        update = (advantages * local).abs()
+        update = (inputs.advantages * local).abs()
 
         def over(where: Tensor, x: Tensor) -> Tally:
             return Tally(torch.where(where, x, 0).sum(dtype=torch.float32), where.sum())

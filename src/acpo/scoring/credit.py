@@ -52,10 +52,10 @@ def token_credit(
         old_entropy=stats.entropy,
         old_log_pmax=stats.log_pmax,
     )
-    _, credit = evaluate_tokens(method, **batch.policy)
-    found = (credit.value, batch.advantages)
+    _, credit = evaluate_tokens(method, batch.inputs)
+    found, marks = (credit.value, batch.inputs.advantages), batch.inputs.marks
     of_token, advantage = (column.masked_fill(~finite, torch.nan)[there] for column in found)
-    return of_token, advantage, None if batch.marks is None else batch.marks[there]
+    return of_token, advantage, None if marks is None else marks[there]
 
 
 def _width(lengths: np.ndarray) -> int:

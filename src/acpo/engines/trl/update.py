@@ -310,25 +310,16 @@ class TokenTallies:
         here = terms.at(where)
         stats = TokenStats(*(column[where] for column in terms.stats))
         assert here.advantages is not None and here.sequence_ids is not None
-        policy = here.policy(stats, segment_mean(here.sequence_ids))
-        gated, credit = evaluate_tokens(terms.method, **policy)
-        old = policy["old_logp"]
+        inputs = here.inputs(stats, segment_mean(here.sequence_ids))
+        gated, credit = evaluate_tokens(terms.method, inputs)
         mask = torch.ones_like(here.advantages, dtype=torch.bool)
-        sums = tally_tokens(
-            terms.method,
-            stats=stats,
-            old_logp=old,
-            advantages=here.advantages,
-            mask=mask,
-            gated=gated,
-            credit=credit,
-        )
-        log_ratio = stats.logp - old
+        sums = tally_tokens(terms.method, inputs, mask, gated, credit)
+        log_ratio = stats.logp - inputs.old_logp
         sums["ratio_overflow"] = Tally((log_ratio.abs() > MAX_LOG_RATIO).sum(), mask.sum())
         if here.ref_logp is not None:
             kl = kl_penalty(stats.logp, here.ref_logp)
             if terms.corrects_kl:
-                kl = kl * kl_ratio(terms.method, log_ratio, segment_mean(here.sequence_ids))
+                kl = kl * kl_ratio(terms.method, log_ratio, inputs.sequence_mean)
             sums["kl"] = Tally(kl.sum(), mask.sum())
         if where.numel():
             highest = log_ratio.clamp(max=MAX_LOG_RATIO).exp().amax()
