@@ -87,14 +87,23 @@ class TokenInputs(NamedTuple):
     def positive(self) -> Tensor:
         return self.advantages > 0
 
+    @property
+    def log_ratio(self) -> Tensor:
+        """log w, bounded so that exp never overflows; a bounded token passes no gradient."""
+        return (self.logp - self.old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+    @property
+    def ratio(self) -> Tensor:
+        return self.log_ratio.exp()
+
     def number(self, option: str) -> float:
         """The value of an option."""
         return float(self.options[option])
 
-
-def log_ratio(logp: Tensor, old_logp: Tensor) -> Tensor:
-    """log w, bounded so that exp never overflows; a bounded token passes no gradient."""
-    return (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    def by_sign(self, positive: str, nonpositive: str) -> Tensor:
+        """The value of one option where A > 0, of another elsewhere."""
+        values = self.number(positive), self.number(nonpositive)
+        return select(self.positive, *values, self.logp.dtype)
 
 
 def _ratio_slope(gate: TokenInputs) -> Tensor:
@@ -105,8 +114,8 @@ def _ratio_slope(gate: TokenInputs) -> Tensor:
 
 def soft_gate(gate: TokenInputs) -> Gated:
     """SAPO: f(w) = (4/τ) σ(τ(w - 1)), so f'(1) = 1 (Eq. "soft_gate")."""
-    ratio = log_ratio(gate.logp, gate.old_logp).exp()
-    tau = select(gate.positive, gate.number("tau_pos"), gate.number("tau_neg"), ratio.dtype)
+    ratio = gate.ratio
+    tau = gate.by_sign("tau_pos", "tau_neg")
     x = tau * (ratio - 1)
     derivative = (4 * torch.sigmoid(x) * torch.sigmoid(-x)).detach()  # f'(w), 1 at w = 1
     return Gated(4 / tau * torch.sigmoid(x), derivative * _ratio_slope(gate), derivative < 0.1)
@@ -114,7 +123,7 @@ def soft_gate(gate: TokenInputs) -> Gated:
 
 def ratio_clip(gate: TokenInputs) -> Gated:
     """GRPO, DAPO: min(wA, clip(w, 1 - ε, 1 + ε_high)A) / A."""
-    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    ratio = gate.ratio
     clipped, bound = _clip(ratio, gate)
     return _stopped(ratio, _ratio_slope(gate), clipped, bound)
 
@@ -125,7 +134,7 @@ def sequence_clip(gate: TokenInputs) -> Gated:
     sg[s] π(y) / sg[π(y)]: with one advantage per sequence the gradient of s itself, and with one
     per token the paper's GSPO-token.
     """
-    ratio = gate.sequence_mean(log_ratio(gate.logp, gate.old_logp).detach()).exp()
+    ratio = gate.sequence_mean(gate.log_ratio.detach()).exp()
     clipped, bound = _clip(ratio, gate)
     inside = _in_range(gate).to(ratio.dtype)
     moving = ratio * (1 + inside * (gate.logp - gate.logp.detach()))
@@ -134,7 +143,7 @@ def sequence_clip(gate: TokenInputs) -> Gated:
 
 def geometric_clip(gate: TokenInputs) -> Gated:
     """GMPO: log ratios clipped one-sidedly per token, then the geometric mean over the sequence."""
-    logr = log_ratio(gate.logp, gate.old_logp)
+    logr = gate.log_ratio
     low, high = -gate.number("epsilon"), gate.number("epsilon_high")
     clipped = torch.where(gate.positive, logr > high, logr < low)
     bound = select(gate.positive, high, low, logr.dtype)
@@ -145,14 +154,14 @@ def geometric_clip(gate: TokenInputs) -> Gated:
 
 def capped_reinforce(gate: TokenInputs) -> Gated:
     """CISPO: sg[min(w, ε_high)] · log π(y)."""
-    ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
+    ratio = gate.ratio.detach()
     cap = gate.number("epsilon_high")
     return _reinforce(ratio.clamp(max=cap), gate, ratio > cap)
 
 
 def plain_ratio(gate: TokenInputs) -> Gated:
     """GTPO: w itself, never clipped."""
-    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    ratio = gate.ratio
     return Gated(ratio, _ratio_slope(gate), torch.zeros_like(gate.positive))
 
 
@@ -177,7 +186,7 @@ def likelihood_weighted_clip(gate: TokenInputs) -> Gated:
 
 def dynamic_clip(gate: TokenInputs) -> Gated:
     """DCPO: bounds that widen as π_old(y) falls; solutions of |w - 1| w π_old(y) = ε."""
-    ratio, rarity = log_ratio(gate.logp, gate.old_logp).exp(), 4 * (-gate.old_logp).exp()
+    ratio, rarity = gate.ratio, 4 * (-gate.old_logp).exp()
     low = (1 + (1 - gate.number("epsilon") * rarity).clamp_min(0.0).sqrt()) / 2
     high = (1 + (1 + gate.number("epsilon_high") * rarity).sqrt()) / 2
     clipped, bound = _outside(ratio, gate, low, high.clamp(max=gate.number("ratio_cap")))
@@ -190,11 +199,9 @@ def gradient_keeping_clip(gate: TokenInputs) -> Gated:
     β is `beta_low` below the range (A < 0), `beta_high` above it. Where A <= 0, w is bounded by
     `ratio_cap`.
     """
-    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    ratio = gate.ratio
     clipped, bound = _clip(ratio, gate)
-    kept = bound * select(
-        gate.positive, gate.number("beta_high"), gate.number("beta_low"), bound.dtype
-    )
+    kept = bound * gate.by_sign("beta_high", "beta_low")
     cap = gate.number("ratio_cap")
     capped = ~gate.positive & (ratio > cap).detach()
     value = torch.where(clipped, kept * _moving_one(gate), ratio)
@@ -210,7 +217,7 @@ def flipped_ratio(gate: TokenInputs) -> Gated:
     No gradient beyond 1 ± ε, with `epsilon_uncertain` for ε at the marked tokens.
     """
     assert gate.marks is not None
-    ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
+    ratio = gate.ratio.detach()
     sure, unsure = gate.number("epsilon"), gate.number("epsilon_uncertain")
     epsilon = select(gate.marks > 0, unsure, sure, ratio.dtype)
     weight = torch.where(gate.positive, 1 / ratio, ratio).clamp(max=gate.number("ratio_cap"))
@@ -224,7 +231,7 @@ def variance_gate(gate: TokenInputs) -> Gated:
 
     σ grows with the rarity of the token and, gently, with A.
     """
-    ratio = log_ratio(gate.logp, gate.old_logp).exp()
+    ratio = gate.ratio
     base, tilt = gate.number("sigma"), gate.number("beta_sigma") * gate.advantages
     width = (base * (-gate.number("alpha") * gate.old_logp).exp()).clamp(base, 10.0)
     tilt = torch.where(gate.positive, 1 + tilt, 1 / (1 - tilt.clamp(max=0.0)))
@@ -248,22 +255,16 @@ def binary_divergence_mask(gate: TokenInputs) -> Gated:
     p, q = gate.logp.exp().detach(), gate.old_logp.exp()
     others = (1 - q) * ((1 - q + tiny) / (1 - p + tiny)).log()
     divergence = q * (gate.old_logp - gate.logp.detach()) + others
-    limit = select(
-        gate.positive, gate.number("epsilon_high"), gate.number("epsilon"), divergence.dtype
-    )
     away = torch.where(gate.positive, p > q, p < q)
-    return _masked_reinforce(gate, (divergence > limit) & away)
+    return _masked_reinforce(gate, (divergence > gate.by_sign("epsilon_high", "epsilon")) & away)
 
 
 def gamma_weight(gate: TokenInputs) -> Gated:
     """VESPO: sg[φ(W)] log π(y), φ(W) = e^λ W^k e^(-λW), W the ratio of the whole sequence."""
-    logr = log_ratio(gate.logp, gate.old_logp).detach()
+    logr = gate.log_ratio.detach()
     total = gate.sequence_mean(logr if gate.marks is None else logr + gate.marks, total=True)
     log_w = total.clamp(math.log(1e-8), MAX_LOG_RATIO)
-    k, rate = (
-        select(gate.positive, gate.number(f"{name}_pos"), gate.number(f"{name}_neg"), log_w.dtype)
-        for name in ("k", "lambda")
-    )
+    k, rate = gate.by_sign("k_pos", "k_neg"), gate.by_sign("lambda_pos", "lambda_neg")
     weight = (rate + k * log_w - rate * log_w.exp()).exp()
     return _reinforce(weight, gate, weight < 0.1)
 
@@ -275,7 +276,7 @@ def entropy_adaptive_clip(gate: TokenInputs) -> Gated:
     by 1 + β ĥ: of unsure tokens once w has left half the range, of sure ones before it does.
     """
     assert gate.marks is not None
-    ratio, h = log_ratio(gate.logp, gate.old_logp).exp(), gate.marks
+    ratio, h = gate.ratio, gate.marks
     epsilon, high = gate.number("epsilon"), gate.number("epsilon_high")
     alpha = gate.number("alpha")
     clipped, bound = _outside(
@@ -308,7 +309,7 @@ def _reinforce(weight: Tensor, gate: TokenInputs, saturated: Tensor) -> Gated:
 
 
 def _masked_reinforce(gate: TokenInputs, outside: Tensor) -> Gated:
-    ratio = log_ratio(gate.logp, gate.old_logp).exp().detach()
+    ratio = gate.ratio.detach()
     cap = gate.number("ratio_cap")
     return _reinforce(ratio.clamp(max=cap).masked_fill(outside, 0.0), gate, outside | (ratio > cap))
 

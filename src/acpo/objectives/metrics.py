@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from acpo.objectives.credit import Credit
-from acpo.objectives.gates import Gated, TokenInputs, log_ratio
+from acpo.objectives.gates import Gated, TokenInputs
 from acpo.objectives.method import Method
 from acpo.objectives.tokens import TokenStats
 
@@ -33,7 +33,6 @@ def tally_tokens(
     """
     stats = inputs.stats
     with torch.no_grad():
-        ratio = log_ratio(stats.logp, inputs.old_logp).exp()
         delta = -torch.expm1(stats.log_pmax)
         positive, negative = mask & inputs.positive, mask & ~inputs.positive
         local = gated.slope * credit.value
@@ -59,7 +58,7 @@ def tally_tokens(
             "update/nonpositive": over(negative, update),
             "reversed": over(positive & stats.is_mode, local < 0),
             "saturated": over(mask, gated.saturated),
-            "ratio": over(mask, ratio),
+            "ratio": over(mask, inputs.ratio),
         }
 
 
