@@ -107,7 +107,7 @@ def timed_run(url: str, count: int, concurrency: int, judges) -> float:
         sampling = Sampling()
         backend = OpenAIBackend("any", sampling, base_url=url, concurrency=concurrency)
         start = time.perf_counter()
-        run([wanted], backend, judges, output=Path(scratch) / "run", sampling=sampling)
+        run([wanted], backend, judges, output=Path(scratch) / "run")
         return time.perf_counter() - start
 
 

@@ -60,11 +60,11 @@ def measure(place: Colocated, save: Callable[[dict[str, Any]], None]) -> dict[st
             first = max(1, len(wanted.questions) // 3)
             began = time.perf_counter()
             try:
-                run([wanted], BrokenOff(source, first), judges, output=folder, sampling=sampling)
+                run([wanted], BrokenOff(source, first), judges, output=folder)
             except SamplingError:
                 kept = len(read_samples(folder / f"{wanted.name}.jsonl")[1])
             half = time.perf_counter()
-            run([wanted], source, judges, output=folder, sampling=sampling)
+            run([wanted], source, judges, output=folder)
             ended = time.perf_counter()
             record[wanted.name] = {
                 **_summary(folder / f"{wanted.name}.jsonl"),
@@ -104,7 +104,7 @@ def _beside(
     kind = "openai" if "base_url" in options else "transformers"
     source = make_backend(kind, place.model, sampling, **options)
     began = time.perf_counter()
-    run([wanted], source, judges, output=output, sampling=sampling)
+    run([wanted], source, judges, output=output)
     seconds = time.perf_counter() - began
     file = f"{wanted.name}.jsonl"
     _, ours = read_samples(output / file)

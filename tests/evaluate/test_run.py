@@ -281,7 +281,7 @@ def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):
     wanted = plan(load_questions(str(sums(tmp_path / "sums.jsonl", 30))), 1)
     with serving(add) as server, Busy(1) as judges:
         source = OpenAIBackend("tiny", Sampling(), base_url=server.url)
-        options = {"output": path.parent, "sampling": Sampling()}
+        options = {"output": path.parent}
         running = threading.Thread(target=run, args=([wanted], source, judges), kwargs=options)
         running.start()
         deadline = time.monotonic() + 90

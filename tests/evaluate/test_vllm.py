@@ -119,7 +119,7 @@ def test_an_engine_that_dies_keeps_what_had_come(vllm, model, tmp_path):
 
     def complete(folder: str) -> None:
         source = backend(model, batch_size=4)
-        run([wanted], source, judges, output=tmp_path / folder, sampling=SAMPLING)
+        run([wanted], source, judges, output=tmp_path / folder)
 
     with Judges(1) as judges:
         complete("calm")

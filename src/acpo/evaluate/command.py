@@ -120,7 +120,7 @@ def run_eval(
     source = make_backend(chosen, model, sampling, **options)
     folder = output or Path("evals") / folder_name(model)
     with Judges(workers, lambda: batch.backend(remote, unsafe_local, 10)) as judges:
-        evaluate(plans, source, judges, output=folder, sampling=sampling, seed=seed, failed=failed)
+        evaluate(plans, source, judges, output=folder, seed=seed, failed=failed)
     if trace is not None:
         from acpo.evaluate.traces import trace_samples
 

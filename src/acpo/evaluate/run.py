@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.evaluate.backends import Backend, Completion, Failure, Request, Sampling, SamplingError
+from acpo.evaluate.backends import Backend, Completion, Failure, Request, SamplingError
 from acpo.evaluate.samples import Key, SampleFile, read_settings, require_one_model
 from acpo.tasks.grading import Judges, vote
 from acpo.tasks.questions import Question, Questions
@@ -52,11 +52,10 @@ def plan(benchmark: Questions, k: int | None = None, limit: int | None = None) -
     return Plan(benchmark, k or benchmark.task.k, benchmark.questions[:limit])
 
 
-def run_settings(plan: Plan, backend: Backend, sampling: Sampling, seed: int) -> dict[str, Any]:
+def run_settings(plan: Plan, backend: Backend, seed: int) -> dict[str, Any]:
     """What the samples of a benchmark depend on; `k` and the number of questions may grow."""
     return {
         **backend.settings(),
-        **sampling._asdict(),
         "seed": seed,
         "benchmark": plan.name,
         "data": plan.benchmark.checksum,
@@ -72,7 +71,6 @@ def run(
     judges: Judges,
     *,
     output: Path,
-    sampling: Sampling,
     seed: int = 0,
     watch: Watcher = lambda name, correct: None,
 ) -> None:
@@ -85,7 +83,7 @@ def run(
         SamplingError: The backend gave up. What had come is kept, and verified.
         ACPOError: Files in `output` were made with other settings, or by another model.
     """
-    settings = {wanted.name: run_settings(wanted, backend, sampling, seed) for wanted in plans}
+    settings = {wanted.name: run_settings(wanted, backend, seed) for wanted in plans}
     others = [path for path in sorted(output.glob("*.jsonl")) if path.stem not in settings]
     require_one_model(output, {path.stem: read_settings(path) for path in others} | settings)
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from acpo.evaluate.backends import Backend, Sampling
+from acpo.evaluate.backends import Backend
 from acpo.evaluate.check import Check
 from acpo.evaluate.report import (
     COUNTED,
@@ -43,7 +43,6 @@ def evaluate(
     judges: Judges,
     *,
     output: Path,
-    sampling: Sampling,
     seed: int,
     failed: str = "exclude",
 ) -> None:
@@ -58,7 +57,7 @@ def evaluate(
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
         watch = _watch(bar, plans)
-        run(plans, backend, judges, output=output, sampling=sampling, seed=seed, watch=watch)
+        run(plans, backend, judges, output=output, seed=seed, watch=watch)
     summary = summarise_run(output, failed=failed)
     write_reports(summary, output)
     _print_scores(summary, output)

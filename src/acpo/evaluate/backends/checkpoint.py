@@ -65,7 +65,7 @@ class Checkpoint:
     def settings(self, backend: str, dtype: torch.dtype) -> dict[str, Any]:
         """What the completions of a backend that computes in `dtype` depend on."""
         known = {"backend": backend, "model": self.name, "revision": self.revision}
-        return {**known, "dtype": str(dtype)}
+        return {**known, "dtype": str(dtype), **self._sampling._asdict()}
 
     @functools.cached_property
     def revision(self) -> str | None:

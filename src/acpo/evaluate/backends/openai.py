@@ -104,6 +104,7 @@ class OpenAIBackend:
             "model": self._model,
             "base_url": self._url,
             "served": self._served,
+            **self._sampling._asdict(),
         }
 
     def sample(self, requests: Sequence[Request]) -> Iterator[Completion | Failure]:
