@@ -1,8 +1,11 @@
 """The one root of every error and warning this package raises on purpose."""
 
 import errno
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 
 class ACPOError(ValueError):
@@ -26,3 +29,22 @@ def writing(place: object, other: str = "file") -> Iterator[None]:
         room = "make room, or " if reason.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         why = f"{place} cannot be written ({reason.strerror}): {room}name another {other}"
         raise ACPOError(why) from reason
+
+
+def line_of(error: BaseException, source: Path | Callable[..., Any]) -> str:
+    """The last line that an error went through of a file, or of a function's, as `file:line`.
+
+    A function that could not even be called is named by its first line.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(source, "__code__", None)
+    if isinstance(source, Path):
+        path = source
+    else:  # a class or a partial has no code: then whoever raised
+        path = Path(code.co_filename if code else frames[-1].filename)
+    whole = path.resolve()
+    lines = [code.co_firstlineno] if code else []
+    lines += [frame.lineno for frame in frames if Path(frame.filename) == whole]
+    if isinstance(error, SyntaxError) and Path(error.filename or "").resolve() == whole:
+        lines.append(error.lineno)
+    return f"{path}:{lines[-1] if lines else '?'}"

@@ -26,8 +26,7 @@ from acpo.engines.trl.rewards import (
     without_verdict,
 )
 from acpo.errors import ACPOError, NonFiniteError
-from acpo.train.data import placed
-from acpo.verify.rewards import math_correct
+from acpo.verify.rewards import around, math_correct
 from engines.tiny import (
     WORDS,
     build,
@@ -137,7 +136,7 @@ BAD = {
         r"does not take prompts, completion_ids, .*add \*\*kwargs",
     ),
     "no **kwargs, from a file": (
-        {"rewards": placed(lambda completions, answer: [0.0] * len(completions))},
+        {"rewards": around(lambda completions, answer: [0.0] * len(completions))},
         r"does not take prompts, completion_ids, .*add \*\*kwargs",
     ),
     "no **kwargs, a stream": (

@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3MoeConfig
 from typer.testing import CliRunner
 
 from acpo.cli import app
+from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train import launch
-from acpo.train.data import placed
 from train.standin import save_standin, write_problems
 
 
@@ -467,6 +467,7 @@ def test_async_rewards_name_their_line_too():
     async def broken(prompts, completions, **columns):
         return columns["gold"]
 
-    with pytest.raises(RuntimeError, match=r"'gold', at .*test_bad_values.py:\d+"):
-        asyncio.run(placed(broken)(prompts=["?"], completions=["x"]))
-    assert placed(broken).__name__ == "broken"
+    checked = checked_reward(broken)
+    with pytest.raises(ACPOError, match=r"KeyError: 'gold', at .*test_bad_values.py:\d+; return"):
+        asyncio.run(checked(prompts=["?"], completions=["x"]))
+    assert checked.__name__ == "broken"

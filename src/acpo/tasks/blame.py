@@ -7,10 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, line_of
 from acpo.tasks.task import Task
-
-Source = Path | Callable[..., Any]
 
 
 @contextmanager
@@ -25,7 +23,7 @@ def told(task: Task, what: str, function: Callable[..., Any]) -> Iterator[None]:
         raise ACPOError(f"{where}: its {what} raised at {blame(error, function)}") from error
 
 
-def blame(error: BaseException, source: Source) -> str:
+def blame(error: BaseException, source: Path | Callable[..., Any]) -> str:
     """What was raised, at the last line of the user's own file."""
     return f"{line_of(error, source)}: {type(error).__name__}: {error}"
 
@@ -38,22 +36,3 @@ def importing_file(error: BaseException) -> Path:
     ]
     unread = error.filename if isinstance(error, SyntaxError) and error.filename else "?"
     return Path(ran[0] if ran else unread)
-
-
-def line_of(error: BaseException, source: Source) -> str:
-    """The last line that an error went through of a file, or of a function's, as `file:line`.
-
-    A function that could not even be called is named by its first line.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(source, "__code__", None)
-    if isinstance(source, Path):
-        path = source
-    else:  # a class or a partial has no code: then whoever raised
-        path = Path(code.co_filename if code else frames[-1].filename)
-    whole = path.resolve()
-    lines = [code.co_firstlineno] if code else []
-    lines += [frame.lineno for frame in frames if Path(frame.filename) == whole]
-    if isinstance(error, SyntaxError) and Path(error.filename or "").resolve() == whole:
-        lines.append(error.lineno)
-    return f"{path}:{lines[-1] if lines else '?'}"

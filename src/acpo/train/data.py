@@ -1,13 +1,11 @@
 """A recipe's problems as the prompts the trainer reads."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from acpo.errors import ACPOError
-from acpo.tasks.blame import line_of
 from acpo.tasks.grading import ROW, reward_function
 from acpo.tasks.gym import TRAINING_SEEDS
 from acpo.tasks.problems import Problem, endless_problems, load_problems, split_off
@@ -16,7 +14,7 @@ from acpo.tasks.sources import is_file
 from acpo.tasks.task import Columns, Row, Task
 from acpo.tasks.templates import fill, get_template
 from acpo.train.recipe import TaskArguments
-from acpo.verify.rewards import CODE_PROMPT, around
+from acpo.verify.rewards import CODE_PROMPT
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -79,7 +77,7 @@ def build_data(
         return _as_dataset(rows)
 
     own = arguments.reward_funcs or []
-    functions = [placed(import_reward(path)) for path in own]
+    functions = [import_reward(path) for path in own]
     if own and held_out:
         notes.append(f"held-out accuracy is the share of completions that {own[0]} gives 1 or more")
     return TrainingData(
@@ -99,20 +97,6 @@ def _stream(task: Task, arguments: TaskArguments, seed: int) -> str | None:
     limit = arguments.max_prompt_tokens
     shorter = f", max_prompt_tokens {limit}" if limit is not None else ""
     return f"{task.reference}, seed {seed}{shorter}"
-
-
-def placed(reward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same reward function; what it raises names the line of its own file."""
-
-    @contextlib.contextmanager
-    def telling() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            kind = type(type(error).__name__, (RuntimeError,), {})  # told as what it is
-            raise kind(f"{error}, at {line_of(error, reward)}") from error
-
-    return around(reward, inside=telling)
 
 
 def recipe_task(arguments: TaskArguments) -> Task:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from acpo.engines.trl.safety import columns_of
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, line_of
 from acpo.objectives import group_advantages
 from acpo.verify.rewards import around, name_of
 
@@ -68,8 +68,8 @@ def checked_reward(function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except Exception as error:
             raise ACPOError(
-                f"the reward function {name!r} raised {type(error).__name__}: {error}; return None "
-                "for a completion that cannot be judged"
+                f"the reward function {name!r} raised {type(error).__name__}: {error}, at "
+                f"{line_of(error, function)}; return None for a completion that cannot be judged"
             ) from error
 
     def checked(values: Any, columns: dict[str, Any]) -> list[float | None]:
