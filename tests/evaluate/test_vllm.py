@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from acpo.errors import ACPOError
 from acpo.evaluate.backends import Failure, Request, Sampling, SamplingError, make_backend
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.evaluate.run import plan, run
@@ -212,7 +213,7 @@ def test_the_stand_in_is_made_from_the_signatures_of_vllm(vllm):
 def test_without_vllm_it_says_how_to_get_it(monkeypatch, model):
     forget()
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(SamplingError, match="pip install vllm"):
+    with pytest.raises(ACPOError, match="pip install vllm"):
         backend(model)
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from acpo.errors import ACPOError
 from acpo.evaluate.backends import Completion, Failure, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
 from acpo.vllm_version import require_vllm
@@ -34,8 +33,6 @@ class VLLMBackend:
         try:
             require_vllm("--backend vllm")
             import vllm
-        except ACPOError as error:
-            raise SamplingError(str(error)) from error
         except ImportError as error:
             raise SamplingError(
                 f"--backend vllm: vLLM cannot be imported ({error}): install it again, or use "
