@@ -1082,11 +1082,14 @@ def equal_rates(r):
     rows = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
     assert all(row["verdict"] in ("", "not told apart") for row in rows.values())
     assert min(rows[name]["gain"]["value"] for name in ("sapo", "grpo")) > 0.15
-    lines = [*map(final_line, (rows[n] for n in ("sapo", "score_normalised", "grpo", "acpo")))]
-    *eight, fast, slow = at_both_rates(r, "eight")
-    for row, ahead in zip(eight, (fast, slow, None), strict=True):
-        lines.append(final_line({**row, "difference": ahead}))
-    return ["\n".join(lines[:4]), "\n".join(lines[4:])]
+    four = ("sapo", SCORE_ROWS[0], "grpo", "fixed", "acpo")
+    sapo, again, acpo, fast, slow = at_both_rates(r, "eight")
+    grpo = next(row for row in load(SLOW)["tasks"]["eight"]["rows"] if row["name"] == "grpo")
+    eight = zip((sapo, again, grpo, acpo), (fast, slow, differences(acpo, grpo), None), strict=True)
+    return [
+        "\n".join(final_line(rows[name]) for name in four),
+        "\n".join(final_line({**row, "difference": ahead}) for row, ahead in eight),
+    ]
 
 
 @claim("docs/results.md", f"{GSM8K}/summary.json")
@@ -1111,7 +1114,13 @@ def equal_rates_in_words(r):
         sweeps = {row["name"]: row["sweep"] for row in task["rows"]}
         assert sweeps["acpo"]["3e-06"] < 0.03 < 0.3 < sweeps["grpo"]["3e-06"]
     lead = {key: -100 * slow_4["area"][key] for key in ("value", "low", "high")}
-    apart = {name: interval(at_one[name]["difference"], "+") for name in (SCORE_ROWS[0], "grpo")}
+    apart = {
+        name: interval(at_one[name]["difference"], "+") for name in (SCORE_ROWS[0], "grpo", "fixed")
+    }
+    below_fixed = differences(at_one["fixed"], at_one["acpo"])
+    to_fixed = [100 * below_fixed[key] for key in ("value", "low", "high")]
+    grpo_8 = next(row for row in load(SLOW)["tasks"]["eight"]["rows"] if row["name"] == "grpo")
+    assert grpo_8["gain"]["value"] < 0.15
     ends = [
         at_one[name]["ends"][of]["value"]
         for of in ("entropy", "length", "truncated")
@@ -1121,13 +1130,16 @@ def equal_rates_in_words(r):
         f"{above({'difference': fast_4}).replace(' [', ' points [')} with 4 updates per rollout "
         f"and {above({'difference': fast_8})[3:]} with 8",
         f"SAPO ends at {100 * slow['accuracy']['value']:.1f}% [",
-        f"`score_normalised` {apart['score_normalised']} from it, GRPO {apart['grpo']}, ACPO "
-        f"{points(slow_4)}; with 8 updates per rollout, where SAPO gains too little for a verdict, "
-        f"ACPO is at {points(slow_8)};",
+        f"`score_normalised` {apart['score_normalised']} from it, GRPO {apart['grpo']}, `fixed` "
+        f"{apart['fixed']}, ACPO {points(slow_4)}; with 8 updates per rollout, where both SAPO and "
+        f"GRPO gain too little for a verdict, ACPO is at {points(slow_8)} and GRPO at "
+        f"{interval(grpo_8['difference'], '+')};",
         f"with 8, and GRPO by {above(finals(r)[0])[3:]};",
         f"ACPO could be {half[0]:.0f} points below SAPO, and GRPO {half[1]:.0f} below or "
         f"{ahead:.0f} above",
-        f"(read alone p {slow_4['p_value']:.3f}; Holm's {at_one['acpo']['p_holm']:.3f})",
+        f"(read alone p {slow_4['p_value']:.3f}; Holm's {at_one['acpo']['p_holm']:.3f}, over six",
+        "ACPO is {:.1f} points below it [{:.1f}, {:.1f}].".format(*to_fixed),
+        f"both gain {100 * grpo_8['gain']['value']:.1f} points",
         f"in area by {lead['value']:.1f} points [{lead['high']:.1f}, {lead['low']:.1f}], below "
         f"GRPO at the end\nby {percent(to_grpo)}, and below SAPO in pass@2 to pass@32 by "
         f"{behind[0]:.1f} to {behind[-1]:.1f} points. All walk",
@@ -1154,7 +1166,7 @@ def still_learning(runs):
             rise = statistics.fmean(last) - statistics.fmean(third[: len(last)])
             rises.setdefault(run["spec"]["row"], []).append(100 * rise)
     means = [statistics.fmean(own) for own in rises.values()]
-    assert [len(own) for own in rises.values()] == [4] * 4
+    assert [len(own) for own in rises.values()] == [4] * 5
     return [f"last quarter are {min(means):.1f} to {max(means):.1f} points above those"]
 
 
@@ -1163,16 +1175,15 @@ def equal_rates_runs(runs):
     known = {run["run"]: run for run in (*runs, *load(f"{GSM8K}/runs.jsonl"))}
     asked = (
         "eight/study/",
-        *(f"four/study/{row}-lr1e-06" for row in ("sapo", "grpo", SCORE_ROWS[0])),
+        *(f"four/study/{row}-lr1e-06" for row in ("sapo", "grpo", "fixed", SCORE_ROWS[0])),
     )
     texts = [[text["ends"] for text in run["examples"]]
              for name, run in known.items() if name.startswith(asked)]  # fmt: skip
     cut = sum(extract_answer(text) is None for run in texts for text in run)
     lengths = [sum(run["step_lengths"]) for run in runs if run["run"].startswith("four/study/")]
     done, whole = runs_of("qwen2.5-0.5b-gsm8k-slow", runs)
-    assert f"{done} runs" == whole
     return [
-        f"{done} runs, 16 of them the study's above",
+        f"{done} of the study's {whole}, 16 of them the study's above",
         f"The {sum(map(len, texts))} answers that the {len(texts)} runs",
         f"{cut} of them until they are cut off",
         f"({min(lengths):.2f} to {max(lengths):.2f})",
@@ -1238,13 +1249,13 @@ def left_undone(runs):
 @claim("README.md", f"{GSM8K}/summary.json")
 def real_model_in_short(r):
     rows = {row["name"]: row for row in load(SLOW)["tasks"]["four"]["rows"]}
-    ours, grpo, acpo = (interval(rows[name]["difference"], "+")
-                        for name in ("score_normalised", "grpo", "acpo"))  # fmt: skip
+    ours, grpo, fixed, acpo = (interval(rows[name]["difference"], "+")
+                               for name in (SCORE_ROWS[0], "grpo", "fixed", "acpo"))  # fmt: skip
     fast = at_both_rates(r, "four")[3]
     return [
         f"4 seeds, from {100 * r['tasks']['four']['start']['value']:.1f}%",
         f"which ends at {100 * rows['sapo']['accuracy']['value']:.1f}%: `score_normalised` {ours}, "
-        f"GRPO {grpo}, ACPO {acpo}.",
+        f"GRPO {grpo}, `fixed` (a control of the paper) {fixed}, ACPO {acpo}.",
         f"above SAPO ({points(fast).replace(' ', ' points ', 1)}, no verdict, since SAPO gained "
         f"too little; GRPO {points(finals(r)[0]['difference']).split()[0]})",
     ]
@@ -1301,7 +1312,7 @@ def sums_in_short(r):
 def four_at_a_time(runs):
     """With 4 updates per rollout, without those that shared the GPU with a fifth and with tests."""
     return [run for run in runs if run["spec"]["task"] == "four"
-            and run["spec"]["row"] != "score_normalised"]  # fmt: skip
+            and run["spec"]["row"] not in ("score_normalised", "fixed")]  # fmt: skip
 
 
 @claim("docs/settings.md", f"{GSM8K}/runs.jsonl")
