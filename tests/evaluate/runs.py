@@ -3,6 +3,7 @@
 import atexit
 import functools
 import json
+import signal
 import subprocess
 import sys
 import warnings
@@ -72,7 +73,13 @@ def acpo(*args: object, **env: str) -> subprocess.CompletedProcess[str]:
 def start(*args: object) -> subprocess.Popen:
     """Start the command in a process of its own and leave it running."""
     null = subprocess.DEVNULL
-    return subprocess.Popen([*ACPO, *map(str, args)], stdout=null, stderr=null)
+    return subprocess.Popen(
+        [*ACPO, *map(str, args)],
+        stdout=null,
+        stderr=null,
+        # A shell's background jobs, the tests among them, are deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def lines(path: Path) -> list[dict]:

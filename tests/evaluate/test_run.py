@@ -6,10 +6,12 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 
-from acpo.evaluate.backends import Sampling
+from acpo.errors import ACPOError
+from acpo.evaluate.backends import Completion, Sampling
 from acpo.evaluate.backends.openai import OpenAIBackend
 from acpo.evaluate.run import plan, run, sample_seed
 from acpo.tasks import PAPER
@@ -309,3 +311,33 @@ def test_seeds_are_their_own():
     seeds = {sample_seed(0, "b", (str(q), i)) for q in range(200) for i in range(8)}
     assert len(seeds) == 1600 and max(seeds) < 2**31
     assert sample_seed(0, "b", ("1", 0)) != sample_seed(1, "b", ("1", 0))
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_verifier_that_breaks_ends_the_run_it_is_part_of(tmp_path, later):
+    """Where a verdict broke later, samples were drawn to the end and it was told then."""
+    benchmark = load_questions(str(sums(tmp_path / "sums.jsonl", 2000)))
+    drawn = []
+
+    class Endless:
+        def settings(self):
+            return {}
+
+        def sample(self, requests):
+            for request in requests:
+                drawn.append(request)
+                time.sleep(0.001)
+                yield Completion(request.key, "4", 1, "stop", 0.0)
+
+    class Broken(Judges):
+        def verify(self, task, text, row):
+            error = ACPOError("no verdict today")
+            if not later:
+                raise error
+            verdict = Future()
+            verdict.set_exception(error)
+            return verdict
+
+    with Broken(1) as judges, pytest.raises(ACPOError, match="no verdict today"):
+        run([plan(benchmark, 1)], Endless(), judges, output=tmp_path / "out")
+    assert len(drawn) < 1000

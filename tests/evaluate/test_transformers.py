@@ -1,5 +1,8 @@
 """The local backend: equal to `generate`, whatever the company a sequence keeps."""
 
+import signal
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,7 @@ from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.head.projection import Projection
 from acpo.sampling import StaticSampler
 from acpo.sampling.draw import draw
-from evaluate.runs import acpo, lines, sums
+from evaluate.runs import acpo, lines, start, sums
 from evaluate.tinymodel import save
 
 SIZES = {
@@ -213,6 +216,18 @@ def test_a_folder_end_to_end(tmp_path):
     save(model, seed=1)
     done = acpo(*run, "--k", 3)
     assert done.returncode == 2 and "was made with revision=" in done.stderr
+
+
+def test_ctrl_c_ends_a_run_whose_model_computes(tmp_path):
+    run = ("eval", "package:acpo/tasks/checkpoints/chain", "--benchmarks", "chain", "--k", 400)
+    run += ("--prompt-format", "plain", "--max-tokens", 24, "--output", tmp_path, "--workers", 1)
+    process = start(*run)
+    path = tmp_path / "chain.jsonl"
+    while process.poll() is None and not (path.exists() and len(lines(path)) > 1):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert path.read_bytes().endswith(b"\n")
 
 
 def test_a_model_without_template_says_what_to_do(tmp_path):

@@ -21,7 +21,8 @@ from acpo.tasks.templates import get_template
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
 Watcher = Callable[[str, bool | None], None]
-Arrivals = queue.SimpleQueue[Completion | BaseException | None]
+ToJudge = tuple[str, Question, Key, str]
+"""Benchmark, question, key and text of a completion."""
 
 _MOST_FAILURES = 5
 """Different questions that fail one after the other, and then it is the server that has failed.
@@ -119,26 +120,32 @@ class _Run:
         if requests or unjudged:
             for wanted in self._plans.values():
                 self._judges.prepare(wanted.task)
-        arrived: Arrivals = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[ToJudge | None] = queue.SimpleQueue()
         # A thread of its own: a full verifier must not keep samples from coming or being kept.
-        threading.Thread(
-            target=self._sample, args=(backend, requests, arrived), name="acpo-sample", daemon=True
-        ).start()
+        # They come in this one, which Ctrl-C reaches: Python aborts if it ends beside a model.
+        judging = threading.Thread(target=self._judge_all, args=(arrived,), daemon=True)
+        judging.start()
         for name, question, key in unjudged:
-            self._judge(name, question, key, self._files[name].samples[key]["completion"])
-        while isinstance(item := arrived.get(), Completion):
-            name, question, key = item.key
-            self._judge(name, question, key, item.text)
+            arrived.put((name, question, key, self._files[name].samples[key]["completion"]))
+        gave_up = self._sample(backend, requests, arrived)
+        arrived.put(None)
+        judging.join()
         for _ in range(self._asked):
             self._judged.acquire()
         if self._failures:
             raise self._failures[0]
-        if item is not None:
-            self._give_up(item)
+        if gave_up is not None:
+            self._give_up(gave_up)
         if self._last_failure is not None and not self._kept():
             raise SamplingError(self._last_failure)
 
-    def _sample(self, backend: Backend, requests: Sequence[Request], arrived: Arrivals) -> None:
+    def _sample(
+        self,
+        backend: Backend,
+        requests: Sequence[Request],
+        arrived: "queue.SimpleQueue[ToJudge | None]",
+    ) -> Exception | None:
+        """Keep what comes and send it on; returned is what ended it early."""
         try:
             for item in backend.sample(requests) if requests else ():
                 if isinstance(item, Failure):
@@ -146,10 +153,12 @@ class _Run:
                 else:
                     self._in_trouble.clear()
                     self._keep(item)
-                    arrived.put(item)
-            arrived.put(None)
-        except BaseException as error:  # raised again in the thread of `complete`
-            arrived.put(error)
+                    arrived.put((*item.key, item.text))
+                if self._failures:
+                    break
+        except Exception as error:
+            return error
+        return None
 
     def _missing(self, seed: int) -> tuple[list[Request], list[tuple[str, Question, Key]]]:
         requests = []
@@ -214,9 +223,15 @@ class _Run:
                     )
                 return
 
+    def _judge_all(self, arrived: "queue.SimpleQueue[ToJudge | None]") -> None:
+        try:
+            while (item := arrived.get()) is not None:
+                self._judge(*item)
+        except BaseException as error:  # raised again by `complete`
+            self._failures.append(error)
+
     def _judge(self, name: str, question: Question, key: Key, text: str) -> None:
         task = self._plans[name].task
-        self._asked += 1
 
         def judged(done: Future[Verdict]) -> None:
             try:
@@ -235,6 +250,7 @@ class _Run:
                 self._judged.release()
 
         self._judges.verify(task, text, question.row).add_done_callback(judged)
+        self._asked += 1
 
     def _kept(self) -> int:
         return sum(
