@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from acpo.linefile import whole_file
+from acpo.linefile import whole_file, write_png
 
 PANELS = {
     "accuracy": "accuracy of rollouts",
@@ -100,8 +100,7 @@ def draw_pass_at(task: dict[str, Any], name: str, folder: Path) -> Path:
 
 def _save(figure: Any, path: Path) -> Path:
     """PNG and PDF; the same bytes whenever they are drawn."""
-    with whole_file(path) as name:
-        figure.savefig(name, format="png", dpi=150)
+    write_png(path, figure)
     with whole_file(path.with_suffix(".pdf")) as name:
         figure.savefig(name, format="pdf", metadata={"CreationDate": None})
     return path
