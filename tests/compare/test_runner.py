@@ -359,9 +359,28 @@ def test_start_runs_do_not_stretch_the_estimate(tmp_path):
     clock = runner._Clock(tmp_path, told.append)
     result = {"seconds": 10.0, "accuracy": {"value": 0.5}}
     state = Progress([], 2, 4, 100)
-    clock.tell_end(start, result, state)
-    clock.tell_end(trained, result, state)
+    clock.tell_end(start, result, [], state)
+    clock.tell_end(trained, result, [], state)
     assert "left" not in told[0] and "left" in told[1]
+
+
+def test_runs_at_work_count_when_another_ends(tmp_path):
+    """The estimate jumped to many times what was left: only what had ended was counted as made."""
+    study = read_study(write_study(tmp_path, "  - sapo\n", seeds="[0, 1, 2]"))
+    first, other, late = [run for run in progress(study, {}).ready if run.phase == "study"][:3]
+    for run, made in ((other, other.updates), (late, 1)):
+        folder = tmp_path / "runs" / run.name
+        folder.mkdir(parents=True)
+        (folder / "steps.txt").write_text("0 0.5\n" * made)
+    told = []
+    clock = runner._Clock(tmp_path, told.append)
+    clock.began -= 100 * (first.updates + other.updates + 1)  # 100 seconds an update
+    state = Progress([], 1, 3, other.updates + late.updates)
+    clock.tell_end(first, {"seconds": 10.0}, [other, late], state)
+    clock.tell_running([other, late], state)
+    left = runner._told(100 * (late.updates - 1))
+    assert all(f"about {left} left" in line for line in told), told
+    assert f"{other.name} measures  {late.name} 1/{late.updates}" in told[1]
 
 
 def test_every_worker_has_one_gpu_of_those_that_were_chosen(monkeypatch):

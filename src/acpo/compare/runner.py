@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Executor,
@@ -172,9 +172,9 @@ def run_missing(
             for run, job in [(running.pop(job), job) for job in ended]:
                 _keep(run, job, results, broken, folder)
                 state = progress(study, results, only)
-                clock.tell_end(run, results.get(run.name), state)
+                clock.tell_end(run, results.get(run.name), running.values(), state)
             if not ended:
-                clock.tell_running(list(running.values()), state)
+                clock.tell_running(running.values(), state)
     say(_end(state, progress(study, results)))
     return results, list(broken.values())
 
@@ -223,7 +223,9 @@ class _Clock:
         """Seconds."""
         return time.monotonic() - self.began
 
-    def tell_end(self, run: StudyRun, result: Result | None, state: Progress) -> None:
+    def tell_end(
+        self, run: StudyRun, result: Result | None, running: Collection[StudyRun], state: Progress
+    ) -> None:
         self.made += run.updates if result and run.phase != plan.START else 0
         if result is None:
             found = "broken, see its log.txt"
@@ -234,12 +236,18 @@ class _Clock:
         else:
             found = f"accuracy {plan.sweep_score(result) or 0.0:.3f} in training"
         seconds = f"  {result['seconds']:.1f} s" if result else ""
-        self._line(state, 0, f"{run.name}  {found}{seconds}")
+        self._line(state, sum(self._updates(running)), f"{run.name}  {found}{seconds}")
 
-    def tell_running(self, runs: Sequence[StudyRun], state: Progress) -> None:
-        made = [_updates_made(self.folder / "runs" / run.name) for run in runs]
-        words = [f"{run.name} {n}/{run.updates}" for run, n in zip(runs, made, strict=True)]
+    def tell_running(self, running: Collection[StudyRun], state: Progress) -> None:
+        made = self._updates(running)
+        words = [
+            f"{run.name} {n}/{run.updates}" if n < run.updates else f"{run.name} measures"
+            for run, n in zip(running, made, strict=True)
+        ]
         self._line(state, sum(made), "  ".join(words))
+
+    def _updates(self, runs: Collection[StudyRun]) -> list[int]:
+        return [_updates_made(self.folder / "runs" / run.name) for run in runs]
 
     def _line(self, state: Progress, unfinished: int, words: str) -> None:
         made = self.made + unfinished
