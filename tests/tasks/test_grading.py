@@ -69,3 +69,14 @@ def test_completions_of_a_row_share_its_test_cases(monkeypatch):
         tracemalloc.stop()
     assert all(verdict.correct for verdict in verdicts)
     assert peak < 10 * 2**20, "the row, and the input of each of four runs"
+
+
+def test_ctrl_c_waits_for_no_verdict():
+    """What is queued was judged first, and a grader that was still starting was waited for."""
+    hang = "\\boxed{\\int (x+y+z+w)^{900} dx}"
+    with pytest.raises(KeyboardInterrupt), Judges(1) as judges:
+        for _ in range(4):
+            judges.verify(get_task("gsm8k"), hang, {"answer": "x"})
+        began = time.monotonic()
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 2

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 from acpo.errors import ACPOError
 from acpo.linefile import Closing
 from acpo.verify import MathPool, Outcome, Verdict
+from acpo.verify.mathworker import serve_spawns
 from acpo.verify.pool import Pool, once_per_process
 from acpo.verify.proctree import children, descendants
 
@@ -247,3 +249,10 @@ def test_threads_that_ask_at_once_share_one_pool():
     with ThreadPoolExecutor(8) as threads:
         got = set(threads.map(lambda _: shared(), range(8)))
     assert got == set(made) and len(made) == 1
+
+
+def test_a_worker_server_whose_parent_ended_ends_without_a_word():
+    """It printed a traceback into the terminal in which somebody had pressed Ctrl-C."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    serve_spawns(theirs.detach(), 1 << 30, lambda job: None)

@@ -123,8 +123,11 @@ class Judges(Closing):
         return GraderPool(task, self._workers)
 
     def close(self) -> None:
+        self.__exit__(None, None, None)
+
+    def __exit__(self, *error: object) -> None:
         for pool in self._pools.values():
-            pool.close()
+            pool.__exit__(*error)  # which waits for nothing after Ctrl-C
 
 
 def vote(task: Task, text: str) -> str | None:

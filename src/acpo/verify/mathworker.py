@@ -128,9 +128,9 @@ def prepare_server() -> None:
 def serve_spawns(control_fd: int, memory_bytes: int, judge: Judge) -> None:
     """Say that all is ready; fork and reap workers until the parent closes the channel."""
     control = socket.socket(fileno=control_fd)
-    control.sendall(b"ready\n")
     children: set[int] = set()
     try:
+        control.sendall(b"ready\n")
         while True:
             select.select([control], [], [])
             message, channels, _, _ = socket.recv_fds(control, 64, 1)
@@ -143,6 +143,8 @@ def serve_spawns(control_fd: int, memory_bytes: int, judge: Judge) -> None:
             elif message[:1] == KILL and int(message[1:]) in children:
                 children.discard(int(message[1:]))
                 control.sendall(b"%d\n" % _reap(int(message[1:])))
+    except ConnectionError:  # the parent has ended
+        pass
     finally:
         for pid in children:
             _reap(pid)
