@@ -163,7 +163,7 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path, name):
 @pytest.mark.parametrize("name", ["bad.csv", "bad.json"])
 def test_other_encodings_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"problem,answer\nA caf\xe9?,1\n")
-    with pytest.raises(ACPOError, match=rf"{name}.*utf-8"):
+    with pytest.raises(ACPOError, match=rf"{name}:2: not UTF-8: byte 0xe9 at column 6; save"):
         load_problems(get_task("custom"), str(tmp_path / name))
 
 
@@ -238,7 +238,10 @@ def test_every_kind_of_box_holds_an_answer(tmp_path):
         ("\n\n", "no rows"),
         ('{"problem": "a", "answer": "1"}\n{"problem": ', ":2: not JSON"),
         ("[1, 2]\n", ":1: list, not a JSON object"),
-        ('{"frage": "a", "antwort": "1"}\n', "Set problem_column and answer_column"),
+        (
+            '{"frage": "a", "antwort": "1"}\n',
+            "rename them, or say which they are: problem_column",
+        ),
         (
             '{"problem": "a", "answer": "1"}\n{"problem": "b"}\n',
             "row 2: column 'answer' is missing",
@@ -251,6 +254,13 @@ def test_bad_files(tmp_path, content, message):
     (tmp_path / "bad.jsonl").write_text(content)
     with pytest.raises(ACPOError, match=message):
         load_problems(get_task("custom"), str(tmp_path / "bad.jsonl"))
+
+
+def test_columns_that_another_task_reads_are_told(tmp_path):
+    file = write(tmp_path / "qa.jsonl", [{"question": "1+1?", "answer": "2"}])
+    with pytest.raises(ACPOError, match=r"no problem or prompt, .* task custom reads these"):
+        load_problems(get_task("dapo_math"), file)
+    assert load_problems(get_task("custom"), file)[0] == [("1+1?", "2")]
 
 
 def test_missing_data(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from acpo.errors import ACPOError
 from acpo.tasks.blame import told
 from acpo.tasks.sources import column, has_column, mappings, read_rows
-from acpo.tasks.task import GOLD_FORMS, Columns, Row, Task
+from acpo.tasks.task import GOLD_FORMS, USUAL, Columns, Row, Task
 from acpo.tasks.templates import DAPO, fill, get_template, shown_columns, strip
 from acpo.verify.extract import BOXES, extract_answer
 from acpo.verify.math import decide_without_algebra
@@ -177,10 +177,15 @@ def find_layout(
             (name for name in names[:2] if not any(has_column(rows[0], one) for one in name)),
             names[0],
         )
+        remedy = (
+            "rename them, or say which they are: problem_column and answer_column of a recipe, "
+            "--problem-column and --answer-column of acpo trace, columns of a task of your own"
+        )
+        if _fitting(rows[0], USUAL, needed=True):
+            remedy = "task custom reads these (--task custom; task: custom in a recipe)"
         raise ACPOError(
             f"data={source!r}: row 1 has no {' or '.join(missing)}, only {', '.join(rows[0])}; a "
-            "problem needs what is asked and the expected answer. Set problem_column and "
-            "answer_column of the recipe, or columns of the task"
+            f"problem needs what is asked and the expected answer; {remedy}"
         )
     return layout
 
