@@ -113,7 +113,8 @@ def test_one_process_at_a_time_samples_for_a_trace(tmp_path):
     folder = tmp_path / "t"
     options = write.TraceOptions(2, 2, 1.0, 8, 0, "acpo", 0, 0)
 
-    def watch(completions):
+    def watch(completions, total):
+        assert total == 4
         with pytest.raises(ACPOError, match="another process writes"):
             TraceWriter(folder, {})
 
@@ -179,7 +180,16 @@ def test_more_prompts_than_there_are(tmp_path):
     said = refused(
         "trace", tmp_path / "model", "--data", data, "--n", 4, "--output", tmp_path / "t"
     )
-    assert "--n 4: the data has 3 problems" in said
+    assert "--n 4: the data has 3 problems; --n 3 takes them all" in said
+
+
+def test_where_nobody_says_how_many_all_of_fewer_are_taken(tmp_path):
+    save(tmp_path / "model")
+    data = sums(tmp_path / "sums.jsonl", 3)
+    run = ("--data", data, "--group", 2, "--max-tokens", 4, "--output", tmp_path / "t")
+    with pytest.warns(ACPOWarning, match="the data has 3 problems: all are taken, and not 48"):
+        said = acpo("trace", tmp_path / "model", *run, "--device", "cpu")
+    assert "6 of 6 completions" in said and Trace.open(tmp_path / "t").header["n"] == 3
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ MODEL = typer.Argument(help="Hub id, folder (an adapter's, too), .gguf, or packa
 SAMPLES = typer.Option(
     None, help="Score what this folder of `acpo eval` holds instead of sampling."
 )
+N = typer.Option(None, "--n", min=1, help="Prompts (default: 48, or all where there are fewer).")
 STEP = typer.Option(0, min=0, max=2**31 - 1, help="Training step of MODEL; adds it to a trace.")
 
 
@@ -32,7 +33,9 @@ def trace(
     chat: bool | None = typer.Option(None, help="Chat template (default: if there is one)."),
     system: str | None = typer.Option(None, help="System message of a chat prompt."),
     chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),
-    n: int = typer.Option(48, "--n", min=1, help="Prompts."),
+    n: int | None = typer.Option(
+        None, "--n", min=1, help="Prompts (default: 48, or all there are)."
+    ),
     group: int = typer.Option(8, min=1, help="Completions of each prompt."),
     temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
     max_tokens: int = typer.Option(1024, min=1, help="Longest completion."),

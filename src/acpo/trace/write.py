@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.static import StaticDecoder, make_decoder
@@ -25,6 +26,7 @@ from acpo.texts import whole_characters
 from acpo.train.data import as_text, build_data, recipe_task
 from acpo.train.recipe import TaskArguments
 
+USUAL_PROMPTS = 48
 PROMPTS_PER_PART = 16
 """Prompts whose completions are written together, and lost together when a call is killed."""
 
@@ -33,7 +35,7 @@ PROMPTS_PER_PART = 16
 class TraceOptions:
     """What a trace is made of, apart from the task; see the options of `acpo trace`."""
 
-    n: int
+    n: int | None  # None: USUAL_PROMPTS, or all where there are fewer
     group: int
     temperature: float
     max_tokens: int
@@ -64,18 +66,21 @@ def write_sampled_trace(
     *,
     device: str | None = None,
     batch_size: int = 32,
-    watch: Callable[[int], None] = lambda completions: None,
+    watch: Callable[[int, int], None] = lambda completions, total: None,
 ) -> None:
     """Sample, verify, score, and add the result to the trace in `output`, part by part.
 
     A part is on disk when it is done: killed, the same call goes on with the prompts that lack.
-    `watch` is called with how many completions came: those that were there, then one by one.
+    `watch` is called with how many completions came, those that were there, then one by one, and
+    with how many there will be.
     """
     method = get_method(options.method)
     sampling = Sampling(options.temperature, max_tokens=options.max_tokens, chat=False)
     source = TransformersBackend(model, sampling, batch_size=batch_size, device=device)
     tokenizer = source.checkpoint.tokenizer
     kind, questions = choose_questions(task, tokenizer, count=options.n, seed=options.seed)
+    options = replace(options, n=len(questions))
+    total = options.group * len(questions)
     source.checkpoint.require_room([question.prompt_ids for question in questions])
     loaded = source.load()
     scored_at: dict[str, Any] = {"temperature": options.temperature, "top_k": options.top_k}
@@ -91,24 +96,30 @@ def write_sampled_trace(
         policy = source.checkpoint.revision or model
         _refuse_another_model(writer, options.step, policy)
         missing = _missing(questions, output, options.step)
-        watch(options.group * (len(questions) - len(missing)))
+        watch(total - options.group * len(missing), total)
         for first in range(0, len(missing), PROMPTS_PER_PART):
             asked = missing[first : first + PROMPTS_PER_PART]
-            rollouts = _judged(_sampled(decoder, asked, options, watch), kind, asked, tokenizer)
+            sampled = _sampled(decoder, asked, options, lambda: watch(1, total))
+            rollouts = _judged(sampled, kind, asked, tokenizer)
             part = scorer.part(rollouts, group_size=options.group)
             writer.append(*part, step=options.step, model=policy)
 
 
 def choose_questions(
-    arguments: TaskArguments, tokenizer: Any, *, count: int, seed: int
+    arguments: TaskArguments, tokenizer: Any, *, count: int | None, seed: int
 ) -> tuple[Task, list[Prompt]]:
     """`count` of the task's problems, drawn with the seed, laid out as training lays them out."""
+    wanted = count or USUAL_PROMPTS
     if recipe_task(arguments).endless:  # made to order
-        arguments.max_problems = count
+        arguments.max_problems = wanted
     data = build_data(arguments, tokenizer, seed=seed)
-    if count > len(data.train):
-        raise ACPOError(f"--n {count}: the data has {len(data.train)} problems")
-    chosen = sorted(random.Random(seed).sample(range(len(data.train)), count))
+    there = len(data.train)
+    if wanted > there and count:
+        raise ACPOError(f"--n {count}: the data has {there} problems; --n {there} takes them all")
+    if wanted > there:
+        told = f"the data has {there} problems: all are taken, and not {wanted}"
+        warnings.warn(told, ACPOWarning, stacklevel=3)
+    chosen = sorted(random.Random(seed).sample(range(there), min(wanted, there)))
     return data.task, [
         Prompt(
             prompt_tokens(row["prompt"], tokenizer),
@@ -129,7 +140,7 @@ def _sampled(
     decoder: Decoder | StaticDecoder,
     questions: Sequence[Prompt],
     options: TraceOptions,
-    watch: Callable[[int], None],
+    watch: Callable[[], None],
 ) -> list[SampledCompletion]:
     """A group of completions of each question, groups consecutive, without verdicts."""
     jobs = [
@@ -152,7 +163,7 @@ def _sampled(
             truncated=finish == "length",
             answer=question.answer,
         )
-        watch(1)
+        watch()
     return [found[key] for key in sorted(found)]
 
 
@@ -214,16 +225,15 @@ def trace_and_print(
     model: str, output: Path, task: TaskArguments, options: TraceOptions, **run: Any
 ) -> None:
     """Make a trace under a progress bar, or lines of it for a log, and say what it holds."""
-    total = options.n * options.group
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        sampling = bar.add_task("sampling", total=total)
+        sampling = bar.add_task("sampling", total=None)
         done = 0
 
-        def watch(completions: int) -> None:
+        def watch(completions: int, total: int) -> None:
             nonlocal done
             before, done = done, done + completions
-            bar.advance(sampling, completions)
+            bar.update(sampling, advance=completions, total=total)
             if not console.is_terminal and 10 * done // total > 10 * before // total:
                 console.print(f"{done} of {total} completions", highlight=False)
 
