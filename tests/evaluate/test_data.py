@@ -227,6 +227,13 @@ def test_data_check_reads_chat_rows_as_training_does(tmp_path):
     assert "1: 100% of its n-grams" in done.stdout and done.returncode == 0, done.stderr
 
 
+def test_data_check_reads_the_files_that_training_reads(tmp_path):
+    (tmp_path / "train.csv").write_text("problem,answer\nWhat is 1 + 2?,3\n")
+    data = sums(tmp_path / "sums.jsonl", 3)
+    done = acpo("data", "check", "--benchmarks", data, "--train", tmp_path / "train.csv")
+    assert "1: 100% of its n-grams in training row 1," in done.stdout, done.stderr
+
+
 def test_overlaps_with_half_a_character_are_listed(tmp_path):
     """In a folder that is made for them: a check takes minutes."""
     listed = tmp_path / "new" / "overlaps.jsonl"

@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from acpo.texts import folder_name
 if TYPE_CHECKING:
     from acpo.evaluate.backends import Sampling
     from acpo.evaluate.run import Plan
-    from acpo.jsonl import Row
+    from acpo.tasks.task import Row
 
 PAPER_BENCHMARKS = "aime24,aime25,math500,hmmt25,beyondaime,humaneval_pro"
 
@@ -224,7 +224,7 @@ def check_data(
     context: typer.Context,
     benchmarks: str = BENCHMARKS,
     data_dir: Path | None = DATA_DIR,
-    train: Path | None = typer.Option(None, help="Training set, JSONL, to hold against them."),
+    train: str | None = typer.Option(None, help="Training set, a file or hub id, to hold against."),
     train_field: str = typer.Option("problem", help="Field of its question."),
     train_gold: str = typer.Option("answer", help="Field of its gold answer, where it has one."),
     ngram: int = typer.Option(13, min=2, help="Words that have to agree in a row."),
@@ -235,11 +235,12 @@ def check_data(
     """Rows, checksums, gold answers that verify or cannot be read, overlap with a training set."""
     from acpo.evaluate.check import check, training_texts
     from acpo.evaluate.terminal import print_checks
-    from acpo.jsonl import json_line, read_jsonl
+    from acpo.jsonl import json_line
     from acpo.linefile import write_whole
+    from acpo.tasks.sources import read_rows
     from acpo.verify.references import bad_references
 
-    rows = read_jsonl(train) if train else []
+    rows = read_rows(train) if train else []
     training = training_texts(rows, train_field)
     golds = _golds(rows, train_gold, given=bool(given_options(context, ["train_gold"])))
     names = _names(benchmarks)
@@ -260,7 +261,7 @@ def check_data(
         raise typer.Exit(1)
 
 
-def _golds(rows: "list[Row]", field: str, *, given: bool) -> list[str] | None:
+def _golds(rows: "Sequence[Row]", field: str, *, given: bool) -> list[str] | None:
     """The golds of a training set; told or refused where there are none and some should be."""
     from acpo.evaluate.check import training_golds
     from acpo.verify.problem import is_code

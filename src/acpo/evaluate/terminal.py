@@ -155,7 +155,7 @@ def _some_problems(
     return task, [(fill(template, one.row), one.row) for one in problems[:count]]
 
 
-def print_checks(checks: Sequence[Check], *, train: Path | None, ngram: int) -> None:
+def print_checks(checks: Sequence[Check], *, train: str | None, ngram: int) -> None:
     """One line per benchmark, and the overlaps that are the largest."""
     heads = [f"share a {ngram}-gram", "share half of them"] if train else []
     table = Table("benchmark", "rows", "as declared", "gold verifies", *heads)

@@ -1,8 +1,8 @@
 """Rows that nothing can be judged against, found before anything is trained on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from acpo.jsonl import Row
 from acpo.verify.math import MathPool
 from acpo.verify.problem import ProblemError, is_code, read_problem
 from acpo.verify.verdict import Outcome
@@ -12,7 +12,7 @@ _ANY_ANSWER = "\\boxed{918273.645}"
 
 
 def bad_references(
-    rows: Sequence[Row], golds: Sequence[str] | None, workers: int | None = None
+    rows: Sequence[Mapping[str, Any]], golds: Sequence[str] | None, workers: int | None = None
 ) -> list[tuple[int, str]]:
     """The rows, from 1 on, whose gold answer or code problem cannot be read, and why.
 
