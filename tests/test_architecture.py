@@ -21,7 +21,7 @@ ALLOWED = {
     "wire": set(),
     "jsonl": {"errors"},
     "linefile": {"errors"},
-    "yamlfile": {"errors"},
+    "yamlfile": {"errors", "jsonl"},
     "record_columns": {"errors", "linefile", "texts"},
     "records": {"errors", "record_columns", "jsonl", "linefile"},
     "objectives": {"errors"},

@@ -37,7 +37,22 @@ def test_nothing_to_read(tmp_path):
     with pytest.raises(ACPOError, match="no rows"):
         read_jsonl(tmp_path / "f")
     (tmp_path / "f").write_bytes(b"\xff")
-    with pytest.raises(ACPOError, match="utf-8"):
+    with pytest.raises(ACPOError, match=r"none: No such file or directory$"):
+        read_jsonl(tmp_path / "none")
+
+
+def test_another_encoding_is_told_with_its_line(tmp_path):
+    rows = b'{"a": 1}\n' * 5000
+    for most in (None, 5001):
+        (tmp_path / "f").write_bytes(rows + b'{"a": "\xe9"}\n')
+        with pytest.raises(ACPOError, match=r":5001: not UTF-8: byte 0xe9 at column 8; save"):
+            read_jsonl(tmp_path / "f", most)
+    assert len(read_jsonl(tmp_path / "f", 5000)) == 5000
+
+
+def test_where_a_line_breaks_off_is_told_within_it(tmp_path):
+    (tmp_path / "f").write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(ACPOError, match=r":2: not JSON: Expecting value at column 6; repair"):
         read_jsonl(tmp_path / "f")
 
 

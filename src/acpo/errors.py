@@ -20,6 +20,14 @@ class ACPOWarning(UserWarning):
     """A legal setting that does something the user probably did not mean."""
 
 
+def reason(error: BaseException) -> str:
+    """What an error says, in one line without the file it is about; of a missing key, which."""
+    if isinstance(error, KeyError) and error.args:
+        return f"{error.args[0]!r:.100} is missing"
+    said = error.strerror if isinstance(error, OSError) else None
+    return " ".join((said or str(error) or repr(error)).split())[:200]
+
+
 @contextmanager
 def writing(place: object, other: str = "file") -> Iterator[None]:
     """Where the system refuses to write, say so of `place`, and to name an `other`."""

@@ -2,11 +2,11 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 
 Row = dict[str, Any]
 
@@ -27,6 +27,29 @@ def json_object(text: str | bytes) -> Row:
     return value
 
 
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file with their ends.
+
+    Raises:
+        ACPOError: The file cannot be read, or a line, which is named, is not UTF-8.
+    """
+    try:
+        # Escaped, and found again line by line: decoding goes by blocks, and knows no lines.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    line.encode()
+                except UnicodeEncodeError as error:
+                    byte = ord(line[error.start]) & 0xFF
+                    raise ACPOError(
+                        f"{path}:{number}: not UTF-8: byte 0x{byte:02x} at column "
+                        f"{error.start + 1}; save the file as UTF-8"
+                    ) from None
+                yield line
+    except OSError as error:
+        raise ACPOError(f"{path}: {reason(error)}") from error
+
+
 def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
     """The rows of a JSONL file, or the first `most`.
 
@@ -34,24 +57,24 @@ def read_jsonl(path: Path, most: int | None = None) -> list[Row]:
         ACPOError: The file cannot be read, is empty, or a line is not a JSON object.
     """
     rows: list[Row] = []
-    try:
-        with path.open(encoding="utf-8-sig") as lines:
-            # Not splitlines: JSON strings may hold line separators other than the newline.
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_row(line, f"{path}:{number}"))
-                if len(rows) == most:
-                    break
-    except (OSError, UnicodeDecodeError) as error:
-        raise ACPOError(f"{path}: {error}") from error
+    # Not splitlines: JSON strings may hold line separators other than the newline.
+    for number, line in enumerate(text_lines(path), start=1):
+        if line.strip():
+            rows.append(_row(line.rstrip(), f"{path}:{number}"))
+        if len(rows) == most:
+            break
     if not rows:
-        raise ACPOError(f"{path}: no rows")
+        raise ACPOError(f"{path}: no rows; write one JSON object per line into it")
     return rows
 
 
 def _row(line: str, where: str) -> Row:
     try:
         row = json_value(line, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        raise ACPOError(
+            f"{where}: not JSON: {error.msg} at column {error.colno}; repair the line, or remove it"
+        ) from error
     except ValueError as error:
         raise ACPOError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 import yaml
 
 from acpo.errors import ACPOError
+from acpo.jsonl import text_lines
 
 Place = tuple[str | int, ...]
 MOST_VALUES = 100_000
@@ -47,11 +48,7 @@ class YamlFile:
             raise ACPOError(
                 f"{what}={str(path)!r} is not a file; `acpo init` writes some to {others}"
             )
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ACPOError(f"{path}:1: not YAML in UTF-8: {error}") from error
-        node, self.values = _parse(text, str(path))
+        node, self.values = _parse("".join(text_lines(self.path)), str(path))
         if not isinstance(self.values, dict):
             raise ACPOError(f"{path}:1: a {what} is a mapping of options to values")
         self._lines: dict[Place, int] = {}

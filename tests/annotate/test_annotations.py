@@ -116,6 +116,12 @@ def test_lines_that_are_not_ours_are_refused(path, number, change, message):
         Annotations.read(path)
 
 
+def test_a_file_of_another_kind_is_told_what_it_lacks(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1+1?"}\n')
+    with pytest.raises(ACPOError, match=r"rows.jsonl:1 .*\('format' is missing\): give a file"):
+        Annotations.read(tmp_path / "rows.jsonl")
+
+
 def test_places_outside_the_completions_are_refused(path, selection):
     """The file says how long a completion is, and may say anything."""
     text = path.read_text().replace('"length": ', '"length": 1000')

@@ -215,6 +215,9 @@ def test_what_is_wrong_is_said_once(tmp_path):
     with pytest.raises(ACPOError, match=r"1\.jsonl: row 1 is not verl's \(.*high") as told:
         read_rollouts(folder)
     assert "its trainer" not in str(told.value)
+    (folder / "1.jsonl").write_text('{"output": "x"}\n')
+    with pytest.raises(ACPOError, match=r"row 1 is not verl's \('input' is missing\)"):
+        read_rollouts(folder)
 
 
 def test_prime_rl_may_have_kept_no_log_probabilities(tmp_path):

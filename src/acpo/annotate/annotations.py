@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from acpo.annotate.annotators import Status
 from acpo.annotate.pairs import Selection, Span
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import json_line, json_value
 from acpo.linefile import Closing, LineFile
 from acpo.records import Trace
@@ -228,7 +228,8 @@ def parse(path: Path, text: bytes) -> Annotations:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ACPOError(
-                f"{path}:{number} is not a line of annotations ({error!r:.200})"
+                f"{path}:{number} is not a line of annotations ({reason(error)}): give a file "
+                "that `acpo annotate propose` made"
             ) from error
     if annotations is None:
         raise ACPOError(f"{path} is empty: it was cut off before it began")

@@ -15,7 +15,7 @@ from acpo.annotate.annotations import (
     span_in,
     text_in,
 )
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import json_value
 
 FORMAT = "acpo-review"
@@ -139,7 +139,7 @@ def _read(exported: Path) -> Any:
     except ACPOError:
         raise
     except ValueError as error:
-        raise ACPOError(f"{exported} is not JSON ({error!r:.100}): export it again") from error
+        raise ACPOError(f"{exported} is not JSON ({reason(error)}): export it again") from error
 
 
 def _fields(exported: Path, where: str, value: Any, names: set[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import json_line, json_value
 from acpo.linefile import Closing, LineFile
 from acpo.verify.verdict import Outcome
@@ -81,7 +81,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], dict[Key, dict[str, Any]]]
     try:
         return _parse(path, path.read_bytes())
     except OSError as error:
-        raise ACPOError(f"{path}: {error}") from error
+        raise ACPOError(f"{path}: {reason(error)}") from error
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return _parse(path, file.readline())[0]
     except OSError as error:
-        raise ACPOError(f"{path}: {error}") from error
+        raise ACPOError(f"{path}: {reason(error)}") from error
 
 
 def require_one_model(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> None:
@@ -136,8 +136,8 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
                 Outcome(row["verdict"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ACPOError(
-                f"{path}:{number}: not a line of samples as `acpo eval` writes them ({error!r}): "
-                "remove it or use another --output"
+                f"{path}:{number}: not a line of samples as `acpo eval` writes them "
+                f"({reason(error)}): remove it or use another --output"
             ) from error
         samples.setdefault(key, {}).update(row)
     known = isinstance(header, dict) and header.get("format") == FORMAT

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import read_jsonl
 from acpo.tasks.blame import blame, importing_file
 from acpo.tasks.chain import chain_task
@@ -177,7 +177,7 @@ def _from_yaml(path: Path, name: str, reference: str) -> Task:
     try:
         fields = dict(YamlFile(path, what="file of tasks", others="recipes/").values[name])
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ACPOError(f"{where}: {path} has no entry {name!r} ({error})") from error
+        raise ACPOError(f"{where}: {path} has no entry {name!r} ({reason(error)})") from error
     if "gym" in fields:
         if not isinstance(fields["gym"], str):
             raise ACPOError(f"{where}: gym={fields['gym']!r} must be the name of a task")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from acpo.errors import ACPOError
-from acpo.jsonl import json_value, read_jsonl
+from acpo.jsonl import json_value, read_jsonl, text_lines
 from acpo.linefile import write_whole
 from acpo.tasks.task import Pinned, Row
 
@@ -60,7 +60,9 @@ def _read_file(path: Path, most: int | None) -> list[Row]:
         with parquet.ParquetFile(path) as file:
             batches = file.iter_batches(most or 65_536)
             return list(islice((row for batch in batches for row in batch.to_pylist()), most))
-    except (ValueError, csv.Error) as error:  # pyarrow's are ValueErrors, and so is a bad byte
+    except ACPOError:
+        raise
+    except (ValueError, csv.Error) as error:  # pyarrow's are ValueErrors
         raise ACPOError(
             f"data={str(path)!r} cannot be read as {path.suffix[1:]}: {error}"
         ) from error
@@ -68,8 +70,7 @@ def _read_file(path: Path, most: int | None) -> list[Row]:
 
 def _read_csv(path: Path, most: int | None) -> list[Row]:
     """Every cell as the text it is: a gold answer of 12:30 or 007 is no time and no number."""
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        rows: list[Row] = list(islice(csv.DictReader(lines, strict=True), most))
+    rows: list[Row] = list(islice(csv.DictReader(text_lines(path), strict=True), most))
     for number, row in enumerate(rows, 1):
         if None in row or None in row.values():
             raise ValueError(f"row {number} has not as many cells as there are columns")
@@ -78,9 +79,11 @@ def _read_csv(path: Path, most: int | None) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     try:
-        rows = json_value(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # no JSON, or no UTF-8
-        raise ACPOError(f"data={str(path)!r}: {error}") from error
+        rows = json_value("".join(text_lines(path)))
+    except ACPOError:
+        raise
+    except ValueError as error:
+        raise ACPOError(f"data={str(path)!r} is not JSON: {error}") from error
     if not isinstance(rows, list):
         raise ACPOError(f"data={str(path)!r} must hold a list of rows, not a {type(rows).__name__}")
     return mappings(rows, f"data={str(path)!r}")

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from acpo.errors import ACPOError, ACPOWarning
+from acpo.errors import ACPOError, ACPOWarning, reason
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
 from acpo.jsonl import read_jsonl
@@ -149,7 +149,7 @@ def read_rollouts(source: Path, rewards: Sequence[str] = ()) -> dict[int, list[F
             except ACPOError:
                 raise
             except UNREADABLE as error:
-                raise ACPOError(f"{file} is not of its trainer ({error!r:.200})") from error
+                raise ACPOError(f"{file} is not of its trainer ({reason(error)})") from error
         if files:
             return _each_once(steps) if by_trl else steps
     raise ACPOError(
@@ -174,7 +174,7 @@ def _rows(
         try:
             yield read(row)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ACPOError(f"{file}: row {number} is not {trainer}'s ({error!r:.100})") from error
+            raise ACPOError(f"{file}: row {number} is not {trainer}'s ({reason(error)})") from error
 
 
 def _read_verl(file: Path) -> Iterator[ForeignRollout]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils import logging
 
 from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import json_value
 from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
@@ -365,7 +365,9 @@ def _indexed(index: Path) -> set[str]:
     try:
         return set(json_value(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ACPOError(f"{index} cannot be read ({error!r:.100}): copy the model again") from error
+        raise ACPOError(
+            f"{index} cannot be read ({reason(error)}): copy the model again"
+        ) from error
 
 
 def check_finite(name: str) -> None:
