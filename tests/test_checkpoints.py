@@ -24,6 +24,10 @@ def test_names(tmp_path):
         ("package:no_such_package/x", "pip install no-such-package"),
         ("package:acpo/tasks/checkpoints/none", "has no 'tasks/checkpoints/none'"),
         ("nowhere.gguf", "is not a file"),
+        ("./owner/name", "is no folder here: check the path, or give a hub id"),
+        ("/no/such", "is no folder here"),
+        ("runs/mine/final", "is no folder here"),
+        (__file__, "is a file, not a folder: name the folder it is in"),
     ],
 )
 def test_missing(name, message, tmp_path):
@@ -52,9 +56,30 @@ def test_gguf_needs_its_reader(tmp_path, monkeypatch):
         checkpoints.unpack_gguf(tmp_path / "m.gguf", tmp_path)
 
 
-def test_tokenizers_that_cannot_train(tmp_path):
-    with pytest.raises(ACPOError, match="no tokenizer there"):
+def test_a_damaged_gguf_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "m.gguf").write_bytes(bytes(100))
+
+    def read(*given, **options):
+        raise KeyError("general.architecture")
+
+    monkeypatch.setattr(checkpoints.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", read)
+    with pytest.raises(ACPOError, match=r"m.gguf.*'general.architecture' is missing.*cut short"):
+        resolve_model(str(tmp_path / "m.gguf"), tmp_path / "run")
+
+
+def test_what_is_no_model_is_told_in_one_line(tmp_path):
+    for name, said in (("nobody/nothing", "no such folder is here"), (str(tmp_path), "lacks a f")):
+        with pytest.raises(ACPOError, match=said) as told:
+            load_tokenizer(name)
+        assert "\n" not in str(told.value)
+    save_standin(tmp_path)
+    (tmp_path / "config.json").write_text("{ nope")
+    with pytest.raises(ACPOError, match=r"config.json' is not a valid JSON file\): it is damaged"):
         load_tokenizer(str(tmp_path))
+
+
+def test_tokenizers_that_cannot_train(tmp_path):
     tokenizer = ascii_tokenizer()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path / "unpadded")

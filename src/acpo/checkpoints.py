@@ -3,10 +3,13 @@
 import hashlib
 import importlib.util
 import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acpo.errors import ACPOError
+from acpo.errors import ACPOError, reason
 from acpo.jsonl import json_value
 
 if TYPE_CHECKING:
@@ -14,6 +17,31 @@ if TYPE_CHECKING:
 
 PACKAGED = "package:"
 """Prefix of a file or folder inside an installed Python package: `package:NAME/PATH`."""
+
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+class NoModelError(ACPOError):
+    """A name behind which there is no model."""
+
+
+@contextmanager
+def loading(place: str) -> Iterator[None]:
+    """Whatever the files of a model make those raise who read them, as one line with a remedy."""
+    try:
+        yield
+    except ACPOError:
+        raise
+    except Exception as error:  # a damaged file raises whatever its parser raises
+        said = f"model {place!r} cannot be loaded ({reason(error)})"
+        if not Path(place).exists():
+            raise NoModelError(
+                f"{said}: no such folder is here; check the path, or give a hub id"
+            ) from error
+        raise ACPOError(
+            f"{said}: it is damaged or cut short, or lacks a file: copy all of it again"
+        ) from error
 
 
 def resolve_model(name: str, output_dir: str | Path) -> str:
@@ -25,6 +53,12 @@ def resolve_model(name: str, output_dir: str | Path) -> str:
     if name.startswith(PACKAGED):
         name = str(_packaged(name))
     if not name.endswith(".gguf"):
+        if Path(name).is_file():
+            raise ACPOError(f"model {name!r} is a file, not a folder: name the folder it is in")
+        if not Path(name).is_dir() and not _HUB_ID.fullmatch(name):
+            raise NoModelError(
+                f"model {name!r} is no folder here: check the path, or give a hub id"
+            )
         return name
     file, folder = Path(name), Path(output_dir) / "base-model"
     if not file.is_file():
@@ -88,9 +122,8 @@ def adapter_base(name: str) -> str | None:
         if not isinstance(base, str) or not base:
             raise ValueError(f"base_model_name_or_path={base!r}")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ACPOError(
-            f"model {name!r}: its adapter_config.json does not name the base model ({error!r})"
-        ) from error
+        said = f"its adapter_config.json does not name the base model ({reason(error)})"
+        raise ACPOError(f"model {name!r}: {said}") from error
     return resolve_model(base, name)
 
 
@@ -119,7 +152,9 @@ def unpack_gguf(file: Path, folder: Path) -> None:
         raise ACPOError(f"model_name_or_path={str(file)!r} needs `pip install gguf` to be read")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    with loading(str(file)):
+        model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     # The loaded model remembers its quantised origin and refuses to be saved; a fresh one does not.
@@ -127,7 +162,7 @@ def unpack_gguf(file: Path, folder: Path) -> None:
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
     plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def tokenizer_place(name: str) -> str:
@@ -136,18 +171,18 @@ def tokenizer_place(name: str) -> str:
     return base if base and not (Path(name) / "tokenizer_config.json").is_file() else name
 
 
-def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a resolved model, padding on the left."""
+def read_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a resolved model, as it is."""
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            tokenizer_place(name), padding_side="left", **options
-        )
-    except (OSError, ValueError) as error:
-        raise ACPOError(
-            f"model_name_or_path={name!r}: no tokenizer there or on the hub: {error}"
-        ) from error
+    place = tokenizer_place(name)
+    with loading(place):
+        return AutoTokenizer.from_pretrained(place, **options)
+
+
+def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a resolved model, padding on the left, fit to train with."""
+    tokenizer = read_tokenizer(name, padding_side="left", **options)
     if tokenizer.eos_token is None:
         raise ACPOError(
             f"model_name_or_path={name!r}: its tokenizer has no end-of-sequence token, so no "
@@ -156,3 +191,50 @@ def load_tokenizer(name: str, **options: Any) -> "PreTrainedTokenizerBase":
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def require_tokens(counts: Sequence[int], what: str, name: str) -> None:
+    """Raise where a prompt has none: without its files a tokenizer may be there, and be empty."""
+    if 0 in counts:
+        raise ACPOError(
+            f"{what} {counts.index(0)} has no tokens: the tokenizer of {name!r} gives none for its "
+            "text; are its files (tokenizer.json) there?"
+        )
+
+
+def check_weights(name: str) -> None:
+    """Raise for a folder without weights, or with a file of them that is cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    for folder in map(Path, filter(None, (name, adapter_base(name)))):
+        if not folder.is_dir():  # a hub id
+            continue
+        files = sorted(folder.glob("*.safetensors"))
+        if not files and not any(folder.glob("*.bin")):
+            raise ACPOError(
+                f"model {str(folder)!r} has no weights (*.safetensors or *.bin); save the model "
+                "there, or name another folder"
+            )
+        for index in folder.glob("*.index.json"):
+            if missing := sorted(_indexed(index) - {path.name for path in folder.iterdir()}):
+                raise ACPOError(
+                    f"{index} names {missing[0]}, which is not there: copy the model again"
+                )
+        for file in files:
+            try:
+                with safe_open(file, framework="pt"):
+                    pass
+            except (SafetensorError, OSError) as error:
+                raise ACPOError(
+                    f"{file} cannot be read ({error}); it is damaged or cut short: copy it again"
+                ) from error
+
+
+def _indexed(index: Path) -> set[str]:
+    """The files of weights that an index names."""
+    try:
+        return set(json_value(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ACPOError(
+            f"{index} cannot be read ({reason(error)}): copy the model again"
+        ) from error

@@ -21,11 +21,12 @@ class ACPOWarning(UserWarning):
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in one line without the file it is about; of a missing key, which."""
+    """The first line of what an error says, without its file; of a missing key, which it is."""
     if isinstance(error, KeyError) and error.args:
         return f"{error.args[0]!r:.100} is missing"
     said = error.strerror if isinstance(error, OSError) else None
-    return " ".join((said or str(error) or repr(error)).split())[:200]
+    first, *more = (said or str(error) or repr(error)).strip().splitlines()
+    return " ".join([first, *more[: first.rstrip().endswith(":")]])[:200].rstrip(".")
 
 
 @contextmanager

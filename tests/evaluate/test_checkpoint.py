@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from acpo.errors import ACPOError
 from acpo.evaluate.backends import Request, Sampling, SamplingError, checkpoint
 from acpo.evaluate.backends.checkpoint import Checkpoint, fingerprint
 from acpo.evaluate.backends.transformers import TransformersBackend
@@ -64,7 +65,7 @@ def test_a_checkpoint_s_own_code_is_not_run(tmp_path):
     edit(model / "config.json", model_type="mine", auto_map={"AutoConfig": "mine.Mine"})
     ran = tmp_path / "ran"
     (model / "mine.py").write_text(f"open({str(ran)!r}, 'w')\nclass Mine: pass\n")
-    with pytest.raises(SamplingError, match="cannot be loaded"):
+    with pytest.raises(ACPOError, match="cannot be loaded"):
         Checkpoint(str(model), Sampling())
     assert not ran.exists()
 
@@ -73,8 +74,16 @@ def test_a_checkpoint_s_own_code_is_not_run(tmp_path):
 def test_damaged_files_are_told(tmp_path, name):
     model = save(tmp_path)
     (model / name).write_bytes(b'{"a"')
-    with pytest.raises(SamplingError, match="cannot be loaded"):
+    with pytest.raises(ACPOError, match=r"damaged or cut short.* copy"):
         TransformersBackend(str(model), Sampling(), device="cpu").load()
+
+
+def test_a_tokenizer_that_gives_no_tokens_is_told(tmp_path):
+    """As transformers makes one, where its files are missing."""
+    source = Checkpoint(str(save(tmp_path)), Sampling(max_tokens=4, chat=False))
+    source.tokenizer = lambda text: {"input_ids": []}
+    with pytest.raises(ACPOError, match=r"prompt 0 has no tokens: .* are its files .* there"):
+        source.prompts([Request("key", "hello", 1)])
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -243,7 +243,8 @@ def test_a_model_without_template_says_what_to_do(tmp_path):
 def test_models_that_do_not_fit_are_explained(tmp_path):
     data = sums(tmp_path / "sums.jsonl", 1)
     done = acpo("eval", tmp_path / "nothing", "--benchmarks", data, "--output", tmp_path / "run")
-    assert done.returncode == 2 and "cannot be loaded" in done.stderr
+    assert done.returncode == 2 and "is no folder here" in done.stderr
+    assert "or --base-url for a served model" in " ".join(done.stderr.split())
     model = save(tmp_path / "model")
     done = acpo("eval", model, "--benchmarks", data, "--output", tmp_path / "run")
     assert done.returncode == 2 and "the 512 positions of" in " ".join(done.stderr.split())

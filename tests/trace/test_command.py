@@ -168,6 +168,11 @@ def test_bad_input_is_one_line(tmp_path, arguments, message):
     assert message in refused("trace", *arguments, "--output", tmp_path / "t")
 
 
+def test_a_model_that_is_not_there_is_told_without_what_only_eval_takes(tmp_path):
+    said = refused("trace", tmp_path / "none", "--task", "chain", "--output", tmp_path / "t")
+    assert "is no folder here" in said and "--base-url" not in said
+
+
 def test_the_model_here_has_the_name_of_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(half_as_sure(tmp_path / "mine"))
     acpo("trace", ".", *SMALL)

@@ -33,9 +33,7 @@ def trace(
     chat: bool | None = typer.Option(None, help="Chat template (default: if there is one)."),
     system: str | None = typer.Option(None, help="System message of a chat prompt."),
     chain_steps: int = typer.Option(5, min=1, help="Operations in each chain of the task chain."),
-    n: int | None = typer.Option(
-        None, "--n", min=1, help="Prompts (default: 48, or all there are)."
-    ),
+    n: int | None = N,
     group: int = typer.Option(8, min=1, help="Completions of each prompt."),
     temperature: float = typer.Option(1.0, min=1e-3, help="Of the policy."),
     max_tokens: int = typer.Option(1024, min=1, help="Longest completion."),

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
-from acpo.checkpoints import adapter_base, load_tokenizer, resolve_model
-from acpo.errors import ACPOError, reason
-from acpo.jsonl import json_value
+from acpo.checkpoints import (
+    adapter_base,
+    check_weights,
+    load_tokenizer,
+    require_tokens,
+    resolve_model,
+)
+from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
 from acpo.train.data import TrainingData, build_data, prompt_lengths
 from acpo.train.plan import plan_batches, prompts_used
@@ -231,11 +236,7 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
         if rows is not None
     }
     for what, counts in lengths.items():
-        if not min(counts):
-            raise ACPOError(
-                f"{what} {counts.index(0)} has no tokens: the tokenizer of {recipe.model_name!r} "
-                "gives none for its text; are its files (tokenizer.json) there?"
-            )
+        require_tokens(counts, what, recipe.model_name)
     golds = [gold for _, gold in gold_answers(data) if gold]
     if golds and recipe.task.reward_funcs is None:
         counts = [len(ids) for ids in tokenizer(golds, add_special_tokens=False)["input_ids"]]
@@ -330,44 +331,6 @@ def gold_answers(data: TrainingData) -> list[tuple[dict[str, Any], str | None]]:
         (row, gold_completion(data.task, json.loads(row[ROW]) if ROW in row else row))
         for row in rows
     ]
-
-
-def check_weights(name: str) -> None:
-    """Raise for a folder without weights, or with a file of them that is cut short."""
-    from safetensors import SafetensorError, safe_open
-
-    for folder in map(Path, filter(None, (name, adapter_base(name)))):
-        if not folder.is_dir():  # a hub id
-            continue
-        files = sorted(folder.glob("*.safetensors"))
-        if not files and not any(folder.glob("*.bin")):
-            raise ACPOError(
-                f"model {str(folder)!r} has no weights (*.safetensors or *.bin); save the model "
-                "there, or name another folder"
-            )
-        for index in folder.glob("*.index.json"):
-            if missing := sorted(_indexed(index) - {path.name for path in folder.iterdir()}):
-                raise ACPOError(
-                    f"{index} names {missing[0]}, which is not there: copy the model again"
-                )
-        for file in files:
-            try:
-                with safe_open(file, framework="pt"):
-                    pass
-            except (SafetensorError, OSError) as error:
-                raise ACPOError(
-                    f"{file} cannot be read ({error}); it is damaged or cut short: copy it again"
-                ) from error
-
-
-def _indexed(index: Path) -> set[str]:
-    """The files of weights that an index names."""
-    try:
-        return set(json_value(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ACPOError(
-            f"{index} cannot be read ({reason(error)}): copy the model again"
-        ) from error
 
 
 def check_finite(name: str) -> None:

@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from acpo.checkpoints import NoModelError
 from acpo.errors import ACPOError
 
 
@@ -102,5 +103,8 @@ _CLASSES = {"openai": "OpenAIBackend", "transformers": "TransformersBackend", "v
 def make_backend(name: str, model: str, sampling: Sampling, **options: Any) -> Backend:
     """The backend of that name, with the options its constructor takes; no other is imported."""
     module = importlib.import_module(f"{__name__}.{name}")
-    backend: Backend = getattr(module, _CLASSES[name])(model, sampling, **options)
+    try:
+        backend: Backend = getattr(module, _CLASSES[name])(model, sampling, **options)
+    except NoModelError as error:
+        raise NoModelError(f"{error}, or --base-url for a served model") from error
     return backend

@@ -7,9 +7,17 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig
 
-from acpo.checkpoints import adapter_base, resolve_model, tokenizer_place, unpacked_to
+from acpo.checkpoints import (
+    adapter_base,
+    check_weights,
+    loading,
+    read_tokenizer,
+    require_tokens,
+    resolve_model,
+    unpacked_to,
+)
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 from acpo.jsonl import json_value
 from acpo.verify.extract import THINK_OPENERS
@@ -34,7 +42,8 @@ class Checkpoint:
     `place` is the folder or hub id behind it, and `base` the model below an adapter, or `place`.
 
     Raises:
-        SamplingError: There is no such model, or no chat template and `sampling.chat` asks for it.
+        ACPOError: There is no such model, or it is damaged.
+        SamplingError: It has no chat template, and `sampling.chat` asks for it.
     """
 
     def __init__(self, name: str, sampling: Sampling) -> None:
@@ -43,18 +52,11 @@ class Checkpoint:
         self._texts: dict[str, str] = {}  # of each prompt, what the chat template makes
         self.place = resolve_model(name, unpacked_to(name))
         self.base = adapter_base(self.place) or self.place
-        try:
-            # Said, not left out: left out, transformers asks the terminal whether to run its code.
+        # Said, not left out: left out, transformers asks the terminal whether to run its code.
+        with loading(self.base):
             self.config = AutoConfig.from_pretrained(self.base, trust_remote_code=False)
-            self.tokenizer = AutoTokenizer.from_pretrained(
-                tokenizer_place(self.place), trust_remote_code=False
-            )
-        except Exception as error:  # a damaged checkpoint raises whatever its parser raises
-            said = (str(error).splitlines() or [repr(error)])[0]
-            raise SamplingError(
-                f"model {name!r} cannot be loaded: {said} Give a hub id, a folder with "
-                "config.json and a tokenizer, or --base-url for a served model"
-            ) from error
+        self.tokenizer: Any = read_tokenizer(self.place, trust_remote_code=False)
+        check_weights(self.place)
         if sampling.chat and not self.tokenizer.chat_template:
             raise SamplingError(
                 f"model {name!r} has no chat template: pass --prompt-format plain to send prompts "
@@ -80,7 +82,7 @@ class Checkpoint:
         """The tokens of every prompt.
 
         Raises:
-            SamplingError: The longest one leaves no room for `max_tokens`.
+            ACPOError: One has no tokens, or the longest leaves no room for `max_tokens`.
         """
         texts = dict.fromkeys(request.prompt for request in requests)
         prompts = {text: self.tokens(text) for text in texts}
@@ -88,9 +90,11 @@ class Checkpoint:
         return prompts
 
     def require_room(self, prompts: Iterable[Sequence[int]]) -> None:
-        """Refuse prompts whose completions may run past the model's positions."""
+        """Refuse prompts of no tokens, and those whose completions may run past the positions."""
+        counts = [len(prompt) for prompt in prompts]
+        require_tokens(counts, "prompt", self.name)
         room = getattr(self.config.get_text_config(), "max_position_embeddings", None)
-        longest = max(map(len, prompts), default=0)
+        longest = max(counts, default=0)
         if room is not None and longest >= room:
             raise SamplingError(
                 f"a prompt of {longest} tokens leaves no room for a completion in the {room} "

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from acpo.checkpoints import load_model
+from acpo.checkpoints import load_model, loading
+from acpo.errors import ACPOError, reason
 from acpo.evaluate.backends import Completion, Request, Sampling, SamplingError
 from acpo.evaluate.backends.checkpoint import Checkpoint
 from acpo.evaluate.backends.decoder import Job
@@ -52,16 +53,20 @@ class TransformersBackend:
 
     def load(self) -> Any:
         """The weights, in evaluation mode."""
-        name = self.checkpoint.name
+        name, place = self.checkpoint.name, self.checkpoint.place
         try:
             device = torch.device(self._device)
             if device.type == "cuda" and device.index is not None:
                 torch.cuda.set_device(device)  # where kernels and graphs run that name none
-            model = load_model(self.checkpoint.place, dtype=self._dtype, trust_remote_code=False)
+            with loading(place):
+                model = load_model(place, dtype=self._dtype, trust_remote_code=False)
             return model.to(device).eval()
-        except Exception as error:  # damaged weights raise whatever their parser raises
-            said = (str(error).splitlines() or [repr(error)])[0]
-            raise SamplingError(f"model {name!r} cannot be loaded: {said}") from error
+        except ACPOError:
+            raise
+        except Exception as error:  # a device that is not there, or has no room
+            raise SamplingError(
+                f"model {name!r} cannot be loaded onto --device {self._device}: {reason(error)}"
+            ) from error
 
     def _says(self, tokens: list[int]) -> str:
         return str(self.checkpoint.tokenizer.decode(tokens, skip_special_tokens=True))
