@@ -26,7 +26,8 @@ def reason(error: BaseException) -> str:
         return f"{error.args[0]!r:.100} is missing"
     said = error.strerror if isinstance(error, OSError) else None
     first, *more = (said or str(error) or repr(error)).strip().splitlines()
-    return " ".join([first, *more[: first.rstrip().endswith(":")]])[:200].rstrip(".")
+    both = [first, *more[: first.rstrip().endswith(":")]]
+    return " ".join(" ".join(both).split())[:200].rstrip(".,")
 
 
 @contextmanager
