@@ -35,7 +35,7 @@ def loading(place: str) -> Iterator[None]:
         raise
     except Exception as error:  # a damaged file raises whatever its parser raises
         said = f"model {place!r} cannot be loaded ({reason(error)})"
-        if not Path(place).exists():
+        if isinstance(error, OSError) and not Path(place).exists():
             raise NoModelError(
                 f"{said}: no such folder is here; check the path, or give a hub id"
             ) from error

@@ -24,10 +24,10 @@ def reason(error: BaseException) -> str:
     """The first line of what an error says, without its file; of a missing key, which it is."""
     if isinstance(error, KeyError) and error.args:
         return f"{error.args[0]!r:.100} is missing"
-    said = error.strerror if isinstance(error, OSError) else None
-    first, *more = (said or str(error) or repr(error)).strip().splitlines()
-    both = [first, *more[: first.rstrip().endswith(":")]]
-    return " ".join(" ".join(both).split())[:200].rstrip(".,")
+    said = (isinstance(error, OSError) and error.strerror) or str(error)
+    lines = said.strip().splitlines() or [repr(error)]
+    first = lines[:2] if lines[0].rstrip().endswith(":") else lines[:1]
+    return " ".join(" ".join(first).split())[:200].rstrip(".,")
 
 
 @contextmanager
