@@ -266,6 +266,14 @@ def test_a_pad_token_outside_the_vocabulary(place, tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["train", "doctor"])
+def test_a_tokenizer_without_tokens_for_the_prompts(place, command):
+    model = "package:acpo/tasks/checkpoints/chain"
+    status, lines = run(place, command, model_name_or_path=model, max_completion_length=40)
+    assert status == 2 and "cannot read the prompts: its tokenizer makes '<pad><pad>" in lines[-1]
+    assert "of 'What is 0 + 3 - 0?" in lines[-1]
+
+
+@pytest.mark.parametrize("command", ["train", "doctor"])
 @pytest.mark.parametrize(
     ("gone", "said"),
     [

@@ -1,12 +1,17 @@
 import json
+from types import SimpleNamespace
 
 import pytest
+from datasets import Dataset
+from tokenizers import normalizers
 
 from acpo.errors import ACPOError
 from acpo.tasks.chain import HELD_OUT_SEED, chain_problems
 from acpo.tasks.problems import Problem
+from acpo.tasks.registry import get_task
 from acpo.train import data as data_module
-from acpo.train.data import build_data, prompt_lengths
+from acpo.train.checks import check_readable
+from acpo.train.data import TrainingData, build_data, prompt_lengths, unread
 from acpo.train.recipe import TaskArguments
 from tasks.tiny import chain_tokenizer
 from train.standin import ascii_tokenizer, write_problems
@@ -271,3 +276,41 @@ def test_a_sum_is_no_answer_to_itself_in_a_task_of_arithmetic(tmp_path):
         return reward(data.train["prompt"][:1], [f"\\boxed{{{answer}}}"], **row)
 
     assert rewarded(row["answer"][0]) == [1.0] and rewarded(f"{row['answer'][0]} + 0") == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("pad", "unknown", "texts", "expected"),
+    [
+        ("<pad>", "<unk>", ["ab", "äb", "b"], 1 / 5),
+        ("<pad>", "<unk>", ["what <unk> and <pad> mean"], 0),
+        ("<eos>", "<eos>", ["ab"], 0),
+        (None, None, ["ab"], 0),
+    ],
+)
+def test_what_a_tokenizer_cannot_read(pad, unknown, texts, expected):
+    tokenizer = ascii_tokenizer(chat=False)
+    tokenizer.pad_token, tokenizer.unk_token = pad, unknown
+    share, said = unread(texts, tokenizer)
+    assert share == expected
+    assert not expected or said == "'<unk>b' of 'äb'"
+
+
+def test_a_tokenizer_that_changes_text_on_purpose_reads_it():
+    tokenizer = ascii_tokenizer(chat=False)
+    tokenizer.unk_token = "<unk>"
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    )
+    assert unread(["Ärger"], tokenizer)[0] == 0
+
+
+def test_a_few_characters_that_cannot_be_read_are_told(tmp_path):
+    tokenizer, notes = ascii_tokenizer(chat=False), []
+    tokenizer.unk_token = "<unk>"
+    rows = Dataset.from_dict({"prompt": ["what is é + 1 in numbers?"]})
+    data = TrainingData(get_task("custom"), rows, None, [], notes)
+    check_readable(SimpleNamespace(model_name="m"), data, tokenizer)
+    assert notes == [
+        "4.00% of the prompts is lost to the tokenizer, which makes 'what is <unk> + 1 in "
+        "numbers?' of 'what is é + 1 in numbers?'"
+    ]

@@ -177,8 +177,9 @@ def test_when_it_saves_and_measures(tmp_path, options, said):
 
 
 @pytest.mark.parametrize("sampler", ["generate", "static"])
-def test_the_static_sampler_is_recommended_to_who_has_another(tmp_path, sampler):
-    options = flags(sampler=sampler, output_dir=tmp_path, max_problems=100)
-    result = CliRunner().invoke(app, ["doctor", str(RECIPES / "quickstart.yaml"), *options])
-    assert result.exit_code == 0, result.output
-    assert ("sampler=static beat vLLM" in result.output) == (sampler == "generate")
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_static_sampler_is_recommended_to_who_has_another_and_a_gpu(examine, sampler, on_cpu):
+    cpu = {"use_cpu": "true", "bf16": "false"} if on_cpu else {}
+    code, output = examine(use_vllm="false", sampler=sampler, **cpu)
+    assert code == 0, output
+    assert ("sampler=static beat vLLM" in output) == (sampler == "generate" and not on_cpu)

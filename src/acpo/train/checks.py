@@ -18,7 +18,7 @@ from acpo.checkpoints import (
 )
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
-from acpo.train.data import TrainingData, build_data, prompt_lengths
+from acpo.train.data import TrainingData, build_data, prompt_lengths, unread
 from acpo.train.plan import plan_batches, prompts_used
 from acpo.train.recipe import BEFORE_OPTIONS, Recipe
 from acpo.vllm_version import require_vllm
@@ -77,6 +77,7 @@ def gather(
     checked_rewards(data.rewards, read, removes=config.remove_unused_columns)
     check_reward_weights(config.reward_weights, data)
     check_lengths(recipe, data, tokenizer, name)
+    check_readable(recipe, data, tokenizer)
     check_evaluation(recipe, data)
     check_optimizer(recipe, name, plan_batches(recipe, len(data.train)).updates, elsewhere)
     if choose is None and data.stream is not None:
@@ -259,6 +260,20 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
         raise ACPOError(
             f"max_tokens_per_pack={config.max_tokens_per_pack} cannot hold a sequence: prompt and "
             f"completion may have {whole} tokens; raise it, or leave it out"
+        )
+
+
+def check_readable(recipe: Recipe, data: TrainingData, tokenizer: Any) -> None:
+    """Raise where the tokenizer has no token for over a tenth of the prompts; note any less."""
+    share, said = unread(data.train["prompt"][:GOLD_SAMPLE], tokenizer, data.template_options)
+    if share > 0.1:
+        raise ACPOError(
+            f"model {recipe.model_name!r} cannot read the prompts: its tokenizer makes {said}; "
+            "name a model that reads such text, or change task or template to what it reads"
+        )
+    if share:
+        data.notes.append(
+            f"{share:.2%} of the prompts is lost to the tokenizer, which makes {said}"
         )
 
 

@@ -13,7 +13,7 @@ from acpo.engines.trl.identity import decisive
 from acpo.engines.trl.rewards import checked_reward
 from acpo.errors import ACPOError
 from acpo.train.checks import check_finite, empty_model, gather, gold_answers, resumption
-from acpo.train.data import TrainingData, as_text, prompt_lengths
+from acpo.train.data import TrainingData, prompt_ids, prompt_lengths
 from acpo.train.plan import BatchPlan, in_updates, plan_batches, training_bytes
 from acpo.train.recipe import Recipe, read_recipe
 
@@ -71,7 +71,7 @@ def examine(
     _check_prompts(findings, data, tokenizer)
     _check_rewards(findings, data)
     _check_batches(findings, recipe, plan)
-    _check_memory(findings, recipe, name)
+    _check_memory(findings, recipe, name, on_cpu=recipe.config.use_cpu and not elsewhere)
     _foretell(findings, recipe, data, plan)
     count = findings.problems
     verdict = "ready to train" + " where there is a GPU" * elsewhere
@@ -88,7 +88,7 @@ def _read(path: str | Path, overrides: Sequence[str], processes: int | None) -> 
     try:
         recipe = read_recipe(path, overrides, processes=processes)
     except ACPOError:
-        if here:
+        if here or any(text.replace("-", "_").startswith("__use_cpu") for text in overrides):
             raise
         # Recipes for GPUs are refused where there is none; they can be examined all the same.
         overrides = ["--use_cpu", "true", *overrides]
@@ -106,7 +106,8 @@ def _check_prompts(
     findings.fine(
         f"{kind}; {statistics.median(lengths):.0f} tokens in the middle, {max(lengths)} at most"
     )
-    findings.fine(f"the first one: {as_text(first, tokenizer, data.template_options)!r}")
+    ids = prompt_ids([first], tokenizer, data.template_options)[0]
+    findings.fine(f"the first one, as the model reads it: {tokenizer.decode(ids)!r}")
     if tokenizer.pad_token == tokenizer.eos_token:
         findings.note(f"no pad token of its own: {tokenizer.eos_token!r} pads as well")
 
@@ -204,7 +205,7 @@ def _check_batches(findings: Findings, recipe: Recipe, plan: BatchPlan) -> None:
         findings.note("more than 16 updates per rollout: expect ratios far from 1")
 
 
-def _check_memory(findings: Findings, recipe: Recipe, name: str) -> None:
+def _check_memory(findings: Findings, recipe: Recipe, name: str, *, on_cpu: bool) -> None:
     import torch
 
     processes = recipe.config.world_size
@@ -218,7 +219,7 @@ def _check_memory(findings: Findings, recipe: Recipe, name: str) -> None:
         f"moments take {needed / GIB:.2f} GiB per process if sharded over {processes}; "
         "activations come on top, in packs that fit"
     )
-    if recipe.config.sampler == "generate" and parameters < 3e9:
+    if recipe.config.sampler == "generate" and parameters < 3e9 and not on_cpu:
         findings.note("sampler=static beat vLLM at 0.5B and 1.5B on an H200: docs/vllm.md")
     if torch.cuda.is_available() and not recipe.config.use_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
