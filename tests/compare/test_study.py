@@ -260,7 +260,7 @@ def test_rates_come_from_where_they_are_swept(write):
 
 def test_bad_overrides():
     for arguments in (
-        *(["--seed", "3"], ["beta"], ["--beta"]),
+        *(["--seed", "3"], ["beta"], ["--beta"], ["--beta", "0", "--beta", "0.1"]),
         *(["--eval_steps", "5"], ["--system_prompt", "a: b: c"], ["--run_name", "2024-05-01"]),
     ):
         with pytest.raises(ACPOError):

@@ -48,6 +48,17 @@ def test_yaml_overrides_and_every_grpo_option(tmp_path):
         (MINIMAL + "lerning_rate: 1\n", [], "did you mean learning_rate"),
         (MINIMAL, ["--metod", "acpo"], "did you mean method"),
         (MINIMAL, ["--method", "acop"], "did you mean 'acpo'"),
+        ("model: m\n", [], r"bad.yaml: model is not an option; did you mean model_name_or_path\?"),
+        (MINIMAL, ["--dataset-name", "d"], r"--dataset-name is not .*; did you mean data\?"),
+        (MINIMAL, ["--lr", "1"], r"did you mean learning_rate\?"),
+        (MINIMAL, ["max_steps", "3"], r"'max_steps' is .* no option; did you mean --max_steps 3\?"),
+        (MINIMAL, ["max_steps=3"], r"did you mean --max_steps 3\?"),
+        (MINIMAL, ["--seed", "1", "2"], "'2' is the value of no option; options come as --key"),
+        (MINIMAL, ["--max_steps", "1", "--max-steps=2"], "--max_steps is given twice; keep one"),
+        (MINIMAL, ["--output_dir", ""], "--output_dir is empty; give a value"),
+        (MINIMAL, ["--output_dir="], "--output_dir is empty; give a value"),
+        (MINIMAL, ["--output_dir"], "output_dir"),
+        (MINIMAL, ["--save_strategy", ""], "--save_strategy='' is unknown; use one of no, steps"),
         (MINIMAL, ["--learning_rate", "fast"], "invalid float value"),
         (MINIMAL, ["--num_generations", "1"], "at least 2"),
         (
@@ -71,6 +82,23 @@ def test_a_recipe_in_another_encoding_is_told(tmp_path):
     (tmp_path / "bad.yaml").write_bytes(MINIMAL.encode() + b"# caf\xe9\n")
     with pytest.raises(ACPOError, match=r"bad.yaml:\d+: not UTF-8: byte 0xe9"):
         read_recipe(tmp_path / "bad.yaml")
+
+
+def test_what_others_call_an_option_is_none_here_and_means_one():
+    from acpo.train.recipe import ELSEWHERE, option_groups
+
+    known = {name for rows in option_groups().values() for name, _ in rows}
+    assert not known & ELSEWHERE.keys()
+    assert known >= set(ELSEWHERE.values())
+
+
+def test_options_of_several_values(tmp_path):
+    overrides = ["--reward_weights", "1", "-0.5", "--seed=7", "--reward_funcs", "a.f", "b.g"]
+    recipe = read_recipe(write(tmp_path / "mine.yaml", MINIMAL), overrides)
+    assert (recipe.config.reward_weights, recipe.config.seed) == ([1.0, -0.5], 7)
+    assert recipe.task.reward_funcs == ["a.f", "b.g"]
+    with pytest.raises(ACPOError, match="'b' is the value of no option"):
+        read_recipe(write(tmp_path / "mine.yaml", MINIMAL), ["--reward_funcs=a", "b"])
 
 
 @pytest.mark.parametrize("row", METHODS)

@@ -97,6 +97,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     for name in names:
         if name in DECIDED:
             raise ACPOError(f"--{name} is decided by the study, run by run")
+        if names.count(name) > 1:
+            raise ACPOError(f"--{name} is given twice; keep one")
     values = zip(names, arguments[1::2], strict=True)
     return {name: yaml_value(text, f"--{name} {text}") for name, text in values}
 

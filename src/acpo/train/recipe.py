@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,21 @@ BEFORE_OPTIONS = {
     **{"torch_dtype": "dtype", "revision": "model_revision"},
 }
 """What of `model_init_kwargs` goes before the model's own options, and their names."""
+
+
+ELSEWHERE = {
+    **dict.fromkeys(("model", "model_id", "model_path"), "model_name_or_path"),
+    **dict.fromkeys(("dataset", "dataset_name", "data_files", "train_file"), "data"),
+    **{"dataset_config": "data_config", "dataset_train_split": "data_split"},
+    **{"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "steps": "max_steps"},
+    **dict.fromkeys(("epochs", "num_epochs"), "num_train_epochs"),
+    **{"group_size": "num_generations", "grad_accum": "gradient_accumulation_steps"},
+    **dict.fromkeys(("max_tokens", "max_new_tokens"), "max_completion_length"),
+    **dict.fromkeys(("rewards", "reward", "reward_function", "reward_fn"), "reward_funcs"),
+    **{"max_prompt_length": "max_prompt_tokens", "kl_coef": "beta", "output": "output_dir"},
+    **{"resume": "resume_from_checkpoint", "algorithm": "method", "chat_template": "chat"},
+}
+"""What others call an option."""
 
 
 @dataclass
@@ -106,11 +122,9 @@ def read_recipe(
         if key != "env" and key not in known:
             _refuse_unknown(str(key), known, where=f"{path}: ")
     check_types(values, actions, kinds(parser.dataclass_types), f"{path}: ")
-    names = [text[2:].partition("=")[0] for text in overrides if text.startswith("--")]
-    for name in names:
-        if name.replace("-", "_") not in known:
-            _refuse_unknown(name, known, where="--")
-    overridden = {name.replace("-", "_") for name in names}
+    overridden = _overridden(overrides, actions)
+    empty = {name: "" for name, texts in overridden.items() if texts == [""]}
+    check_types(empty, actions, {}, "--")
     given = frozenset([*values, *overridden])
     check_switches(given)
     arguments = ["--config", str(path), *overrides]
@@ -217,7 +231,35 @@ def _parser(processes: int | None) -> Any:
     return RecipeParser(parts, allow_abbrev=False)
 
 
+def _overridden(texts: Sequence[str], actions: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The options that a command line sets, each with its words."""
+    found: dict[str, list[str]] = {}
+    words: list[str] = []
+    most: float = 0
+    for place, text in enumerate(texts):
+        if text.startswith("--"):
+            key, equals, value = text[2:].partition("=")
+            name = key.replace("-", "_")
+            if name not in actions:
+                _refuse_unknown(key, set(actions), where="--")
+            if name in found:
+                raise ACPOError(f"--{name} is given twice; keep one")
+            words = found[name] = [value] if equals else []
+            takes_several = not equals and actions[name].nargs in ("+", "*")
+            most = math.inf if takes_several else 1
+        elif len(words) < most:
+            words.append(text)
+        else:
+            key, equals, value = text.partition("=")
+            option = f"--{key} {value or ' '.join(texts[place + 1 : place + 2])}".strip()
+            hint = f"did you mean {option}?" if key in actions else "options come as --key value"
+            raise ACPOError(f"{text!r} is the value of no option; {hint}")
+    return found
+
+
 def _refuse_unknown(key: str, known: set[str], *, where: str) -> NoReturn:
-    near = difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
+    name = key.replace("-", "_")
+    elsewhere = ELSEWHERE.get(name)
+    near = [elsewhere] if elsewhere else difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else "every option of GRPOConfig is accepted"
     raise ACPOError(f"{where}{key} is not an option; {hint}")
