@@ -60,6 +60,26 @@ def test_a_key_that_the_server_repeats_is_not_told(monkeypatch, status):
     assert "sk" not in "".join(traceback.format_exception(caught.value, limit=0))
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "no-such-host.invalid"])
+def test_where_nobody_listens_no_other_attempt_is_made(host):
+    endpoint = Endpoint(f"http://{host}/v1", model="tiny", form=SCHEMA, retries=5, first_pause=60)
+    with pytest.raises(ACPOError, match=f"{host}/v1: no server there .*start it, or correct"):
+        endpoint.complete("system", "m")
+
+
+def test_a_server_that_goes_away_is_waited_for():
+    with annotating(lambda message, number: Fault("500")) as server:
+        options = {"retries": 1, "first_pause": 0.01}
+        endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, **options)
+        with pytest.raises(RequestFailure):
+            endpoint.complete("system", "m")
+        server.shutdown()
+        server.server_close()
+        with pytest.raises(RequestFailure) as caught:
+            endpoint.complete("system", "m")
+        assert caught.value.status is Status.CONNECTION and caught.value.passing
+
+
 def test_an_address_that_has_moved_is_told():
     with annotating(lambda message, number: Fault("307")) as server:
         endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)

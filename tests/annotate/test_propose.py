@@ -275,6 +275,20 @@ def test_a_wrong_key_ends_the_run_at_once(selection, tmp_path):
         assert server.number < 3
 
 
+def test_a_server_that_answers_nothing_at_all_is_an_error(selection, tmp_path):
+    arguments = ["annotate", "propose", str(tmp_path / "trace"), "--retries", "0"]
+    arguments += ["-o", str(tmp_path / "a.jsonl"), "--cache", str(tmp_path / "c")]
+    with annotating(lambda message, number: Fault("500")) as server:
+        arguments += ["--annotator", f"a={server.url},model=x"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2 and "server_error" in result.stdout
+        assert f"error: --annotator a: {server.url} answered nothing; " in result.stderr
+        server.behave = annotate_chain
+        assert CliRunner().invoke(app, arguments).exit_code == 0, "what is missing is asked again"
+        server.behave = lambda message, number: Fault("500")
+        assert CliRunner().invoke(app, arguments).exit_code == 0, "nothing is left to ask"
+
+
 def test_an_interrupted_run_asks_nothing_more(tmp_path, monkeypatch):
     rights = [("1+1=2", 1.0)] * 8
     trace = write_texts(tmp_path / "trace", text_rows(*rights, ("1+1=3", 0.0)))

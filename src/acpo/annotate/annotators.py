@@ -54,6 +54,7 @@ class Usage(NamedTuple):
     written: int = 0
     requests: int = 0
     cached: int = 0
+    failed: int = 0  # questions without an answer after all attempts
 
     def plus(self, other: "Usage") -> "Usage":
         return Usage(*(a + b for a, b in zip(self, other, strict=True)))

@@ -1,5 +1,6 @@
 """One OpenAI-compatible endpoint: a message in, a reply or a named failure out."""
 
+import socket
 import threading
 from typing import Any, NamedTuple
 
@@ -76,12 +77,13 @@ class Endpoint:
         self.over = threading.Event()  # set: nothing more is sent
         self._lock = threading.Lock()
         self._failed_in_a_row = 0
+        self._is_there = False  # whether it ever said something
 
     def complete(self, system: str, message: str) -> ChatReply:
         """The reply to a message.
 
         A RequestFailure is raised where there is none after all attempts, an ACPOError where there
-        can be none: wrong key, address or model.
+        can be none: wrong key, address or model, or nobody listens from the beginning.
         """
         self._require_open()  # at once, whatever holds requests back
         for _ in self._patience.attempts(self._retries + 1, self.over):
@@ -134,12 +136,18 @@ class Endpoint:
         connection = Connection(self.url, self._key, most_bytes=MAX_REPLY_BYTES)
         try:
             reply = connection.exchange("POST", "/chat/completions", payload, self._timeout)
+            self._is_there = True
         except TooSlow as error:
             raise RequestFailure(Status.TIMEOUT, str(error)) from error
         except TooLong as error:
             raise RequestFailure(Status.OVERSIZE, str(error), passing=False) from error
         except WireError as error:
             said = without_key(str(error), self._key)
+            absent = isinstance(error.__cause__, ConnectionRefusedError | socket.gaierror)
+            if absent and not self._is_there:
+                raise ACPOError(
+                    f"{self.url}: no server there ({said}): start it, or correct the URL"
+                ) from None
             raise RequestFailure(Status.CONNECTION, said) from None
         finally:
             connection.close()

@@ -211,7 +211,8 @@ class ModelAnnotator(Annotator):
         try:
             reply = self._endpoint.complete(SYSTEM, question.message())
         except RequestFailure as failure:
-            return Answer(failure.status, detail=str(failure))
+            spent = Usage(failed=int(failure.passing))
+            return Answer(failure.status, detail=str(failure), usage=spent)
         answer = _answer(reply, completion)
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):
             write_whole(file, json.dumps(reply._asdict()))

@@ -17,6 +17,7 @@ from acpo.annotate.annotators import SETTLED, Annotator, Answer, Status, Usage
 from acpo.annotate.evidence import Agreement, agreements
 from acpo.annotate.models import ModelAnnotator
 from acpo.annotate.pairs import PromptPairs, Selection, Trajectory
+from acpo.errors import ACPOError
 
 Watch = Callable[[str], None]
 
@@ -160,6 +161,12 @@ def propose_with_progress(
         console.print("one annotator: the protocol wants two, to see whether they agree")
     for model in models:
         console.print(cost_line(model, spent[model.name]), markup=False, soft_wrap=True)
+    for model in models:
+        if spent[model.name].failed and not spent[model.name].requests:
+            raise ACPOError(
+                f"--annotator {model.name}: {model.settings()['url']} answered nothing; {output} "
+                "says why, question by question, and the same command asks again"
+            )
 
 
 def selected(selection: Selection) -> str:
