@@ -14,10 +14,12 @@ from transformers import (
     Qwen3MoeForCausalLM,
     TrainerCallback,
 )
+from trl.rewards import get_soft_overlong_punishment
 
 from acpo import ACPOConfig, ACPOTrainer
 from acpo.engines.trl.rewards import (
     checked_reward,
+    checked_rewards,
     combined_rewards,
     distinct,
     scaled_advantages,
@@ -26,7 +28,7 @@ from acpo.engines.trl.rewards import (
     without_verdict,
 )
 from acpo.errors import ACPOError, NonFiniteError
-from acpo.verify.rewards import around, math_correct
+from acpo.verify.rewards import around, math_correct, math_reward
 from engines.tiny import (
     WORDS,
     build,
@@ -182,6 +184,31 @@ def test_what_a_reward_function_may_ask_for(tmp_path):
     assert trainer.reward_func_names == ["by_name", "needs_answer", "of_text"]
     build(tmp_path, rewards=added, rollout_func=rollout).train()
     build(tmp_path, remove_unused_columns=True, **data).train()
+
+
+class Scorer:
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def __call__(self, completions, **_):
+        return [self.scale * len(text) for text in completions]
+
+
+@pytest.mark.parametrize(
+    ("makes", "why"),
+    [
+        (math_reward, "'math_reward' takes neither prompts nor completions: give what math_rew"),
+        (get_soft_overlong_punishment, "takes neither prompts nor completions: give what get_"),
+        (lambda: None, "takes neither prompts nor completions"),
+        (Scorer, r"'Scorer' is a class: give what Scorer\(...\) returns; in a recipe, my_rewards"),
+        (torch.nn.Linear, "'Linear' is a class"),
+    ],
+)
+def test_what_makes_a_reward_function_is_none(makes, why):
+    with pytest.raises(ACPOError, match=why):
+        checked_rewards([makes], {"the training data": prompts(4)})
+    scorers = (Scorer(2.0), functools.partial(needs_answer), Scorer().__call__)
+    checked_rewards([*scorers, math_reward()], {"the training data": prompts(4)})
 
 
 class Rows(torch.utils.data.Dataset):

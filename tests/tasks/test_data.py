@@ -326,8 +326,15 @@ def test_reward_paths(tmp_path, monkeypatch):
     }.items():
         (tmp_path / f"{name}.py").write_text(text)
     assert import_reward("my_reward_module.best")([], []) == []
+    (tmp_path / "of, mine").mkdir()
+    (tmp_path / "of, mine" / "a.py").write_text("def best(prompts, completions, **c): return []")
+    assert import_reward("of, mine/a.py:best")([], []) == []
     for path, message in (
         ("best", "not a dotted path"),
+        ("my_reward_module.py", "is a file; name its function: my_reward_module.py:NAME"),
+        ("my_reward_module.py:", "is a file; name its function: my_reward_module.py:NAME"),
+        ("a.f,b.g", r"--reward_funcs a.f b.g, or in a recipe reward_funcs: \[a.f, b.g\]"),
+        ("[a.f, 'b.py:g']", "--reward_funcs a.f b.py:g, or in a recipe"),
         ("no_such_module.best", "cannot be imported"),
         ("my_reward_module.worst", "has no 'worst'"),
         ("my_reward_module.LIMIT", "has LIMIT=3, no function"),

@@ -252,6 +252,14 @@ def import_reward(path: str) -> Callable[..., Any]:
     Modules in the working directory are found.
     """
     file, _, function = path.rpartition(":")
+    if (alone := path.removesuffix(":")).endswith(".py"):
+        raise ACPOError(f"reward_funcs: {path!r} is a file; name its function: {alone}:NAME")
+    names = re.findall(r"[^][,\s'\"]+", path)
+    if names and names != [path] and not Path(file).is_file():
+        raise ACPOError(
+            f"reward_funcs: {path!r} is no name; give each by itself: --reward_funcs "
+            f"{' '.join(names)}, or in a recipe reward_funcs: [{', '.join(names)}]"
+        )
     if file.endswith(".py"):
         return load_function(Path(file), function, "reward_funcs")
     module_name, _, name = path.rpartition(".")

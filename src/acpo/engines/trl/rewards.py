@@ -44,6 +44,8 @@ def checked_rewards(
     checked = []
     for function in reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]:
         plain = callable(function) and not isinstance(function, torch.nn.Module)
+        if plain:
+            check_kind(function)
         for what, dataset in data.items() if plain else ():
             columns = columns_of(dataset)
             if columns is not None and not adds:
@@ -207,6 +209,21 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (TypeError, ValueError):
         return []
+
+
+def check_kind(function: Callable[..., Any]) -> None:
+    """Raise for what makes a reward function and is none: a class, or a function of settings."""
+    parameters, why = _parameters(function), "is a class"
+    if not isinstance(function, type):
+        takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        if takes_any or {p.name for p in parameters} & {*ALWAYS} or not inspect.isroutine(function):
+            return
+        why = "takes neither prompts nor completions"
+    made = f"{name_of(function)}(...)"
+    raise ACPOError(
+        f"the reward function {name_of(function)!r} {why}: give what {made} returns; in a recipe, "
+        f"my_rewards.py:NAME with NAME = {made} in that file"
+    )
 
 
 def check_columns(
