@@ -125,7 +125,7 @@ def test_every_file_format_gives_the_same_problems(tmp_path):
     write(tmp_path / "l.jsonl", rows)
     for name in ("p.parquet", "c.csv", "j.json", "l.jsonl"):
         problems, cleaning = load_problems(
-            get_task("custom"), str(tmp_path / name), columns=Columns("q", "gold")
+            get_task("custom"), str(tmp_path / name), columns=[Columns("q", "gold")]
         )
         assert problems == [("1+1?", "2"), ("2+2?", "4")]
         assert (cleaning.rows, cleaning.repeated) == (3, 1)

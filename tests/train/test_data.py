@@ -245,9 +245,24 @@ def test_a_code_problem_reaches_its_grader_whole(tmp_path):
     assert row.items() <= whole.items() and "def f(x)" in train[0]["prompt"]
 
 
-def test_half_a_mapping(tmp_path):
-    with pytest.raises(ACPOError, match="set both or neither"):
-        build(tmp_path, problem_column="problem")
+@pytest.mark.parametrize(
+    ("named", "row"),
+    [
+        ({"answer_column": "solution"}, {"problem": "?", "solution": "3", "answer": "4"}),
+        ({"problem_column": "ask.text"}, {"ask": {"text": "?"}, "problem": "!", "gold": "3"}),
+        ({"problem_column": "q", "answer_column": "a"}, {"q": "?", "a": "3"}),
+    ],
+)
+def test_the_column_that_is_not_named_is_one_of_the_usual(tmp_path, named, row):
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    first = build(tmp_path, chat_template=False, template="{problem}", data=str(file), **named)
+    assert (first.train[0]["prompt"], first.train[0]["answer"]) == ("?", "3")
+
+
+def test_a_column_that_is_named_is_not_replaced_by_a_usual_one(tmp_path):
+    with pytest.raises(ACPOError, match="row 1 has no solution, only problem, answer"):
+        build(tmp_path, answer_column="solution")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def load_problems(
     *,
     config: str | None = None,
     split: str = "train",
-    columns: Columns | None = None,
+    columns: Sequence[Columns] | None = None,
     template: str | None = None,
 ) -> tuple[list[Problem], Cleaning]:
     """The distinct problems of a task's data, compared without the white space around them.
@@ -80,9 +80,7 @@ def load_problems(
         source, rows = task.reference, mappings(source, f"task={task.reference!r}")
         if not rows:
             raise ACPOError(f"task={source!r}: its problems are an empty list")
-    layout = find_layout(
-        rows, (columns,) if columns else task.columns, source=source, needed=task.needs_gold
-    )
+    layout = find_layout(rows, columns or task.columns, source=source, needed=task.needs_gold)
     template = template or task.template
     kept, cleaning = clean(
         (

@@ -181,7 +181,7 @@ def _problems(
         arguments.data,
         config=arguments.data_config,
         split=arguments.data_split,
-        columns=_columns(arguments),
+        columns=_columns(task, arguments),
         template=arguments.template,
     )
     notes.append(f"{task.title}: {cleaning}")
@@ -210,7 +210,7 @@ def _held_out_elsewhere(
         arguments.held_out_data,
         config=arguments.data_config if same else None,
         split=split,
-        columns=_columns(arguments),
+        columns=_columns(task, arguments),
         template=arguments.template,
     )
     texts = {problem.text for problem in held}
@@ -280,13 +280,13 @@ def _endless(
     return training, held
 
 
-def _columns(arguments: TaskArguments) -> Columns | None:
+def _columns(task: Task, arguments: TaskArguments) -> tuple[Columns, ...]:
+    """The task's, one or both of them as the recipe has it."""
     problem, answer = arguments.problem_column, arguments.answer_column
-    if (problem is None) != (answer is None):
-        raise ACPOError(
-            f"problem_column={problem!r} and answer_column={answer!r}: set both or neither"
-        )
-    return Columns(problem, answer) if problem and answer else None
+    return tuple(
+        Columns(problem or one.problem, answer or one.answer, "text" if answer else one.gold)
+        for one in task.columns
+    )
 
 
 def _uses_chat(task: Task, arguments: TaskArguments, tokenizer: "PreTrainedTokenizerBase") -> bool:
