@@ -81,6 +81,7 @@ def test_a_truncated_checkpoint_is_recognised_and_the_one_before_used(tmp_path, 
     assert "optimizer.pt" in checkpoint.problem(last)
     (tmp_path / "checkpoint-9" / "trainer_state.json").unlink()
     assert "trainer_state.json is missing" in checkpoint.problem(tmp_path / "checkpoint-9")
+    assert checkpoint.problem(tmp_path / "no-such-checkpoint") == "there is no such folder"
     with pytest.raises(ACPOError, match=r"optimizer.pt.*use .*checkpoint-6"):
         checkpoint.require_whole(last)
     trainer = run(tmp_path, resume=True)

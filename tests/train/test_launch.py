@@ -1,4 +1,5 @@
 import json
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,6 +157,25 @@ def test_a_resumed_run_reports_the_accuracy_it_started_from(tmp_path):
     assert (report["before"], report["problems"]) == (None, 60)
     assert "accuracy on 60 held-out problems" in result.output
     assert "  before  " not in result.output and f"{report['after']['value']:.1%}" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("saves", ["steps", "no"])
+def test_a_run_that_is_stopped_says_what_is_kept(tmp_path, monkeypatch, number, saves):
+    def interrupted(clock, args, state, control, **kwargs):
+        if state.global_step == 2:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(TrainingClock, "on_step_end", interrupted)
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    options = shortest(tmp_path, max_steps=3, save_strategy=saves, save_steps=1)
+    result = CliRunner().invoke(app, ["train", str(QUICKSTART), *options])
+    assert result.exit_code == 128 + number
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("stopped at update 2 of 3; ")
+    kept = "checkpoint-1 is kept: the same command with --resume_from_checkpoint true goes on"
+    assert (kept if saves == "steps" else "the same command starts anew") in line
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
 def test_a_finished_run_is_left_as_it_is_and_an_older_model_is_not(tmp_path):

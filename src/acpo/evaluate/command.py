@@ -36,7 +36,8 @@ class ModelOrVerb(TyperGroup):
 
 eval_app = typer.Typer(
     cls=ModelOrVerb,
-    help="Evaluate a model: `acpo eval MODEL`. Then: `acpo eval compare A B`, `acpo eval table`.",
+    help="Evaluate a model: `acpo eval MODEL`, whose options `acpo eval run --help` lists. Then: "
+    "`acpo eval compare A B`, `acpo eval table`.",
     no_args_is_help=True,
 )
 data_app = typer.Typer(help="Look at benchmark and training data.", no_args_is_help=True)

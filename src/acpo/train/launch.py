@@ -1,8 +1,11 @@
 """`acpo train`: a recipe in, a trained model and a report out."""
 
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +15,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
 from acpo.engines.trl.checkpoint import saving
+from acpo.records import numbered
 from acpo.tasks.sources import is_file
 from acpo.train.accuracy import BeforeAndAfter, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
@@ -105,6 +109,37 @@ def train(path: str | Path, overrides: Sequence[str] = ()) -> Report:
     The report is also written to `<output_dir>/report.json`.
     """
     run = prepare(read_recipe(path, overrides))
+    with _stoppable(run):
+        return _train(run)
+
+
+@contextmanager
+def _stoppable(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end what is inside with a line that says what is kept."""
+
+    def stop(number: int, _: Any) -> None:
+        raise KeyboardInterrupt(number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if in_main else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        state, there = run.trainer.state, numbered(run.recipe.output_dir)
+        left = "no checkpoint is there yet: the same command starts anew (save_steps writes some)"
+        if there:
+            left = f"{there[-1]} is kept: the same command with --resume_from_checkpoint true "
+            left += "goes on from it"
+        if run.recipe.config.process_index == 0:
+            at = f"stopped at update {state.global_step} of {state.max_steps}"
+            print(f"\n{at}; {left}", file=sys.stderr, flush=True)
+        raise SystemExit(128 + (error.args or (signal.SIGINT,))[0]) from None
+    finally:
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _train(run: Run) -> Report:
     config, trainer = run.recipe.config, run.trainer
     for note in (*run.data.notes, str(trainer.packed.attention)):
         trainer.accelerator.print(note)

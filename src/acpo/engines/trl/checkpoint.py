@@ -92,6 +92,8 @@ def publish(staged: Path, final: Path) -> Cost:
 def problem(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint; None if it is whole."""
     manifest = checkpoint / MANIFEST
+    if not checkpoint.is_dir():
+        return "there is no such folder"
     if not manifest.is_file():
         return f"{manifest.name} is missing"
     try:
@@ -251,7 +253,7 @@ def saving(folder: Path, what: str) -> Iterator[None]:
         if there:
             left = (
                 f"{there[-1].name}, the last whole checkpoint, is kept: make room, and "
-                "resume_from_checkpoint=True goes on from it"
+                "resume_from_checkpoint=True (--resume_from_checkpoint true) goes on from it"
             )
         raise ACPOError(
             f"output_dir={str(folder)!r}: {what} could not be written, and {free:.3g} GB are free "

@@ -262,5 +262,6 @@ def refuse_occupied(
         words = f"output_dir={str(folder)!r} holds {holds} of a run with these options"
     remedy = "choose another output_dir, or empty this one"
     if checkpoints and not differ:
-        remedy += "; resume_from_checkpoint=True goes on from the newest"
+        remedy += "; resume_from_checkpoint=True (--resume_from_checkpoint true) goes on from the "
+        remedy += "newest"
     raise ACPOError("\n  ".join([words, *differ]) + ("\n" if differ else "; ") + remedy)
