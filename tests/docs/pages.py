@@ -13,7 +13,10 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-PROGRAMS = ("acpo", "python", "make", "pip", "accelerate", "cat", "ray", "git", "cd", "source")
+PROGRAMS = (
+    *("acpo", "python", "make", "pip", "accelerate", "torchrun", "cat", "ray", "git", "cd"),
+    "source",
+)
 NEEDS = re.compile(r"#\s*needs:\s*(?P<what>.+)$", re.M)
 PLACEHOLDER = re.compile(r"\[|\.\.\.|(?<![\w./-])(?:[A-Z][A-Z_]+|N)(?:\.\w+)?(?![\w=])")
 

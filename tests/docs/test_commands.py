@@ -67,9 +67,10 @@ def check(command):
         check_pip(arguments)
     elif name == "python":
         check_python(arguments, command)
-    elif name == "accelerate":
-        config = arguments[arguments.index("--config_file") + 1]
-        assert (ROOT / config).is_file(), f"{config} is missing"
+    elif name in ("accelerate", "torchrun"):
+        if "--config_file" in arguments:
+            config = arguments[arguments.index("--config_file") + 1]
+            assert (ROOT / config).is_file(), f"{config} is missing"
         check_acpo(arguments[arguments.index("acpo") + 1 :], command)
     elif name and name.startswith("recipes/"):
         assert os.access(ROOT / name, os.X_OK), f"{name} is missing or cannot be executed"

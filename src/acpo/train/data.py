@@ -318,7 +318,7 @@ def prompt_ids(
     plain = not prompts or isinstance(prompts[0], str)  # a chat template writes special tokens
     texts = [as_text(prompt, tokenizer, template_options) for prompt in prompts]
     ids: Any = tokenizer(texts, add_special_tokens=plain)["input_ids"]
-    return ids  # type: ignore[no-any-return]
+    return ids
 
 
 def unread(

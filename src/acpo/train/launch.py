@@ -14,8 +14,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback, Tra
 from transformers.trainer import TRAINER_STATE_NAME
 
 from acpo.checkpoints import adapter_base, load_model
-from acpo.engines.trl.checkpoint import saving
-from acpo.records import numbered
+from acpo.engines.trl.checkpoint import newest, saving
 from acpo.tasks.sources import is_file
 from acpo.train.accuracy import BeforeAndAfter, accuracy
 from acpo.train.checks import gather, in_one_line, resumption
@@ -125,10 +124,10 @@ def _stoppable(run: Run) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        state, there = run.trainer.state, numbered(run.recipe.output_dir)
+        state, there = run.trainer.state, newest(run.recipe.output_dir)
         left = "no checkpoint is there yet: the same command starts anew (save_steps writes some)"
         if there:
-            left = f"{there[-1]} is kept: the same command with --resume_from_checkpoint true "
+            left = f"{there} is kept: the same command with --resume_from_checkpoint true "
             left += "goes on from it"
         if run.recipe.config.process_index == 0:
             at = f"stopped at update {state.global_step} of {state.max_steps}"

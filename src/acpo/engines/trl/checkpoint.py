@@ -117,6 +117,11 @@ def problem(checkpoint: Path) -> str | None:
     return None
 
 
+def newest(folder: Path) -> Path | None:
+    """The newest checkpoint, whole or not."""
+    return next(reversed(numbered(folder)), None)
+
+
 def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     """The checkpoint to go on from, and what is wrong with those after it."""
     broken: dict[Path, str] = {}
@@ -248,11 +253,11 @@ def saving(folder: Path, what: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and not any(name in words for name in WRITERS):
             raise
         free = shutil.disk_usage(folder).free / 1e9
-        there = numbered(folder)
+        there = newest(folder)
         left = "there is no earlier checkpoint: make room, and start again"
         if there:
             left = (
-                f"{there[-1].name}, the last whole checkpoint, is kept: make room, and "
+                f"{there.name}, the last whole checkpoint, is kept: make room, and "
                 "resume_from_checkpoint=True (--resume_from_checkpoint true) goes on from it"
             )
         raise ACPOError(
