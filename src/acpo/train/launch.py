@@ -117,13 +117,15 @@ def _stoppable(run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM end what is inside with a line that says what is kept."""
 
     def stop(number: int, _: Any) -> None:
-        raise KeyboardInterrupt(number)
+        raise SystemExit(128 + number)
 
-    in_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, stop) if in_main else None
+    # Of several processes one may wait for the others where no handler is reached.
+    alone = run.recipe.config.world_size == 1
+    handles = alone and threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, stop) if handles else None
     try:
         yield
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, SystemExit):
         state, there = run.trainer.state, newest(run.recipe.output_dir)
         left = "no checkpoint is there yet: the same command starts anew (save_steps writes some)"
         if there:
@@ -132,9 +134,9 @@ def _stoppable(run: Run) -> Iterator[None]:
         if run.recipe.config.process_index == 0:
             at = f"stopped at update {state.global_step} of {state.max_steps}"
             print(f"\n{at}; {left}", file=sys.stderr, flush=True)
-        raise SystemExit(128 + (error.args or (signal.SIGINT,))[0]) from None
+        raise
     finally:
-        if in_main:
+        if handles:
             signal.signal(signal.SIGTERM, before)
 
 
