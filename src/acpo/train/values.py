@@ -38,7 +38,7 @@ def check_types(
             continue
         empty = value == [] if key == "reward_funcs" else key == "output_dir" and not value
         if empty or (value is None and action.default is not None):
-            raise ACPOError(f"{where}{key} is empty; give a value, or remove the line")
+            raise ACPOError(f"{where}{key} is empty; give a value, or leave it out")
         if value is None:
             continue
         if isinstance(value, str) and action.choices and value not in action.choices:
