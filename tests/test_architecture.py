@@ -45,7 +45,7 @@ ALLOWED = {
         *("checkpoints", "texts", "vllm_version", "yamlfile"),
     },
     "trace": {
-        *("errors", "jsonl", "objectives", "records", "scoring"),
+        *("errors", "jsonl", "objectives", "records", "scoring", "checkpoints"),
         *("tasks", "evaluate", "train", "texts"),
     },
     "annotate": {"errors", "jsonl", "linefile", "records", "servers", "tasks", "texts", "wire"},

@@ -4,12 +4,13 @@ import hashlib
 import importlib.util
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from acpo.errors import ACPOError, reason
+from acpo.errors import ACPOError, ACPOWarning, reason
 from acpo.jsonl import json_value
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 PACKAGED = "package:"
 """Prefix of a file or folder inside an installed Python package: `package:NAME/PATH`."""
 
+
+LOST = 0.1
+"""The share of the prompts' tokens without their text from which a model cannot read them."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -200,6 +204,34 @@ def require_tokens(counts: Sequence[int], what: str, name: str) -> None:
             f"{what} {counts.index(0)} has no tokens: the tokenizer of {name!r} gives none for its "
             "text; are its files (tokenizer.json) there?"
         )
+
+
+def unread(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[float, str]:
+    """The share of tokens in place of text that the tokenizer has none for, and the worst text.
+
+    Its padding and its unknown token tell, where the text does not name them; what it decodes does
+    not, as many a tokenizer changes spaces, letters or accents on purpose.
+    """
+    every: Any = tokenizer(list(texts), add_special_tokens=False)["input_ids"]  # they may pad too
+    blanks = {
+        tokenizer.pad_token_id: tokenizer.pad_token,
+        tokenizer.unk_token_id: tokenizer.unk_token,
+    }
+    lost = [
+        sum(ids.count(number) for number, token in blanks.items() if str(token) not in text)
+        for text, ids in zip(texts, every, strict=True)
+    ]
+    worst = lost.index(max(lost))
+    said = f"{tokenizer.decode(every[worst])[:160]!r} of {texts[worst][:80]!r}"
+    return sum(lost) / max(sum(map(len, every)), 1), said
+
+
+def warn_unread(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
+    """Warn where a model is asked what it cannot read."""
+    share, said = unread(texts, tokenizer) if texts else (0.0, "")
+    if share > LOST:
+        told = f"model {name!r} cannot read the prompts: its tokenizer makes {said}"
+        warnings.warn(told, ACPOWarning, stacklevel=3)
 
 
 def check_weights(name: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
+from acpo.errors import ACPOWarning
 from acpo.evaluate.backends import Sampling, SamplingError
 from acpo.evaluate.backends.decoder import Decoder, Job
 from acpo.evaluate.backends.static import StaticDecoder, make_decoder
@@ -216,6 +217,18 @@ def test_a_folder_end_to_end(tmp_path):
     save(model, seed=1)
     done = acpo(*run, "--k", 3)
     assert done.returncode == 2 and "was made with revision=" in done.stderr
+
+
+def test_a_model_that_cannot_read_the_questions_is_told(tmp_path):
+    data = sums(tmp_path / "sums.jsonl", 2)
+    run = ("eval", "package:acpo/tasks/checkpoints/chain", "--benchmarks", data, "--max-tokens", 4)
+    run += ("--prompt-format", "plain", "--k", 1, "--workers", 1, "--output", tmp_path / "run")
+    told = "checkpoints/chain' cannot read the prompts: its tokenizer makes '<pad><pad>"
+    with pytest.warns(ACPOWarning, match=told):
+        acpo(*run)
+    run = ("trace", run[1], "--data", data, "--n", 2, "--group", 2, "--max-tokens", 4)
+    with pytest.warns(ACPOWarning, match=told):
+        acpo(*run, "--output", tmp_path / "trace")
 
 
 def test_ctrl_c_ends_a_run_whose_model_computes(tmp_path):

@@ -76,7 +76,7 @@ def test_ctrl_c_waits_for_no_verdict():
     hang = "\\boxed{\\int (x+y+z+w)^{900} dx}"
     with pytest.raises(KeyboardInterrupt), Judges(1) as judges:
         for _ in range(4):
-            judges.verify(get_task("gsm8k"), hang, {"answer": "x"})
+            judges.verify(get_task("gsm8k"), hang, {"answer": "x+1"})
         began = time.monotonic()
         raise KeyboardInterrupt
     assert time.monotonic() - began < 2

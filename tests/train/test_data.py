@@ -5,13 +5,14 @@ import pytest
 from datasets import Dataset
 from tokenizers import normalizers
 
+from acpo.checkpoints import unread
 from acpo.errors import ACPOError
 from acpo.tasks.chain import HELD_OUT_SEED, chain_problems
 from acpo.tasks.problems import Problem
 from acpo.tasks.registry import get_task
 from acpo.train import data as data_module
 from acpo.train.checks import check_readable
-from acpo.train.data import TrainingData, build_data, prompt_lengths, unread
+from acpo.train.data import TrainingData, build_data, prompt_lengths
 from acpo.train.recipe import TaskArguments
 from tasks.tiny import chain_tokenizer
 from train.standin import ascii_tokenizer, write_problems

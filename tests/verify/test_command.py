@@ -249,7 +249,7 @@ def interrupted(folder, kind: str, rows: list[dict], enough: int) -> list[dict]:
 
 
 def test_ctrl_c_ends_math(tmp_path):
-    hang = {"completion": "\\boxed{\\int (x+y+z+w)^{900} dx}", "answer": "x"}
+    hang = {"completion": "\\boxed{\\int (x+y+z+w)^{900} dx}", "answer": "x+1"}
     quick = [{"completion": "\\boxed{1}", "answer": "1"}] * 3
     assert len(interrupted(tmp_path, "math", [hang] * 50 + quick + [hang] * 50, 1)) < 50
 

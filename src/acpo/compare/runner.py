@@ -249,20 +249,14 @@ class _Clock:
         self._line(state, sum(made), "  ".join(words))
 
     def _updates(self, runs: Collection[StudyRun]) -> list[int]:
-        return [_updates_made(self.folder / "runs" / run.name) for run in runs]
+        files = [self.folder / "runs" / run.name / store.STEPS for run in runs]
+        return [file.read_text().count("\n") if file.exists() else 0 for file in files]
 
     def _line(self, state: Progress, unfinished: int, words: str) -> None:
         made = self.made + unfinished
         left = (state.updates_left - unfinished) * self.passed / made if made else None
         about = f", about {_told(left)} left" if left is not None else ""
         self.say(f"[{state.done}/{state.runs}] {_told(self.passed)}{about}  {words}")
-
-
-def _updates_made(folder: Path) -> int:
-    try:
-        return (folder / store.STEPS).read_text().count("\n")
-    except OSError:
-        return 0
 
 
 def _told(seconds: float) -> str:

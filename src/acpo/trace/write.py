@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
+from acpo.checkpoints import warn_unread
 from acpo.errors import ACPOError, ACPOWarning
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.decoder import Decoder, Job
@@ -120,13 +121,16 @@ def choose_questions(
         told = f"the data has {there} problems: all are taken, and not {wanted}"
         warnings.warn(told, ACPOWarning, stacklevel=3)
     chosen = sorted(random.Random(seed).sample(range(there), min(wanted, there)))
+    rows = data.train.select(chosen)
+    texts = [as_text(prompt, tokenizer) for prompt in rows["prompt"]]
+    warn_unread(texts, tokenizer, tokenizer.name_or_path)
     return data.task, [
         Prompt(
             prompt_tokens(row["prompt"], tokenizer),
             row["answer"],
             row.get(ROW) or json.dumps({"answer": row["answer"]}),
         )
-        for row in data.train.select(chosen)
+        for row in rows
     ]
 
 

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils import logging
 
 from acpo.checkpoints import (
+    LOST,
     adapter_base,
     check_weights,
     load_tokenizer,
     require_tokens,
     resolve_model,
+    unread,
 )
 from acpo.errors import ACPOError
 from acpo.tasks.grading import ROW, gold_completion
-from acpo.train.data import TrainingData, build_data, prompt_lengths, unread
+from acpo.train.data import TrainingData, as_text, build_data, prompt_lengths
 from acpo.train.plan import plan_batches, prompts_used
 from acpo.train.recipe import BEFORE_OPTIONS, Recipe
 from acpo.vllm_version import require_vllm
@@ -265,8 +267,10 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
 
 def check_readable(recipe: Recipe, data: TrainingData, tokenizer: Any) -> None:
     """Raise where the tokenizer has no token for over a tenth of the prompts; note any less."""
-    share, said = unread(data.train["prompt"][:GOLD_SAMPLE], tokenizer, data.template_options)
-    if share > 0.1:
+    prompts = data.train["prompt"][:GOLD_SAMPLE]
+    texts = [as_text(prompt, tokenizer, data.template_options) for prompt in prompts]
+    share, said = unread(texts, tokenizer)
+    if share > LOST:
         raise ACPOError(
             f"model {recipe.model_name!r} cannot read the prompts: its tokenizer makes {said}; "
             "name a model that reads such text, or change task or template to what it reads"

@@ -321,31 +321,6 @@ def prompt_ids(
     return ids
 
 
-def unread(
-    prompts: Iterable[Prompt],
-    tokenizer: "PreTrainedTokenizerBase",
-    template_options: Mapping[str, Any] | None = None,
-) -> tuple[float, str]:
-    """The share of tokens in place of text that the tokenizer has none for, and the worst prompt.
-
-    Its padding and its unknown token tell, where the text does not name them; what it decodes does
-    not, as many a tokenizer changes spaces, letters or accents on purpose.
-    """
-    texts = [as_text(prompt, tokenizer, template_options) for prompt in prompts]
-    every: Any = tokenizer(texts, add_special_tokens=False)["input_ids"]  # they may pad as well
-    blanks = {
-        tokenizer.pad_token_id: tokenizer.pad_token,
-        tokenizer.unk_token_id: tokenizer.unk_token,
-    }
-    lost = [
-        sum(ids.count(number) for number, token in blanks.items() if str(token) not in text)
-        for text, ids in zip(texts, every, strict=True)
-    ]
-    worst = lost.index(max(lost))
-    said = f"{tokenizer.decode(every[worst])[:160]!r} of {texts[worst][:80]!r}"
-    return sum(lost) / max(sum(map(len, every)), 1), said
-
-
 def as_text(
     prompt: Prompt,
     tokenizer: "PreTrainedTokenizerBase",

@@ -17,6 +17,7 @@ from acpo.checkpoints import (
     require_tokens,
     resolve_model,
     unpacked_to,
+    warn_unread,
 )
 from acpo.evaluate.backends import Request, Sampling, SamplingError
 from acpo.jsonl import json_value
@@ -87,6 +88,9 @@ class Checkpoint:
         texts = dict.fromkeys(request.prompt for request in requests)
         prompts = {text: self.tokens(text) for text in texts}
         self.require_room(prompts.values())
+        first = list(texts)[:200]
+        shown = map(self._rendered, first) if self._sampling.chat else first
+        warn_unread(list(shown), self.tokenizer, self.name)
         return prompts
 
     def require_room(self, prompts: Iterable[Sequence[int]]) -> None:
