@@ -158,7 +158,7 @@ def run(place, command, extra=(), **changes):
             {"reward_funcs": ["train.standin.lottery", "train.standin.needy"]},
             "'needy' needs 'essay', which is not a column",
         ),
-        ({"reward_funcs": []}, "recipe.yaml: reward_funcs is empty; give a value, or remove the"),
+        ({"reward_funcs": []}, "recipe.yaml: reward_funcs is empty; give a value, or leave it out"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights=[1.0, 2.0] has 2 number(s) for 1 reward"),
         ({"load_in_4bit": True}, "load_in_4bit: bitsandbytes is not installed"),
         *(
