@@ -20,8 +20,8 @@ PACKAGED = "package:"
 """Prefix of a file or folder inside an installed Python package: `package:NAME/PATH`."""
 
 
-LOST = 0.1
-"""The share of the prompts' tokens without their text from which a model cannot read them."""
+LOST, LOOKED_AT = 0.1, 200
+"""From which share of lost tokens a model cannot read its prompts; of how many prompts."""
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -228,7 +228,7 @@ def unread(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> tuple[
 
 def warn_unread(texts: Sequence[str], tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Warn where a model is asked what it cannot read."""
-    share, said = unread(texts, tokenizer) if texts else (0.0, "")
+    share, said = unread(texts[:LOOKED_AT], tokenizer) if texts else (0.0, "")
     if share > LOST:
         told = f"model {name!r} cannot read the prompts: its tokenizer makes {said}"
         warnings.warn(told, ACPOWarning, stacklevel=3)

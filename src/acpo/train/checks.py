@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.utils import logging
 
 from acpo.checkpoints import (
+    LOOKED_AT,
     LOST,
     adapter_base,
     check_weights,
@@ -267,7 +268,7 @@ def check_lengths(recipe: Recipe, data: TrainingData, tokenizer: Any, name: str)
 
 def check_readable(recipe: Recipe, data: TrainingData, tokenizer: Any) -> None:
     """Raise where the tokenizer has no token for over a tenth of the prompts; note any less."""
-    prompts = data.train["prompt"][:GOLD_SAMPLE]
+    prompts = data.train["prompt"][:LOOKED_AT]
     texts = [as_text(prompt, tokenizer, data.template_options) for prompt in prompts]
     share, said = unread(texts, tokenizer)
     if share > LOST:

@@ -88,8 +88,7 @@ class Checkpoint:
         texts = dict.fromkeys(request.prompt for request in requests)
         prompts = {text: self.tokens(text) for text in texts}
         self.require_room(prompts.values())
-        first = list(texts)[:200]
-        shown = map(self._rendered, first) if self._sampling.chat else first
+        shown = map(self._rendered, texts) if self._sampling.chat else texts
         warn_unread(list(shown), self.tokenizer, self.name)
         return prompts
 
