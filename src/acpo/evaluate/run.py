@@ -21,8 +21,8 @@ from acpo.tasks.templates import get_template
 from acpo.verify.verdict import UNDECIDED, Outcome, Verdict
 
 Watcher = Callable[[str, bool | None], None]
-ToJudge = tuple[str, Question, Key, str]
-"""Benchmark, question, key and text of a completion."""
+Arrivals = queue.SimpleQueue[tuple[str, Question, Key, str] | None]
+"""Benchmark, question, key and text of every completion; None behind the last."""
 
 _MOST_FAILURES = 5
 """Different questions that fail one after the other, and then it is the server that has failed.
@@ -120,7 +120,7 @@ class _Run:
         if requests or unjudged:
             for wanted in self._plans.values():
                 self._judges.prepare(wanted.task)
-        arrived: queue.SimpleQueue[ToJudge | None] = queue.SimpleQueue()
+        arrived: Arrivals = queue.SimpleQueue()
         # A thread of its own: a full verifier must not keep samples from coming or being kept.
         # They come in this one, which Ctrl-C reaches: Python aborts if it ends beside a model.
         judging = threading.Thread(target=self._judge_all, args=(arrived,), daemon=True)
@@ -140,10 +140,7 @@ class _Run:
             raise SamplingError(self._last_failure)
 
     def _sample(
-        self,
-        backend: Backend,
-        requests: Sequence[Request],
-        arrived: "queue.SimpleQueue[ToJudge | None]",
+        self, backend: Backend, requests: Sequence[Request], arrived: Arrivals
     ) -> Exception | None:
         """Keep what comes and send it on; returned is what ended it early."""
         try:
@@ -223,7 +220,7 @@ class _Run:
                     )
                 return
 
-    def _judge_all(self, arrived: "queue.SimpleQueue[ToJudge | None]") -> None:
+    def _judge_all(self, arrived: Arrivals) -> None:
         try:
             while (item := arrived.get()) is not None:
                 self._judge(*item)

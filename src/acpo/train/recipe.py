@@ -31,16 +31,28 @@ BEFORE_OPTIONS = {
 
 
 ELSEWHERE = {
-    **dict.fromkeys(("model", "model_id", "model_path"), "model_name_or_path"),
-    **dict.fromkeys(("dataset", "dataset_name", "data_files", "train_file"), "data"),
-    **{"dataset_config": "data_config", "dataset_train_split": "data_split"},
-    **{"lr": "learning_rate", "batch_size": "per_device_train_batch_size", "steps": "max_steps"},
-    **dict.fromkeys(("epochs", "num_epochs"), "num_train_epochs"),
-    **{"group_size": "num_generations", "grad_accum": "gradient_accumulation_steps"},
-    **dict.fromkeys(("max_tokens", "max_new_tokens"), "max_completion_length"),
-    **dict.fromkeys(("rewards", "reward", "reward_function", "reward_fn"), "reward_funcs"),
-    **{"max_prompt_length": "max_prompt_tokens", "kl_coef": "beta", "output": "output_dir"},
-    **{"resume": "resume_from_checkpoint", "algorithm": "method", "chat_template": "chat"},
+    theirs: ours
+    for ours, names in {
+        "model_name_or_path": "model model_id model_path",
+        "data": "dataset dataset_name data_files train_file",
+        "data_config": "dataset_config",
+        "data_split": "dataset_train_split",
+        "learning_rate": "lr",
+        "per_device_train_batch_size": "batch_size",
+        "max_steps": "steps",
+        "num_train_epochs": "epochs num_epochs",
+        "num_generations": "group_size",
+        "gradient_accumulation_steps": "grad_accum",
+        "max_completion_length": "max_tokens max_new_tokens",
+        "reward_funcs": "rewards reward reward_function reward_fn",
+        "max_prompt_tokens": "max_prompt_length",
+        "beta": "kl_coef",
+        "output_dir": "output",
+        "resume_from_checkpoint": "resume",
+        "method": "algorithm",
+        "chat": "chat_template",
+    }.items()
+    for theirs in names.split()
 }
 """What others call an option."""
 
