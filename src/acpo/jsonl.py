@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,41 @@ from acpo.errors import ACPOError, reason
 Row = dict[str, Any]
 
 
+class WrittenNumber(float):
+    """A number of more digits than a float has, whose text is the one that was written."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _real(text: str) -> float:
+    value = float(text)
+    if (len(text) <= 16 and 1e-290 < abs(value) < math.inf) or repr(value) == text:
+        return value
+    if value == 0 and not text.lower().partition("e")[0].strip("-.0"):
+        return value
+    if value and math.isfinite(value) and Decimal(text) == Decimal(repr(value)):
+        return value
+    written = WrittenNumber(value)
+    written.text = text
+    return written
+
+
+def _whole(text: str) -> int | str:
+    most = sys.get_int_max_str_digits()
+    return text if 0 < most < len(text.lstrip("-")) else int(text)
+
+
 def json_value(text: str | bytes, **options: Any) -> Any:
-    """What a text says in JSON; a ValueError where that is nothing, or nested too deeply."""
+    """What a text says in JSON; a ValueError where that is nothing, or nested too deeply.
+
+    No digit is lost: `str` of a number is the number that was written. Whole ones too long for
+    Python to read stay text.
+    """
     try:
-        return json.loads(text, **options)
+        return json.loads(text, parse_float=_real, parse_int=_whole, **options)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 

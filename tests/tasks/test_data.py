@@ -210,9 +210,21 @@ def test_conflicting_and_unanswered_rows_leave(tmp_path):
 
 
 def test_what_pandas_writes_for_nothing_is_nothing(tmp_path):
-    rows = [{"problem": "a", "answer": "1"}, {"problem": "b", "answer": float("nan")}]
+    lost = [float("nan"), float("inf"), -float("inf")]
+    rows = [{"problem": f"b{number}", "answer": one} for number, one in enumerate(lost)]
+    rows += [{"problem": "a", "answer": "1"}]
     problems, cleaning = load_problems(get_task("custom"), write(tmp_path / "x.jsonl", rows))
-    assert problems == [("a", "1")] and cleaning.unanswered == 1
+    assert problems == [("a", "1")] and cleaning.unanswered == 3
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_gold_number_keeps_every_digit(tmp_path, suffix):
+    golds = ["0.1234567890123456789", "9007199254740993.0", "1e400", "7" * 5000]
+    rows = [f'{{"problem": "p{i}", "answer": {gold}}}' for i, gold in enumerate(golds)]
+    file = tmp_path / f"x.{suffix}"
+    file.write_text("\n".join(rows) if suffix == "jsonl" else f"[{','.join(rows)}]")
+    problems, _ = load_problems(get_task("custom"), str(file))
+    assert [answer for _, answer in problems] == golds
 
 
 def test_one_answer_written_in_two_ways_is_no_conflict(tmp_path):

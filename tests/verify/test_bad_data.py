@@ -21,6 +21,8 @@ UNREADABLE = [
     "",
     "nan",
     "NaN",
+    "inf",
+    "-inf",
     "None",
     "\\frac{",
     "??",

@@ -156,11 +156,15 @@ def canonical(
     return clean_row
 
 
+NO_NUMBERS = ("nan", "inf", "-inf")
+"""What is left of a number that was lost before; pandas writes None so."""
+
+
 def gold_text(value: Any, form: str = "text") -> str:
     """The gold answer in the value of its column, which may be a list of one; empty for none."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    is_nothing = value is None or value != value  # NaN is how pandas writes None
+    is_nothing = value is None or (isinstance(value, float) and str(value) in NO_NUMBERS)
     return "" if is_nothing else GOLD[form](str(value)).strip()
 
 

@@ -15,7 +15,7 @@ from acpo.verify.verdict import Outcome, Verdict
 
 _MEMORY_BYTES = 2 << 30
 # What is left of an answer that was missing before it was made into text.
-_NO_GOLD = frozenset({"", "nan", "none", "null", "n/a"})
+_NO_GOLD = frozenset({"", "nan", "inf", "-inf", "none", "null", "n/a"})
 # A letter or digit that is no part of a command.
 _SOMETHING = re.compile(r"(?<![\\a-zA-Z])\w")
 _GROUP_COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
