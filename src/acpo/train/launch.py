@@ -244,6 +244,7 @@ def _finish(run: Run) -> Report:
         before=accuracy(before),
         after=accuracy(after),
         problems=len({sample.prompt for sample in after}),
+        skipped_updates=run.trainer.guard.total,
     )
     if run.recipe.task.report and state.is_world_process_zero:
         folder = run.recipe.output_dir

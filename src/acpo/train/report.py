@@ -44,6 +44,7 @@ class Report:
     before: Estimate | None = None
     after: Estimate | None = None  # held-out accuracy of the trained model
     problems: int = 0  # held-out problems
+    skipped_updates: int = 0  # of `updates`, those left out because a number was not finite
 
     @classmethod
     def read(cls, folder: Path) -> "Report | None":
@@ -101,6 +102,11 @@ def summary(
     resumed = f", the last {report.timed_updates}" if report.timed_updates < report.updates else ""
     made = f"{report.updates} updates of {report.method}"
     lines = [f"{made}{resumed} in {report.train_seconds:.0f} s"]
+    if report.skipped_updates:
+        lines.append(
+            f"{report.skipped_updates} of them changed nothing: their loss or gradient was not "
+            "finite (nonfinite/steps in the log)"
+        )
     if report.after:
         lines += ["", f"accuracy on {report.problems} held-out problems (95% interval)"]
         gained = ""
