@@ -159,7 +159,7 @@ _PAPER = (
         CONFIDENT._replace(scale=3.0),
         SOFT,
         detached=True,
-        reference="this project: equals ACPO at w = 1",
+        reference="this project: weighs tokens as ACPO does at w = 1, within 3.3%",
     ),
     Method(
         "cispo",
@@ -203,7 +203,7 @@ _OURS = (
         {**SOFT, "exponent": 0.5},
         shaping=ScoreNormalised(),
         reference=OURS,
-        formula="A'_i = A_i (mean n / n_i)^½, n_i = Σ_t |e_y - p|²",
+        formula="A'_i = A_i (mean n / n_i)^½, n_i = Σ_t |e_y - p|², of p only y and the mode",
         constants=f"{GATE_CONSTANTS}; exponent 0.5: a small study of ours (docs/method-ours.md)",
     ),
     Method(
@@ -213,7 +213,7 @@ _OURS = (
         SOFT,
         shaping=ScoreBaseline(),
         reference=OURS,
-        formula="A'_i = A_i - Σ_j n_j A_j / Σ_j n_j over the group, n_i = Σ_t |e_y - p|²",
+        formula="A'_i = A_i - Σ_j n_j A_j / Σ_j n_j over the group, n as in score_normalised",
         constants=GATE_CONSTANTS,
     ),
 )
