@@ -38,14 +38,27 @@ def require_trl() -> None:
         raise ModuleNotFoundError(name="trl")
 
 
+def _refuse_empty_places(typed: list[str]) -> None:
+    """An unset variable in --output "$FOLDER" would be the folder one is in."""
+    for text, following in zip(typed, [*typed[1:], "."], strict=True):
+        option, equals, value = text.partition("=")
+        if option in ("--output", "--trace", "--data-dir") and not (value if equals else following):
+            raise ACPOError(f"{option} is empty: give a folder, or leave it out")
+
+
 class OneLineErrors(TyperGroup):
     """Our own errors, the system's, and a missing TRL, as one line on stderr and exit status 2."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["typed"] = list(args)
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
+            _refuse_empty_places(ctx.meta["typed"])
             return super().invoke(ctx)
         except (ACPOError, ModuleNotFoundError, OSError) as error:
             foreign = isinstance(error, ModuleNotFoundError) and error.name != "trl"

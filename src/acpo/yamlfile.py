@@ -35,6 +35,17 @@ def _refuse_kind(loader: _Loader, node: yaml.Node) -> NoReturn:
     raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
 
 
+def _refuse_other_bases(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """010 is 8 in YAML 1.1, and 1:30 is 90."""
+    digits = node.value.lstrip("+-")
+    if ":" in digits or (len(digits) > 1 and digits[0] == "0" and digits[1] not in ".eE"):
+        why = f"{node.value} is not the number it looks like; write it in decimals, or in quotes"
+        raise yaml.constructor.ConstructorError(None, None, why, node.start_mark)
+    return getattr(loader, f"construct_yaml_{node.tag.rpartition(':')[2]}")(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _refuse_other_bases)
 for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _refuse_kind)
 

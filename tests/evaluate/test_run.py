@@ -252,7 +252,10 @@ def test_bad_input_is_explained(tmp_path):
     ("options", "said"),
     [
         (("--prompt-format", "plain", "--system", "x"), "--system needs --prompt-format chat"),
-        (("--temperature", "inf"), "--temperature inf is not finite"),
+        (("--temperature", "inf"), "--temperature inf must be 0, which takes the most probable"),
+        (("--temperature", "1e-320"), "must be 0, which takes the most probable token, or 0.001"),
+        (("--output", ""), "--output is empty"),
+        (("--output=",), "--output is empty"),
         (("--stop", "x", "--stop", ""), "--stop '' ends every completion"),
         (("--concurrency", 64), "--backend transformers does not take --concurrency"),
         (
@@ -268,6 +271,14 @@ def test_options_that_cannot_count_are_refused(tmp_path, options, said):
     data = sums(tmp_path / "sums.jsonl", 2)
     done = acpo("eval", tmp_path / "absent", "--benchmarks", data, *options)
     assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+
+
+def test_more_samples_than_a_run_holds_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("acpo.evaluate.run.MOST_SAMPLES", 59)
+    wanted = plan(load_questions(str(sums(tmp_path / "sums.jsonl", 30))), 2)
+    source = OpenAIBackend("tiny", Sampling(), base_url="http://127.0.0.1:9/v1")
+    with Judges(1) as judges, pytest.raises(ACPOError, match="60 samples are wanted, and a run"):
+        run([wanted], source, judges, output=tmp_path / "run")
 
 
 def test_samples_are_kept_while_the_verifier_is_busy(tmp_path):

@@ -46,7 +46,13 @@ def run(place, command, extra=(), **changes):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"temperature": 0}, "temperature=0 must be above 0"),
+        ({"temperature": 0}, "temperature=0 must be 0.001 or more"),
+        ({"try_next": 5}, "try_next=5 must be a list, as in [5]"),
+        ({"try_next": ["acpo methods", 5]}, "must be texts; put each in quotes"),
+        ({"method_options": [1]}, "method_options=[1] must be a mapping"),
+        ({"lora_target_modules": [1]}, "must be texts"),
+        ({"env": {"A": {"b": 1}}}, "env: A={'b': 1} must be a text or a number"),
+        ({"env": {"A": None}}, "env: A=None must be a text or a number"),
         ({"learning_rate": -1.0}, "learning_rate=-1.0 must be 0 or more"),
         ({"learning_rate": "-1e-6"}, "learning_rate=-1e-06 must be 0 or more"),  # as YAML reads it
         ({"learning_rate": float("nan")}, "learning_rate=nan must be"),

@@ -130,8 +130,11 @@ def run_eval(
 
 
 def _check_sampling(sampling: "Sampling", k: int | None) -> None:
-    if not math.isfinite(sampling.temperature):
-        raise ACPOError(f"--temperature {sampling.temperature} is not finite: give a number")
+    if sampling.temperature and not 1e-3 <= sampling.temperature < math.inf:
+        raise ACPOError(
+            f"--temperature {sampling.temperature} must be 0, which takes the most probable token, "
+            "or 0.001 or more and finite"
+        )
     if sampling.system is not None and not sampling.chat:
         raise ACPOError("--system needs --prompt-format chat: a plain prompt has no messages")
     if "" in sampling.stop:

@@ -24,6 +24,7 @@ Watcher = Callable[[str, bool | None], None]
 Arrivals = queue.SimpleQueue[tuple[str, Question, Key, str] | None]
 """Benchmark, question, key and text of every completion; None behind the last."""
 
+MOST_SAMPLES = 10_000_000
 _MOST_FAILURES = 5
 """Different questions that fail one after the other, and then it is the server that has failed.
 
@@ -84,6 +85,11 @@ def run(
         SamplingError: The backend gave up. What had come is kept, and verified.
         ACPOError: Files in `output` were made with other settings, or by another model.
     """
+    if (samples := sum(len(wanted.questions) * wanted.k for wanted in plans)) > MOST_SAMPLES:
+        raise ACPOError(
+            f"{samples:,} samples are wanted, and a run holds at most {MOST_SAMPLES:,}: lower --k, "
+            "or ask fewer questions at a time"
+        )
     settings = {wanted.name: run_settings(wanted, backend, seed) for wanted in plans}
     others = [path for path in sorted(output.glob("*.jsonl")) if path.stem not in settings]
     require_one_model(output, {path.stem: read_settings(path) for path in others} | settings)

@@ -192,7 +192,7 @@ def by_our_names(*parts: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in part.items():
             ours = ALIASES.get(name, name)
             other, known = found.setdefault(ours, (name, value))
-            if known != value:
+            if known != value and str(known) != str(value):  # NaN is never itself
                 raise ACPOError(f"{other}={known} and {name}={value} name the same option; set one")
     return {ours: value for ours, (_, value) in found.items()}
 
@@ -230,6 +230,8 @@ _WITHIN: dict[str, tuple[float, float, str]] = {
     "positive_share": (0.0, 1.0, "0.5 gives good and bad answers the same"),
     "entropy_quantile": (0.0, 1.0, "the authors use 0.8"),
     "candidates": (0, 64, "the authors use 3"),
+    "exponent": (-math.inf, 4.0, "0.5 divides by the norm itself"),
+    "align_tol": (-math.inf, 1.0, "it is compared with a difference of probabilities"),
 }
 _AT_MOST_1 = {
     "likelihood_weighted_clip": "alpha",

@@ -134,6 +134,10 @@ def read_recipe(
         if key != "env" and key not in known:
             _refuse_unknown(str(key), known, where=f"{path}: ")
     check_types(values, actions, kinds(parser.dataclass_types), f"{path}: ")
+    variables = values.get("env")
+    for name, value in variables.items() if isinstance(variables, Mapping) else ():
+        if not isinstance(value, str | int | float):
+            raise ACPOError(f"{path}: env: {name}={value!r} must be a text or a number")
     overridden = _overridden(overrides, actions)
     empty = {name: "" for name, texts in overridden.items() if texts == [""]}
     check_types(empty, actions, {}, "--")

@@ -50,11 +50,14 @@ def check_types(
             raise ACPOError(f"{where}{key}={value!r} must be a number")
         if kind == {str} and not isinstance(value, str) and (key, type(value)) not in NO_TEXTS:
             raise ACPOError(f"{where}{key}={value!r} must be a text; put it in quotes")
-        if kind == {dict} and not isinstance(value, (dict, str)):
+        if dict in kind and kind <= {dict, str} and not isinstance(value, (dict, str)):
             raise ACPOError(f"{where}{key}={value!r} must be a mapping, as in {{name: value}}")
-        many = action.type in (int, float) and action.nargs in ("+", "*")
-        if many and not isinstance(value, list):
+        if list not in kind or not kind <= {list, str}:
+            continue
+        if not isinstance(value, list if action.type in (int, float) else (list, str)):
             raise ACPOError(f"{where}{key}={value!r} must be a list, as in [{value}]")
+        if action.type is str and not all(isinstance(one, str) for one in value):
+            raise ACPOError(f"{where}{key}={value!r} must be texts; put each in quotes")
 
 
 def check_loading(model: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from acpo.errors import ACPOError
 
 POSITIVE = (
-    *("temperature", "num_train_epochs", "max_completion_length", "steps_per_generation"),
+    *("num_train_epochs", "max_completion_length", "steps_per_generation"),
     *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
     *("num_generations", "num_generations_eval", "generation_batch_size", "num_iterations"),
     *("logging_steps", "save_steps", "eval_steps", "lora_r", "lora_alpha"),
@@ -22,10 +22,11 @@ NOT_NEGATIVE = (
 BELOW_ONE = ("adam_beta1", "adam_beta2", "lora_dropout", "sparse_head")
 
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(POSITIVE, ("above 0", lambda value: 0 < value < math.inf)),
-    **dict.fromkeys(NOT_NEGATIVE, ("0 or more", lambda value: 0 <= value < math.inf)),
+    **dict.fromkeys(POSITIVE, ("above 0 and finite", lambda value: 0 < value < math.inf)),
+    **dict.fromkeys(NOT_NEGATIVE, ("0 or more and finite", lambda value: 0 <= value < math.inf)),
     **dict.fromkeys(BELOW_ONE, ("in [0, 1)", lambda value: 0 <= value < 1)),
     **dict.fromkeys(("entropy_coef", "reward_weights"), ("finite", math.isfinite)),
+    "temperature": ("0.001 or more and finite", lambda value: 1e-3 <= value < math.inf),
     "ref_model_mixup_alpha": ("in [0, 1]", lambda value: 0 <= value <= 1),
     "seed": ("in [0, 2**32)", lambda value: 0 <= value < 2**32),
     "max_steps": ("above 0, or left out for num_train_epochs", lambda value: value != 0),
