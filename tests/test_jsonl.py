@@ -1,7 +1,6 @@
 """Rows of JSON Lines, and what is none."""
 
 import pickle
-from fractions import Fraction
 
 import pytest
 
@@ -37,18 +36,15 @@ def test_what_is_no_row_is_named(tmp_path, line, message):
 @pytest.mark.parametrize(
     "number",
     [
-        *("0.5", "-0.0", "0.10", "1e5", "2.5E-3", "123456789012.25", "0.1234567890123456789"),
-        *("9007199254740993.0", "1e-400", "-1e400", "1.2345678e-320", "9" * 5000, "-" + "9" * 5000),
-        *("1e-99999999999999999999", "0." + "0" * 400 + "1"),
+        *("0.1234567890123456789", "9007199254740993.0", "1.2345678e-320", "1e-400", "-1e400"),
+        *("1e-99999999999999999999", "9" * 5000, "-" + "9" * 5000),
     ],
     ids=lambda number: number[:24],
 )
 def test_no_digit_of_a_number_is_lost(tmp_path, number):
     (tmp_path / "f").write_text(f'{{"a": {number}}}\n')
     (row,) = read_jsonl(tmp_path / "f")
-    said = str(row["a"])
-    assert said == number or Fraction(said) == Fraction(number)
-    assert str(pickle.loads(pickle.dumps(row["a"]))) == said
+    assert str(row["a"]) == str(pickle.loads(pickle.dumps(row["a"]))) == number
 
 
 def test_numbers_that_a_float_holds_are_plain_floats(tmp_path):
