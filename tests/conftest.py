@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,9 @@ with contextlib.suppress(ImportError):  # verl's environment is without
 
     settings.register_profile("acpo", derandomize=True, deadline=None)
     settings.load_profile("acpo")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it behind `&`
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
