@@ -167,3 +167,12 @@ def test_a_terminal_without_some_letters_gets_the_others():
     command = [sys.executable, "-m", "acpo", "methods"]
     result = subprocess.run(command, capture_output=True, env=environment, timeout=60)
     assert result.returncode == 0 and b"acpo" in result.stdout, result.stderr[-500:]
+
+
+@pytest.mark.parametrize(
+    "words", [("init", ""), ("view", "x", "-o", ""), ("trace", "x", "--output=")]
+)
+def test_an_empty_place_is_not_the_folder_one_is_in(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    assert "is empty: give a name" in refused(*words)
+    assert not list(tmp_path.iterdir())

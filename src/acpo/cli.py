@@ -38,12 +38,15 @@ def require_trl() -> None:
         raise ModuleNotFoundError(name="trl")
 
 
+PLACES = ("init", "--output", "-o", "--trace", "--data-dir")
+
+
 def _refuse_empty_places(typed: list[str]) -> None:
     """An unset variable in --output "$FOLDER" would be the folder one is in."""
     for text, following in zip(typed, [*typed[1:], "."], strict=True):
         option, equals, value = text.partition("=")
-        if option in ("--output", "--trace", "--data-dir") and not (value if equals else following):
-            raise ACPOError(f"{option} is empty: give a folder, or leave it out")
+        if option in PLACES and not (value if equals else following):
+            raise ACPOError(f"{option} is empty: give a name, or leave it out")
 
 
 class OneLineErrors(TyperGroup):

@@ -124,6 +124,15 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
     return row
 
 
+def as_written(value: Any) -> Any:
+    """A value whose numbers of more digits than a float has are the texts that were written."""
+    if isinstance(value, dict):
+        return {name: as_written(own) for name, own in value.items()}
+    if isinstance(value, list):
+        return [as_written(own) for own in value]
+    return value.text if isinstance(value, WrittenNumber) else value
+
+
 def plain(value: Any) -> Any:
     """A value as JSON has it, which knows no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

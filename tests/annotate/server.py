@@ -49,6 +49,7 @@ class AnnotatingServer(Server):
         self.times: list[float] = []
         self.authorizations: list[str | None] = []
         self.rejects: set[str] = set()
+        self.tokens_read = 100
 
     @property
     def messages(self) -> list[str]:
@@ -78,7 +79,7 @@ class AnnotatingHandler(Handler):
         message = said if isinstance(said, dict) else {"content": said}
         finish = message.pop("finish_reason", "stop")
         choice = {"finish_reason": finish, "message": {"role": "assistant", **message}}
-        usage = {"prompt_tokens": 100, "completion_tokens": 10}
+        usage = {"prompt_tokens": self.server.tokens_read, "completion_tokens": 10}
         self.reply(200, {"choices": [choice], "usage": usage})
 
     def fail(self, fault: Fault) -> None:

@@ -85,3 +85,12 @@ def test_an_address_that_has_moved_is_told():
         endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)
         with pytest.raises(ACPOError, match=r"answers status 307: .*check the URL"):
             endpoint.complete("system", "m")
+
+
+def test_a_count_of_tokens_beyond_all_bounds_is_malformed():
+    with annotating(lambda message, number: "fine") as server:
+        server.tokens_read = 10**400
+        endpoint = Endpoint(server.url, model="tiny", form=SCHEMA, retries=0)
+        with pytest.raises(RequestFailure) as caught:
+            endpoint.complete("system", "short")
+        assert caught.value.status is Status.MALFORMED

@@ -275,13 +275,14 @@ def test_a_wrong_key_ends_the_run_at_once(selection, tmp_path):
         assert server.number < 3
 
 
-def test_a_server_that_answers_nothing_at_all_is_an_error(selection, tmp_path):
+@pytest.mark.parametrize(("fault", "status"), [("500", "server_error"), ("422", "rejected")])
+def test_a_server_that_answers_nothing_at_all_is_an_error(selection, tmp_path, fault, status):
     arguments = ["annotate", "propose", str(tmp_path / "trace"), "--retries", "0"]
     arguments += ["-o", str(tmp_path / "a.jsonl"), "--cache", str(tmp_path / "c")]
-    with annotating(lambda message, number: Fault("500")) as server:
+    with annotating(lambda message, number: Fault(fault)) as server:
         arguments += ["--annotator", f"a={server.url},model=x"]
         result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2 and "server_error" in result.stdout
+        assert result.exit_code == 2 and status in result.stdout
         assert f"error: --annotator a: {server.url} answered nothing; " in result.stderr
         server.behave = annotate_chain
         assert CliRunner().invoke(app, arguments).exit_code == 0, "what is missing is asked again"

@@ -286,6 +286,24 @@ def test_a_report_is_made_again_from_the_raw_runs(study, tmp_path):
         read_results(kept)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"accuracy": {"value": 0.99, "verdicts": pack_verdicts([[True, False], [False, False]])}},
+        {"seconds": -1.0},
+        {"tokens": -1},
+    ],
+)
+def test_numbers_that_contradict_each_other_are_no_result(study, tmp_path, damage):
+    name, first = next(iter(results(study).items()))
+    whole = {"value": 0.25, "verdicts": pack_verdicts([[True, False], [False, False]])}
+    write_results({name: {**first, "accuracy": whole}}, tmp_path / "runs.jsonl")
+    assert read_results(tmp_path)[name]["accuracy"] == whole
+    write_results({name: {**first, **damage}}, tmp_path / "runs.jsonl")
+    with pytest.raises(ACPOError, match=r"runs.jsonl:1 is not the result of a run"):
+        read_results(tmp_path)
+
+
 def test_a_report_takes_no_run_back_that_ends_meanwhile(study, tmp_path, monkeypatch):
     found = results(study)
     first = dict(list(found.items())[:-1])

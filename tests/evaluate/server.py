@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
         self.listing: Callable[[int], int] = lambda number: 200  # the status of `/models`
         self.listed = 0
         self.finish: Callable[[int], object] = lambda number: "stop"
+        self.count: Callable[[str], object] = len  # of tokens, as `usage` tells it
         self.latency = 0.0
         self.requests: Counter[tuple[str, int]] = Counter()
         self.payloads: list[dict] = []
@@ -86,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         mark = self.server.fingerprint
         said = {"system_fingerprint": mark} if mark else {}
-        said |= {"choices": [choice], "usage": {"completion_tokens": len(text)}}
+        said |= {"choices": [choice], "usage": {"completion_tokens": self.server.count(text)}}
         self.reply(200, said)
         with self.server.lock:
             self.server.requests[prompt, payload["seed"]] += 1

@@ -68,6 +68,14 @@ def test_passing_faults_are_retried(fault):
         assert server.number > 20, "some attempts did fail"
 
 
+@pytest.mark.parametrize("count", [10**400, -1, True, "9", 2.5])
+def test_a_count_of_tokens_that_is_none_is_not_kept(count):
+    with serving(echo) as server:
+        server.count = lambda text: count
+        (done,) = backend(server).sample(requests(1))
+    assert done.text == expected(1)[0] and done.tokens is None
+
+
 def test_a_model_that_says_nothing_has_answered():
     with serving(echo) as server:
         server.faults = lambda number: "ended"

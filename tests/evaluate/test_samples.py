@@ -70,7 +70,14 @@ def test_a_line_that_is_no_sample_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"verdict": "Correct"}, {"verdict": ["correct"]}, {"answer": {}}, {"tokens": "9"}],
+    [
+        {"verdict": "Correct"},
+        {"verdict": ["correct"]},
+        {"answer": {}},
+        {"tokens": "9"},
+        {"tokens": -1},
+        {"tokens": 10**400},
+    ],
 )
 def test_a_verdict_that_nobody_gave_is_not_counted(tmp_path, fields):
     """One of another program's counted as wrong, and other kinds ended in a TypeError."""

@@ -197,6 +197,22 @@ BAD = {
     "9.jsonl": '{"input": "p", "output": "x", "step": 1' + "0" * 30 + "}\n",
     "rank_1.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": 1}\n',
     "rank_2.jsonl": '{"step": 1, "loss_mask": [true], "token_ids": ["x"]}\n',
+    **{
+        f"rank_{number}.jsonl": json.dumps(
+            {"step": 1, "token_ids": [1, 2], "loss_mask": [0, 1], "rewards": [1.0], **damage}
+        )
+        for number, damage in enumerate(
+            [
+                {"loss_mask": [0]},
+                {"loss_mask": [0, 1, 1]},
+                {"loss_mask": [0, "0"]},
+                {"inference_logprobs": [0.0, 5.0]},
+                {"inference_logprobs": [0.0, float("nan")]},
+                {"rewards": "10"},
+            ],
+            start=3,
+        )
+    },
     "completions_1.parquet": "PAR1 and no more",
 }
 
@@ -206,6 +222,16 @@ def test_files_that_are_not_theirs(tmp_path, name):
     (tmp_path / name).write_text(BAD[name])
     with pytest.raises(ACPOError, match=name):
         read_rollouts(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["Привет", "<b>3+6=9</b>"])
+def test_text_that_the_model_has_no_tokens_for_is_refused(tmp_path, text):
+    verl(tmp_path / "dump")
+    with (tmp_path / "dump" / "1.jsonl").open("a") as file:
+        file.write(json.dumps({"input": PROMPTS[0], "output": text, "score": 0.0}) + "\n")
+    said = run(tmp_path / "dump", "--output", tmp_path / "trace", status=REFUSED)
+    assert "cannot read the completions, its tokenizer makes" in " ".join(said.split())
+    assert not (tmp_path / "trace").exists()
 
 
 def test_what_is_wrong_is_said_once(tmp_path):

@@ -72,6 +72,9 @@ def test_asserts_become_cases(test, case):
         "assert [f(1), 3] == [2, 3]",
         "assert f(lambda: 1) == helper",
         "assert all(f(i) for i in range(3))",
+        "assert f(1) == [0] * 100_000_000",
+        "assert f(1) == 100_000_000 * 'x'",
+        "assert f(1) == bytes(10_000_000_000)",
     ],
 )
 def test_other_asserts_stay_asserts(test):

@@ -275,3 +275,20 @@ def test_a_full_disk_is_one_line(tmp_path, caplog, monkeypatch):
     said = refused("verify", "math", file, "--output", output)
     assert "out.jsonl cannot be written" in said
     assert not caplog.records  # each row had a traceback of its own
+
+
+def test_verdicts_beside_a_number_keep_its_digits(tmp_path):
+    file, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    exact, rounded = "0.1234567890123456789", "0.12345678901234568"
+    rows = [f'{{"completion": "\\\\boxed{{{one}}}", "answer": {exact}, "far": 1e400}}'
+            for one in (exact, rounded)]  # fmt: skip
+    file.write_text("\n".join(rows))
+    again = tmp_path / "again.jsonl"
+    for source, kept in ((file, output), (output, again), (file, output)):
+        done = CliRunner().invoke(app, ["verify", "math", str(source), "--output", str(kept)])
+        assert done.exit_code == 0, done.output
+        lines = [
+            json.loads(line, parse_constant=pytest.fail) for line in kept.read_text().splitlines()
+        ]
+        assert [line["outcome"] for line in lines] == ["correct", "incorrect"]
+        assert [(line["answer"], line["far"]) for line in lines] == [(exact, "1e400")] * 2

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from acpo.cli import app
 from acpo.errors import ACPOError
 from acpo.records import Trace, TraceWriter
 from acpo.viewer.credit import credit_blocks
@@ -172,6 +174,18 @@ def test_bad_input_is_refused_in_one_line(tmp_path):
     write_trace(tmp_path / "bare", drop=("entropy",))
     assert "has no entropy" in refusal(tmp_path / "bare", "--methods", "acpo")
     assert "has steps 0" in refusal(trace, "--step", "3")
+
+
+def test_a_page_overwrites_pages_alone(tmp_path):
+    write_trace(tmp_path / "t")
+    header = (tmp_path / "t" / "header.jsonl").read_bytes()
+    assert "there is something else in it" in refusal(
+        tmp_path / "t", "-o", tmp_path / "t" / "header.jsonl"
+    )
+    assert (tmp_path / "t" / "header.jsonl").read_bytes() == header
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["view", str(tmp_path / "t"), "-o", str(tmp_path / "p")])
+        assert done.exit_code == 0
 
 
 def test_pages_no_browser_could_open_are_refused(tmp_path):

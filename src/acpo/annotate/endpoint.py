@@ -27,7 +27,10 @@ class ChatReply(NamedTuple):
     def is_whole(self) -> bool:
         """Whether every field is what it should be: servers and files may say anything."""
         kinds = (str, str, str, int, int)
-        return all(type(value) is kind for value, kind in zip(self, kinds, strict=True))
+        return all(
+            type(value) is kind and (not isinstance(value, int) or abs(value) < 2**53)
+            for value, kind in zip(self, kinds, strict=True)
+        )
 
 
 class RequestFailure(Exception):

@@ -211,7 +211,7 @@ class ModelAnnotator(Annotator):
         try:
             reply = self._endpoint.complete(SYSTEM, question.message())
         except RequestFailure as failure:
-            spent = Usage(failed=int(failure.passing))
+            spent = Usage(failed=1)
             return Answer(failure.status, detail=str(failure), usage=spent)
         answer = _answer(reply, completion)
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):

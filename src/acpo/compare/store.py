@@ -48,14 +48,23 @@ def _is_measured(value: Any) -> bool:
         return True
     if type(value) is not dict or not _is_number(value.get("value")):
         return False
-    return 0 <= value["value"] <= 1 and _is_packed(value.get("verdicts"))
+    return 0 <= value["value"] <= 1 and _is_of(value["value"], value.get("verdicts"))
 
 
-def _is_packed(verdicts: Any) -> bool:
+def _is_of(accuracy: float, verdicts: Any) -> bool:
+    """Whether these verdicts, where they are known, are of this accuracy."""
     try:
-        return verdicts is None or (type(verdicts) is str and bool(verdict_counts(verdicts)))
+        counts = verdict_counts(verdicts) if type(verdicts) is str else ()
     except ACPOError:
         return False
+    shares = [right / samples for samples, right in counts if samples]
+    return verdicts is None or (
+        bool(shares) and math.isclose(math.fsum(shares) / len(shares), accuracy, abs_tol=1e-9)
+    )
+
+
+def _is_amount(value: Any) -> bool:
+    return _is_finite(value) and value >= 0
 
 
 def _is_logged(value: Any) -> bool:
@@ -92,8 +101,8 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "pass_at": _is_measured,
     "curve": _is_curve,
     "step_lengths": lambda v: v is None or (type(v) is list and all(map(_is_number, v))),
-    "tokens": lambda v: v is None or (type(v) is int and _is_number(v)),
-    "seconds": _is_finite,
+    "tokens": lambda v: v is None or (type(v) is int and _is_amount(v)),
+    "seconds": _is_amount,
     "hardware": _is_told,
     "versions": _is_told,
 }

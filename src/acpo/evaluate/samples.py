@@ -132,6 +132,8 @@ def _parse(path: Path, text: bytes) -> tuple[dict[str, Any], dict[Key, dict[str,
             for name in row.keys() & _KINDS.keys():
                 if not isinstance(row[name], _KINDS[name]):
                     raise ValueError(f"{name}={row[name]!r:.60}")
+            if not 0 <= (row.get("tokens") or 0) < 2**31:
+                raise ValueError(f"tokens={row['tokens']!r:.60}")
             if "verdict" in row:
                 Outcome(row["verdict"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:

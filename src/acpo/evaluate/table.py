@@ -1,6 +1,7 @@
 """The paper's main table from folders of evaluations: methods x benchmarks x models."""
 
 import csv
+import html
 import io
 from collections import defaultdict
 from collections.abc import Sequence
@@ -83,7 +84,8 @@ class ResultTable:
     def _markdown(self) -> str:
         heads = ["model", "method", *map(title, self.benchmarks), AVERAGE]
         rows = [
-            [line.model, line.method, *map(_markdown_cell, self.cells(line))] for line in self.lines
+            [_name(line.model), _name(line.method), *map(_markdown_cell, self.cells(line))]
+            for line in self.lines
         ]
         return "\n".join([*markdown_table(heads, rows), "", NOTE, *self.warnings(), ""])
 
@@ -191,6 +193,11 @@ def _origin(model: str, name: str) -> tuple[str, str]:
     if report.keys() >= {"model", "method"}:
         return str(report["model"]), str(report["method"])
     return "", name
+
+
+def _name(text: str) -> str:
+    """What a checkpoint calls itself, without markup."""
+    return html.escape(" ".join(text.split()), quote=False).replace("|", r"\|")
 
 
 def _markdown_cell(cell: Cell) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from acpo.checkpoints import unread
 from acpo.errors import ACPOError, ACPOWarning, reason
 from acpo.evaluate.backends import Sampling
 from acpo.evaluate.backends.transformers import TransformersBackend
@@ -91,6 +92,7 @@ def import_rollouts(
     tokenizer, loaded = backend.checkpoint.tokenizer, backend.load()
     scorer = Scorer(loaded, tokenizer, row, batch_size=batch_size, **scored_at)
     everything = [rollout for own in steps.values() for rollout in own if rollout.completion]
+    _refuse_unread(everything, tokenizer, model)
     _tell_of_lost_marks(everything, tokenizer)
     has_old = all(rollout.old_logp is not None for rollout in everything)
     header = {
@@ -110,6 +112,21 @@ def import_rollouts(
     found = ((step, [scored(*group) for group in own]) for step, own in groups)
     write_trace(output, header, ((*_joined(parts), step) for step, parts in found if parts))
     print_trace(output)
+
+
+def _refuse_unread(rollouts: list[ForeignRollout], tokenizer: Any, model: str) -> None:
+    """A policy does not write what its tokenizer has no tokens for."""
+    texts = [  # without halves of characters, which any policy may write
+        one.completion.encode(errors="ignore").decode().replace("\N{REPLACEMENT CHARACTER}", "")
+        for one in rollouts
+        if isinstance(one.completion, str)
+    ]
+    share, said = unread(texts, tokenizer) if texts else (0.0, "")
+    if share:
+        raise ACPOError(
+            f"model {model!r} cannot read the completions, its tokenizer makes {said}: score them "
+            "with a model that shares the tokenizer of the one that wrote them"
+        )
 
 
 def _tell_of_lost_marks(rollouts: list[ForeignRollout], tokenizer: Any) -> None:
@@ -193,15 +210,19 @@ def _prime_rl_row(row: dict[str, Any]) -> ForeignRollout:
 
     The t-th of `inference_logprobs` is that of token t, given those before it.
     """
-    mask = row["loss_mask"]
+    mask, tokens = row["loss_mask"], row["token_ids"]
+    if len(mask) != len(tokens) or any(own not in (0, 1) for own in mask):
+        raise ValueError("loss_mask must have a 0 or a 1 for each of token_ids")
     trained = [place for place, own in enumerate(mask) if own] or [len(mask)]
     first, last = trained[0], trained[-1] + 1
+    if isinstance(row.get("rewards"), str):
+        raise TypeError("rewards must be a list of numbers")
     rewards = [value for value in row.get("rewards") or () if value is not None]
     old = (row.get("inference_logprobs") or [])[first:last]
     return ForeignRollout(
         row.get("export_step", row["step"]),
-        row["token_ids"][:first],
-        row["token_ids"][first:last],
+        tokens[:first],
+        tokens[first:last],
         rewards[-1] if rewards else None,
         old_logp=_known(old, mask[first:last]),
     )
@@ -211,7 +232,10 @@ def _known(logps: list[Any] | None, mask: list[Any] | None) -> list[float] | Non
     """Log-probabilities of the policy that sampled, where it sampled all: not what tools said."""
     if not logps or None in logps or not all(mask or (True,)):
         return None
-    return [float(value) for value in logps]
+    known = [float(value) for value in logps]
+    if not all(value <= 1e-3 for value in known):  # rounding may leave a little; NaN is none
+        raise ValueError("log-probabilities must not be above 0")
+    return known
 
 
 def _read_slime(file: Path) -> Iterator[ForeignRollout]:

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from acpo.errors import ACPOError
-from acpo.jsonl import Row, json_value, read_jsonl
+from acpo.jsonl import Row, as_written, json_value, read_jsonl
 from acpo.linefile import Closing, LineFile
 from acpo.verify.code import CodeBackend
 from acpo.verify.remote import RemoteBackend
@@ -90,7 +90,7 @@ class Verdicts(Closing):
         judge: dict[str, Any],
         output: Path | None,
     ) -> None:
-        self._rows = [{k: v for k, v in row.items() if k not in _OURS} for row in rows]
+        self._rows = [{k: as_written(v) for k, v in row.items() if k not in _OURS} for row in rows]
         self._pairs = pairs
         self._marks = [_mark(judge, pair) for pair in pairs]
         self._verdicts: list[Verdict | None] = [None] * len(rows)

@@ -21,6 +21,10 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\
 _CLOSERS |= {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert"}
 _FENCES = {"|": "abs", "\\lvert": "abs", "\\vert": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 _OF_TWO = {"\\frac": "/", **dict.fromkeys(("\\binom", "\\dbinom", "\\tbinom"), "binomial")}
+_DERIVATIVE = re.compile(r"\{d[^{}]*(?:\{[^{}]*\}[^{}]*)*\}\{d[a-zA-Z](?:\^(?:\w|\{\w\}))?\}")
+r"""Behind \frac: d/dx, dy/dx, d(x^2)/dx, d^2y/dx^2."""
+_QUOTIENT = re.compile(r"(?:^|[^a-zA-Z ] )d (?:\^ (?:\w|\{ \w \}) )?(?:[a-zA-Z] )?/ d [a-zA-Z]$")
+"""The same in one line."""
 _CONSTANTS = {"\\pi": "pi", "\\infty": "inf"}
 _GREEK_NAMES = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
@@ -113,6 +117,8 @@ class _Parser:
         while True:
             token = self._peek()
             if token in _OPERATORS:
+                if _QUOTIENT.search(" ".join(self._tokens[: self._position + 3])):
+                    raise Unreadable("a derivative")
                 self._take()
                 value = (_OPERATORS[token], value, self._signed())
             elif self._starts_factor(token):
@@ -154,10 +160,11 @@ class _Parser:
 
     def _script(self) -> Node:
         """What stands behind `^`: one group, or one signed number or symbol."""
-        if self._peek() in ("{", "("):
-            return self._group()
         negative = self._peek() == "-" and bool(self._take())
         value = self._atom()
+        if self._peek() == "^":  # 2^3^2 is 2^9
+            self._take()
+            value = _power_node(value, self._script())
         return ("*", _MINUS_ONE, value) if negative else value
 
     def _group(self) -> Node:
@@ -213,6 +220,8 @@ class _Parser:
 
     def _command(self, token: str) -> Node:
         if token in _OF_TWO:
+            if token == "\\frac" and _DERIVATIVE.match("".join(self._tokens[self._position :])):
+                raise Unreadable("a derivative")
             return (_OF_TWO[token], self._argument(), self._argument())
         if token == "\\sqrt":
             return self._square_root()

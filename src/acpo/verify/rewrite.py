@@ -34,6 +34,8 @@ _ARITHMETIC: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
+MOST_ITEMS = 1_000_000
+"""Of a constant in a test, which is made in the caller's process."""
 _MAKERS: dict[str, Callable[..., Any]] = {
     kind.__name__: kind for kind in (set, frozenset, list, tuple, dict, float, int, complex, bytes)
 }
@@ -188,6 +190,13 @@ def _is_asked_alone(node: ast.expr, entry_point: str) -> bool:
     return False
 
 
+def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
+    for items, times in ((left, right), (right, left)):
+        if hasattr(items, "__len__") and type(times) is int and len(items) * times > MOST_ITEMS:
+            raise Untranslatable(f"more than {MOST_ITEMS:,} items")
+    return _ARITHMETIC[type(op)](left, right)
+
+
 def _constant(node: ast.expr) -> Any:
     """The value of an expression made of constants alone."""
     match node:
@@ -205,9 +214,12 @@ def _constant(node: ast.expr) -> Any:
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _ARITHMETIC:
             return _ARITHMETIC[type(op)](_constant(operand))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            return _ARITHMETIC[type(op)](_constant(left), _constant(right))
+            return _arithmetic(op, _constant(left), _constant(right))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _MAKERS:
-            return _MAKERS[name](*(_constant(arg) for arg in args))
+            given = [_constant(arg) for arg in args]
+            if name == "bytes" and any(type(one) is int and one > MOST_ITEMS for one in given):
+                raise Untranslatable(ast.unparse(node)[:80])
+            return _MAKERS[name](*given)
         case ast.Attribute() if ast.unparse(node) in _CONSTANTS:
             return _CONSTANTS[ast.unparse(node)]
     raise Untranslatable(ast.unparse(node)[:80])

@@ -24,11 +24,11 @@ def view(
 ) -> None:
     """Write a page that shows where the credit goes, token by token; it needs no network."""
     from acpo.errors import ACPOError
-    from acpo.linefile import write_whole
     from acpo.records import HEADER, Trace
     from acpo.viewer.credit import credit_blocks, credit_page
     from acpo.viewer.live import LiveServer, run_answers, run_blocks
     from acpo.viewer.run import is_run
+    from acpo.viewer.shell import write_page
 
     if live:
         is_trace = (trace / HEADER).exists()
@@ -52,7 +52,7 @@ def view(
     else:
         source = Trace.open(trace).of_step(step)
         blocks = credit_blocks(source, name=source.path.name, **options)
-    write_whole(page, credit_page(blocks))
+    write_page(page, credit_page(blocks))
     shown, there = len(blocks["page"]["groups"]), blocks["page"]["prompts"]
     typer.echo(f"{page}: {shown} of {there} prompts, {page.stat().st_size / 1e6:.1f} MB")
 

@@ -8,10 +8,9 @@ from typing import Any
 from acpo.annotate.annotations import Annotations, Item, Proposal, Review
 from acpo.annotate.pairs import PromptPairs, Trajectory, select
 from acpo.errors import ACPOError
-from acpo.linefile import write_whole
 from acpo.records import Trace
 from acpo.viewer.payload import TEXT_ONLY, TracePayload
-from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page
+from acpo.viewer.shell import TOKEN_SCRIPTS, TOKEN_STYLES, render_page, write_page
 
 STYLES = (*TOKEN_STYLES, "review.css")
 SCRIPTS = (*TOKEN_SCRIPTS, "decisions.js", "review.js")
@@ -53,7 +52,7 @@ def write_review_page(
         scripts=SCRIPTS,
         blocks={"page": page, **blocks},
     )
-    write_whole(output, html)
+    write_page(output, html)
     return len(items)
 
 

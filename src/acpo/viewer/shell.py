@@ -11,12 +11,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from acpo.errors import ACPOError
+from acpo.linefile import write_whole
 from acpo.texts import whole_characters
 
 TOKEN_STYLES = ("base.css", "tokens.css")
@@ -27,6 +30,15 @@ TOKEN_SCRIPTS = ("dom.js", "data.js", "text.js", "pane.js")
 
 # Typed arrays of the browser, little-endian.
 DTYPES = {"f4": "<f4", "i4": "<i4", "u4": "<u4", "u1": "u1"}
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page, over an older one or none: a slip may name a trace's file or annotations."""
+    if path.is_file() and not path.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
+        raise ACPOError(
+            f"--output {path}: there is something else in it; give another name, or remove it"
+        )
+    write_whole(path, page)
 
 
 def render_page(

@@ -304,7 +304,7 @@ def _completion(request: Request, body: bytes, seconds: float) -> Completion:
         text = ""  # a model that ended at once, and servers that say so
     if not isinstance(text, str):
         raise _Malformed("a completion that is no text")
-    known = tokens if isinstance(tokens, int) else None
+    known = tokens if type(tokens) is int and 0 <= tokens < 2**31 else None
     mark = reply.get("system_fingerprint")
     mark = mark if isinstance(mark, str) else None
     return Completion(request.key, text, known, finish, seconds, fingerprint=mark)
