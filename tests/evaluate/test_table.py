@@ -153,3 +153,12 @@ def test_trained_models_bring_their_names(tmp_path):
     (model / "report.json").write_text(json.dumps({"model": "Qwen/Q", "method": "gtpo"}))
     write(tmp_path / "e", 0.5, model=str(model))
     assert "| Qwen/Q | gtpo | 50.0 [" in table(tmp_path / "e")
+
+
+def test_what_a_checkpoint_calls_itself_is_no_markup(tmp_path):
+    model = tmp_path / "runs" / "x"
+    model.mkdir(parents=True)
+    named = {"model": "M|x\n\n# hi <img src=x>", "method": "a|b"}
+    (model / "report.json").write_text(json.dumps(named))
+    write(tmp_path / "e", 0.5, model=str(model))
+    assert r"| M\|x # hi &lt;img src=x&gt; | a\|b | 50.0 [" in table(tmp_path / "e")
