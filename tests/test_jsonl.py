@@ -1,11 +1,12 @@
 """Rows of JSON Lines, and what is none."""
 
+import json
 import pickle
 
 import pytest
 
 from acpo.errors import ACPOError
-from acpo.jsonl import json_object, read_if_json, read_jsonl
+from acpo.jsonl import as_written, json_object, json_value, read_if_json, read_jsonl
 
 
 def test_rows_may_hold_separators_that_are_no_newline(tmp_path):
@@ -95,3 +96,10 @@ def test_a_text_that_says_no_object_is_a_value_error(tmp_path, text):
     assert read_if_json(file) is None
     file.write_text('{"a": 1}')
     assert read_if_json(file) == {"a": 1}
+
+
+def test_values_may_be_nested_as_deeply_as_json_is_read():
+    deep = json_value('{"a": [' * 400 + "0.1234567890123456789" + "]}" * 400)
+    texts = json.dumps(as_written(deep))
+    assert texts == '{"a": [' * 400 + '"0.1234567890123456789"' + "]}" * 400
+    assert json.dumps(deep) == texts.replace('"0.1234567890123456789"', "0.12345678901234568")

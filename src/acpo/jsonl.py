@@ -126,11 +126,18 @@ def _once(pairs: list[tuple[str, Any]]) -> Row:
 
 def as_written(value: Any) -> Any:
     """A value whose numbers of more digits than a float has are the texts that were written."""
-    if isinstance(value, dict):
-        return {name: as_written(own) for name, own in value.items()}
-    if isinstance(value, list):
-        return [as_written(own) for own in value]
-    return value.text if isinstance(value, WrittenNumber) else value
+    whole = [value]
+    waiting: list[tuple[Any, Any]] = [(whole, 0)]
+    while waiting:  # JSON may be nested deeper than functions may
+        around, place = waiting.pop()
+        own = around[place]
+        if isinstance(own, WrittenNumber):
+            around[place] = own.text
+        elif isinstance(own, dict | list):
+            around[place] = copy = own.copy()
+            places = own if isinstance(own, dict) else range(len(own))
+            waiting += ((copy, inside) for inside in places)
+    return whole[0]
 
 
 def plain(value: Any) -> Any:
