@@ -21,6 +21,18 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else " " for c in text)
 
 
+def one_line(text: str, limit: int = 2000) -> str:
+    """Without line breaks and other control characters, and not endless."""
+    text = printable(text)
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+def csv_cell(text: str) -> str:
+    """A name in one line that no spreadsheet takes for a formula."""
+    formula = text.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{one_line(text)}" if formula else one_line(text)
+
+
 def markdown_table(heads: Sequence[object], rows: Iterable[Iterable[object]]) -> list[str]:
     """A table in Markdown, line by line."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]

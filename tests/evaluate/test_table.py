@@ -162,3 +162,12 @@ def test_what_a_checkpoint_calls_itself_is_no_markup(tmp_path):
     (model / "report.json").write_text(json.dumps(named))
     write(tmp_path / "e", 0.5, model=str(model))
     assert r"| M\|x # hi &lt;img src=x&gt; | a\|b | 50.0 [" in table(tmp_path / "e")
+
+
+def test_what_a_checkpoint_calls_itself_is_no_formula(tmp_path):
+    model = tmp_path / "runs" / "x"
+    model.mkdir(parents=True)
+    (model / "report.json").write_text(json.dumps({"model": "=1+1", "method": "@a\nb"}))
+    write(tmp_path / "e", 0.5, model=str(model))
+    for row in csv.reader(io.StringIO(table(tmp_path / "e", form="csv")).readlines()[1:]):
+        assert row[:2] == ["'=1+1", "'@a b"]

@@ -170,13 +170,13 @@ def all_analyses(
     ),
 ) -> None:
     """Every analysis of a trace, and of runs, in one HTML report."""
-    from acpo.diagnose.figures import one_line
     from acpo.diagnose.outliers import outliers
     from acpo.diagnose.report import html
     from acpo.diagnose.tokens import describe
     from acpo.errors import ACPOError
     from acpo.linefile import write_whole
     from acpo.records import Trace
+    from acpo.texts import one_line
 
     opened, folder = Trace.open(trace).of_step(step), output or _folder(trace)
     opened.require()
@@ -286,7 +286,7 @@ def _command() -> str:
 
 
 def _write(findings: "list[Finding]", folder: Path) -> None:
-    from acpo.diagnose.figures import one_line
+    from acpo.texts import one_line
 
     for finding in findings:
         paths = finding.write(folder, command=_command())

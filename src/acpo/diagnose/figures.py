@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from acpo.texts import printable
+from acpo.texts import one_line
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Colours that the colour-blind can tell apart."""
@@ -206,12 +206,6 @@ def close_panel(
     """The legend of what was drawn, or why nothing was."""
     if not legend(axes, loc=loc):
         axes.text(0.5, 0.5, empty, transform=axes.transAxes, ha="center", va="center", color="0.4")
-
-
-def one_line(text: str, limit: int = 2000) -> str:
-    """Without line breaks and other control characters, and not endless."""
-    text = printable(text)
-    return text if len(text) <= limit else text[:limit] + " ..."
 
 
 def plain(text: str, limit: int = 48) -> str:

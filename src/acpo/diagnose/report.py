@@ -13,12 +13,12 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from acpo import __version__
-from acpo.diagnose.figures import one_line, rendered
+from acpo.diagnose.figures import rendered
 from acpo.diagnose.outliers import Outlier
 from acpo.errors import writing
 from acpo.htmlpage import anchor, html_page
 from acpo.linefile import write_whole
-from acpo.texts import markdown_table
+from acpo.texts import csv_cell, markdown_table, one_line
 
 Row = Mapping[str, Any]
 SPECIAL = r"[\\`*_\[\]<>|#$&~]"
@@ -112,10 +112,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.9g}"
-    text = one_line(str(value))
-    # A spreadsheet must not take a model's or a run's name for a formula.
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{text}" if formula else text
+    return csv_cell(value) if isinstance(value, str) else one_line(str(value))
 
 
 def escape(text: str) -> str:

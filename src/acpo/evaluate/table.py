@@ -17,7 +17,7 @@ from acpo.evaluate.summary import lacking, question_counts, read_run, undecided,
 from acpo.intervals import Estimate
 from acpo.jsonl import read_if_json
 from acpo.tasks import BENCHMARKS, PAPER
-from acpo.texts import markdown_table
+from acpo.texts import csv_cell, markdown_table
 
 AVERAGE = "average"
 NOTE = (
@@ -115,7 +115,8 @@ class ResultTable:
         for line in self.lines:
             for name, cell in zip((*self.benchmarks, AVERAGE), self.cells(line), strict=True):
                 score = cell.score or ("", "", "")
-                write([line.model, line.method, name, *score, int(cell.best)])
+                named = map(csv_cell, (line.model, line.method, name))
+                write([*named, *score, int(cell.best)])
         return text.getvalue()
 
     def _latex(self) -> str:
