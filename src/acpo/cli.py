@@ -4,6 +4,7 @@ import io
 import sys
 import warnings
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +44,7 @@ PLACES = ("init", "--output", "-o", "--trace", "--data-dir")
 
 def _refuse_empty_places(typed: list[str]) -> None:
     """An unset variable in --output "$FOLDER" would be the folder one is in."""
-    for text, following in zip(typed, [*typed[1:], "."], strict=True):
+    for text, following in pairwise([*typed, "."]):
         option, equals, value = text.partition("=")
         if option in PLACES and not (value if equals else following):
             raise ACPOError(f"{option} is empty: give a name, or leave it out")

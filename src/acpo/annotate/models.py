@@ -211,8 +211,7 @@ class ModelAnnotator(Annotator):
         try:
             reply = self._endpoint.complete(SYSTEM, question.message())
         except RequestFailure as failure:
-            spent = Usage(failed=1)
-            return Answer(failure.status, detail=str(failure), usage=spent)
+            return Answer(failure.status, detail=str(failure), usage=Usage(failed=1))
         answer = _answer(reply, completion)
         if answer.status not in (Status.MALFORMED, Status.CUT_OFF):
             write_whole(file, json.dumps(reply._asdict()))

@@ -53,14 +53,14 @@ def _is_measured(value: Any) -> bool:
 
 def _is_of(accuracy: float, verdicts: Any) -> bool:
     """Whether these verdicts, where they are known, are of this accuracy."""
+    if verdicts is None:
+        return True
     try:
         counts = verdict_counts(verdicts) if type(verdicts) is str else ()
     except ACPOError:
         return False
     shares = [right / samples for samples, right in counts if samples]
-    return verdicts is None or (
-        bool(shares) and math.isclose(math.fsum(shares) / len(shares), accuracy, abs_tol=1e-9)
-    )
+    return bool(shares) and abs(math.fsum(shares) / len(shares) - accuracy) < 1e-9
 
 
 def _is_amount(value: Any) -> bool:

@@ -21,10 +21,11 @@ _CLOSERS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\
 _CLOSERS |= {"|": "|", "\\lvert": "\\rvert", "\\vert": "\\vert"}
 _FENCES = {"|": "abs", "\\lvert": "abs", "\\vert": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 _OF_TWO = {"\\frac": "/", **dict.fromkeys(("\\binom", "\\dbinom", "\\tbinom"), "binomial")}
-_DERIVATIVE = re.compile(r"\{d[^{}]*(?:\{[^{}]*\}[^{}]*)*\}\{d[a-zA-Z](?:\^(?:\w|\{\w\}))?\}")
-r"""Behind \frac: d/dx, dy/dx, d(x^2)/dx, d^2y/dx^2."""
-_QUOTIENT = re.compile(r"(?:^|[^a-zA-Z ] )d (?:\^ (?:\w|\{ \w \}) )?(?:[a-zA-Z] )?/ d [a-zA-Z]$")
-"""The same in one line."""
+_DERIVATIVE = re.compile(
+    r"\\frac \{ d[^{}]*(?:\{[^{}]*\}[^{}]*)*\} \{ d [a-zA-Z] (?:\^ (?:\w|\{ \w \}) )?\}"
+    r"|(?:^|[^a-zA-Z ] )d (?:\^ (?:\w|\{ \w \}) )?(?:[a-zA-Z] )?/ d [a-zA-Z](?!')"
+)
+r"""\frac{d}{dx}, \frac{d^2y}{dx^2} and dy/dx, with a space behind every token."""
 _CONSTANTS = {"\\pi": "pi", "\\infty": "inf"}
 _GREEK_NAMES = """
 alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho
@@ -83,6 +84,8 @@ class _Parser:
         if word := _WORD.search(text):
             raise Unreadable(f"{word[0][:20]!r} is a word")
         self._tokens = _TOKEN.findall(text.strip())
+        if _DERIVATIVE.search(" ".join(self._tokens)):
+            raise Unreadable("a derivative")
         self._position = 0
         self._bars = 0
         self._symbols: set[str] = set()
@@ -117,8 +120,6 @@ class _Parser:
         while True:
             token = self._peek()
             if token in _OPERATORS:
-                if _QUOTIENT.search(" ".join(self._tokens[: self._position + 3])):
-                    raise Unreadable("a derivative")
                 self._take()
                 value = (_OPERATORS[token], value, self._signed())
             elif self._starts_factor(token):
@@ -220,8 +221,6 @@ class _Parser:
 
     def _command(self, token: str) -> Node:
         if token in _OF_TWO:
-            if token == "\\frac" and _DERIVATIVE.match("".join(self._tokens[self._position :])):
-                raise Unreadable("a derivative")
             return (_OF_TWO[token], self._argument(), self._argument())
         if token == "\\sqrt":
             return self._square_root()

@@ -34,10 +34,13 @@ DTYPES = {"f4": "<f4", "i4": "<i4", "u4": "<u4", "u1": "u1"}
 
 def write_page(path: Path, page: str) -> None:
     """Write a page, over an older one or none: a slip may name a trace's file or annotations."""
-    if path.is_file() and not path.read_bytes()[:15].lower().startswith(b"<!doctype html>"):
-        raise ACPOError(
-            f"--output {path}: there is something else in it; give another name, or remove it"
-        )
+    if path.is_file():
+        with path.open("rb") as older:
+            begins = older.read(15).lower()
+        if begins != b"<!doctype html>":
+            raise ACPOError(
+                f"--output {path}: there is something else in it; give another name, or remove it"
+            )
     write_whole(path, page)
 
 
